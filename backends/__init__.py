@@ -60,8 +60,8 @@ _OPTIONS = {
     "sglang": {"device", "server_args"},
 }
 
-_FORMS = """  local:                  the embedded engine with pasta-smol where its base is, else pasta-tiny
-  local:pasta-smol        the embedded engine with a model that ships: pasta-smol or pasta-tiny
+_FORMS = """  local:                  the embedded engine with pasta-smol, whose base `pasta-async pull` gets
+  local:pasta-smol        the same
   local:/path/to/model    the embedded engine with a folder (of a model, of an adapter) or a GGUF file
   http://host:30000       an SGLang server (https as well)
   sglang:/path/to/model   an SGLang server of this program's own"""

@@ -42,7 +42,7 @@ def model_digest(model: str | Path) -> str:
 def backend_digest(backend: str) -> str:
     """That of the model that a backend, as named for `open_backend`, computes here; empty for a server."""
     scheme, _, name = backend.partition(":")
-    return model_digest(name or default_model()[0]) if scheme in ("local", "sglang") else ""
+    return model_digest(name or default_model()) if scheme in ("local", "sglang") else ""
 
 
 async def weights_of(backend: str) -> str:

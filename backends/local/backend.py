@@ -45,8 +45,7 @@ class LocalBackend:
     Args:
         path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json), a GGUF
             file, or the folder of an adapter in peft's layout whose base is there; or the name of a model
-            that ships, pasta-smol or pasta-tiny. None: pasta-smol where its base is, else pasta-tiny, with a
-            warning.
+            that ships, pasta-smol. None: pasta-smol, whose base must be on this machine when it connects.
         device: ``"cpu"``, ``"cuda"``, ...; None for CUDA where there is one.
         dtype: Number format to compute in, whatever the files hold: ``"float32"`` (exact), ``"int8"``
             (CPUs; 8-bit weights, and activations quantised at run time: more than twice as fast, at less
@@ -82,7 +81,7 @@ class LocalBackend:
         numbers: dict[str, Any] = {"slots": slots, "context_length": context_length, "threads": threads}
         numbers |= {"max_running": max_running, "max_prefill_tokens": max_prefill_tokens}
         _check_options(numbers, device, dtype)
-        self._path, self._note = default_model() if path is None else (find_model(checked_path(path)), None)
+        self._path = None if path is None else find_model(checked_path(path))
         self._options: dict[str, Any] = {**numbers, "device": device, "dtype": dtype}
         self._prefill_ahead = prefill_ahead
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
@@ -177,26 +176,24 @@ class LocalBackend:
         session, self._session, self._model = self._session, None, None
         try:
             if session is not None and session.busy:
-                await session.fail(BackendError(f"{self._path.name}: the backend was closed"))
+                await session.fail(BackendError(f"{self._path or 'local:'}: the backend was closed"))
         finally:
             self._executor.shutdown(wait=False)  # who waits to load finds it closed
 
     async def _connected(self) -> _Model:
         if self._closed:
-            raise BackendError(f"{self._path.name}: the backend is closed")
+            raise BackendError(f"{self._path or 'local:'}: the backend is closed")
         if self._model is None:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._load)
         model = self._model
         if model is None:
-            raise BackendError(f"{self._path.name}: the backend was closed while it loaded")
+            raise BackendError(f"{self._path or 'local:'}: the backend was closed while it loaded")
         return model
 
     def _load(self) -> None:
         """In the engine's thread, so that two callers wait for one loading."""
         if self._model is None and not self._closed:
-            if self._note is not None:
-                _LOG.warning(self._note)
-            model = _Model(self._path, self._options, self._prefill_ahead)
+            model = _Model(self._path or default_model(), self._options, self._prefill_ahead)
             if not self._closed:
                 self._model = model
 
@@ -207,7 +204,7 @@ class LocalBackend:
             if session.loop is asyncio.get_running_loop():
                 return session
             if session.busy:
-                raise BackendError(f"{self._path.name}: the backend is in use on another event loop")
+                raise BackendError(f"{self._path or 'local:'}: the backend is in use on another event loop")
             model.engine_loop.submit(model.engine_loop.drop_abandoned)
         self._session = Session(model.engine_loop, self._executor)
         return self._session

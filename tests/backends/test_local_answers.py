@@ -17,6 +17,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import STYLE_CODES, Code
 from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.training.synthetic import sample
+from tests.pasta_tiny import PASTA_TINY
 
 FAMILIES = ("describe", "totals", "fair")
 
@@ -25,7 +26,7 @@ class Recorder(LocalBackend):
     """Remembers each request with the cached tokens and the ids it got."""
 
     def __init__(self) -> None:
-        super().__init__("pasta-tiny", device="cpu")
+        super().__init__(PASTA_TINY, device="cpu")
         self.seen: list[tuple[DecodeRequest, int, list[int]]] = []
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:

@@ -14,6 +14,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import InvalidRequestError
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
+from tests.pasta_tiny import PASTA_TINY
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,14 @@ from pasta_async.protocol import DecodeRequest
     ids=str,
 )
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {"path": "pasta-tiny", **options}
+    arguments: dict[str, Any] = {"path": PASTA_TINY, **options}
     with pytest.raises(InvalidRequestError):
         LocalBackend(**arguments)
 
 
 @pytest.mark.parametrize("device", ["xpu:7", "cuda:200", "cuda:99999999999999999999"])
 async def test_a_device_that_is_not_there_is_refused(device: str) -> None:
-    backend = LocalBackend("pasta-tiny", device=device)
+    backend = LocalBackend(PASTA_TINY, device=device)
     with pytest.raises(InvalidRequestError):
         await backend.connect()
     await backend.aclose()
@@ -55,7 +56,7 @@ async def test_the_rest_of_the_process_keeps_its_threads() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        backend = LocalBackend("pasta-tiny", device="cpu")
+        backend = LocalBackend(PASTA_TINY, device="cpu")
         asked = DecodeRequest("a", 0, tuple(range(30)), max_tokens=2, sampling=Sampling())
         assert [piece async for piece in backend.decode(asked)]
         assert torch.get_num_threads() == 2

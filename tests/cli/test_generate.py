@@ -16,6 +16,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.cli.app import app
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.pasta_tiny import PASTA_TINY
 
 
 def generate(*arguments: str, backend: Backend | None = None, stdin: str | None = None) -> Result:
@@ -141,10 +142,10 @@ def test_a_failure_leaves_the_json_so_far() -> None:
 
 
 def test_a_computation_that_is_not_exact_is_told() -> None:
-    half = LocalBackend("pasta-tiny", dtype="bfloat16", device="cpu")
+    half = LocalBackend(PASTA_TINY, dtype="bfloat16", device="cpu")
     inexact = generate("x", "--max-tokens", "2", backend=half)
     assert inexact.stderr == "pasta-async: pasta-tiny is computed in bfloat16\n"
-    exact = generate("x", "--max-tokens", "2", backend=LocalBackend("pasta-tiny", device="cpu"))
+    exact = generate("x", "--max-tokens", "2", backend=LocalBackend(PASTA_TINY, device="cpu"))
     assert (exact.exit_code, exact.stderr) == (0, "")
 
 

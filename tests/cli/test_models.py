@@ -24,7 +24,8 @@ from typer.testing import CliRunner, Result
 from pasta_async.backends.local.bases import BaseSource, cache_folder, default_model, find_model
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.cli.app import app
-from pasta_async.errors import UnsupportedModelError
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from tests.pasta_tiny import PASTA_TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40
@@ -153,8 +154,8 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, cache: Path) -> 
     assert result.exit_code == 1 and str(cache) in result.stderr
 
 
-@pytest.mark.parametrize("name", ["pasta-tiny", "nowhere"])
-def test_there_may_be_nothing_to_get(name: str) -> None:
+@pytest.mark.parametrize("name", [PASTA_TINY, "nowhere"])
+def test_there_may_be_nothing_to_get(name: str | Path) -> None:
     result = command("pull", name)
     assert result.exit_code == 2 and "base.json" in result.stderr
 
@@ -242,11 +243,13 @@ def test_the_cache_follows_the_platform(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_names_of_models_that_ship_are_no_paths() -> None:
-    assert find_model("pasta-tiny") == ROOT / "pasta_async" / "models" / "pasta-tiny"
-    assert find_model("./pasta-tiny") == Path("pasta-tiny")
+    assert find_model("pasta-smol") == ROOT / "pasta_async" / "models" / "pasta-smol"
+    assert find_model("./pasta-smol") == Path("pasta-smol")
 
 
-def test_without_its_base_the_default_is_the_small_one_and_says_so() -> None:
-    path, note = default_model()
-    assert path == find_model("pasta-tiny")
-    assert note is not None and "pasta-async pull pasta-smol" in note
+def test_without_the_base_no_model_answers_and_it_is_said_how_to_get_one() -> None:
+    with pytest.raises(InvalidRequestError, match="pasta-async pull pasta-smol"):
+        default_model()
+    result = command("generate", "--backend", "local:", "Hello")
+    assert result.exit_code == 2 and "pasta-async pull pasta-smol" in result.stderr
+    assert not result.stdout

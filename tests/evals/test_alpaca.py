@@ -28,6 +28,7 @@ from pasta_async.evals import answers as answering
 from pasta_async.evals.alpaca import AlpacaSettings, JudgeFailedError, judge, main
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import Prompt, read_prompts
+from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,7 +184,7 @@ def test_the_command_judges_answers_that_another_one_wrote(
 def test_a_prompt_that_the_model_cannot_hold_has_empty_answers_and_ends_nothing(tmp_path: Path) -> None:
     questions = [Prompt("Again and again. " * 2000, "long"), Prompt("Follow the steps.", "short")]
     prompts, out = written(tmp_path / "p.jsonl", questions), tmp_path / "answers.jsonl"
-    run(answering.main, "--backend local:pasta-tiny --max-tokens 5 --prompts", prompts, "--out", out)
+    run(answering.main, f"--backend {LOCAL_TINY} --max-tokens 5 --prompts", prompts, "--out", out)
     rows = [json.loads(line) for line in out.read_text().splitlines()[1:]]
     assert {(row["prompt"], row["method"], bool(row["tokens"])) for row in rows} == {
         (prompt, form, prompt == 1) for prompt in (0, 1) for form in ("baseline", "parallel")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commands_run import refused, run
 
-from pasta_async.backends.local.bases import find_model
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import frontier, load, random_model, speed
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.jobs import Journal, write_json
+from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("main", "arguments"),
     [
-        (load.main, "--backend local:pasta-tiny --documents none --at-once 0"),
-        (load.main, "--backend local:pasta-tiny --documents none --rates -1"),
-        (load.main, "--backend local:pasta-tiny --documents none --rates inf"),
-        (methods.main, "--backend local:pasta-tiny --documents none --sample 0"),
+        (load.main, f"--backend {LOCAL_TINY} --documents none --at-once 0"),
+        (load.main, f"--backend {LOCAL_TINY} --documents none --rates -1"),
+        (load.main, f"--backend {LOCAL_TINY} --documents none --rates inf"),
+        (methods.main, f"--backend {LOCAL_TINY} --documents none --sample 0"),
         (speed.main, "--passes many"),
     ],
 )
@@ -56,8 +56,8 @@ def test_what_does_not_fit_ends_a_command_with_one_line(tmp_path: Path):
     documents.write_text('{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n')
     nowhere = "http://127.0.0.1:9"
     for arguments in (
-        f"--backend local:pasta-tiny --documents {tmp_path / 'missing.jsonl'}",
-        f"--backend local:pasta-tiny --documents {documents} --out {rows}",
+        f"--backend {LOCAL_TINY} --documents {tmp_path / 'missing.jsonl'}",
+        f"--backend {LOCAL_TINY} --documents {documents} --out {rows}",
         f"--backend {nowhere} --documents {documents}",
         f"--backend local:{tmp_path / 'nowhere'} --documents {documents}",
         f"--backend simulated:{tmp_path / 'nowhere'} --documents {documents}",
@@ -80,7 +80,7 @@ def test_figures_of_other_weights_at_the_same_path_are_not_gone_on_with(
     main: Main, arguments: str, tmp_path: Path
 ):
     model = tmp_path / "model"
-    shutil.copytree(find_model("pasta-tiny"), model)
+    shutil.copytree(PASTA_TINY, model)
     (tmp_path / "documents.jsonl").write_text(
         '{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n'
     )

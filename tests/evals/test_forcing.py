@@ -12,6 +12,7 @@ from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 from pasta_async.testing import WordTokenizer
+from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -28,7 +29,7 @@ DOCUMENT = parse(WRITTEN)
 
 @pytest.fixture
 async def local() -> AsyncIterator[LocalBackend]:
-    made = LocalBackend("pasta-tiny")
+    made = LocalBackend(PASTA_TINY)
     yield made
     await made.aclose()
 

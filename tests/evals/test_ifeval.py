@@ -16,6 +16,7 @@ from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.documents import read_prompts
 from pasta_async.evals.ifeval import Question, Verdict, accuracy, check, main, read_questions
 from pasta_async.evals.records import write_rows
+from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 """The checkers take seconds of CPU to import, on a machine that may be busy."""
 
-TINY = "local:pasta_async/models/pasta-tiny"
+TINY = LOCAL_TINY
 
 
 def follows(answer: str, instruction: str, **asked: Any) -> Verdict:

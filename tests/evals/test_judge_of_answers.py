@@ -15,6 +15,7 @@ from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.judge import main
 from pasta_async.evals.records import write_rows
 from pasta_async.training.judging import Judge
+from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +76,7 @@ def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
 
 def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of coffee.\nTell me of milk.\n")
-    ask = f"--backend local:pasta-tiny --prompts {tmp_path}/p.txt --temperature 1 --max-tokens 12"
+    ask = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --temperature 1 --max-tokens 12"
     found = {
         name: run(answering.main, f"{ask} --out {tmp_path}/{name}.jsonl {more}")
         or [(one.method, one.question, one.text) for one in read_answers(tmp_path / f"{name}.jsonl")[1]]
@@ -90,7 +91,7 @@ def test_passes_are_other_draws_and_a_prompt_counts_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "p.txt").write_text("".join(f"Tell me of {name}.\n" for name in "abcdefghijkl"))
-    ask = f"--backend local:pasta-tiny --prompts {tmp_path}/p.txt --max-tokens 12 --passes 2"
+    ask = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 2"
     refused(answering.main, f"{ask} --out {tmp_path}/greedy.jsonl")
     run(answering.main, f"{ask} --temperature 1 --out {tmp_path}/a.jsonl")
     identity, found = read_answers(tmp_path / "a.jsonl")

@@ -12,11 +12,12 @@ from commands_run import refused, run
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.likelihood import main
 from pasta_async.evals.records import write_rows
+from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TINY = "pasta_async/models/pasta-tiny"
+TINY = str(PASTA_TINY)
 ANSWERS = [
     Answer(0, "baseline", text="Tea is old.", question="Tell me of tea."),
     Answer(0, "parallel", text="Tea is old.", question="Tell me of tea."),

@@ -28,6 +28,7 @@ from pasta_async.evals.methods.track import Case, Engine, cases_of, open_engine
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
+from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -191,7 +192,7 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": written}
     documents.write_text(json.dumps(record) + "\n")
     options = "--rounds 1 --at-once 2 --rates 50 --answers 4 --methods sequential --methods auto"
-    run(main, f"--backend local:pasta-tiny --documents {documents} {options} --out {out}")
+    run(main, f"--backend {LOCAL_TINY} --documents {documents} {options} --out {out}")
     head, _, *rows = map(json.loads, out.read_text().splitlines())
     assert head["benchmark"] == "load"
     assert [(row["mode"], row["level"], row["method"], len(row["answers"])) for row in rows] == [

@@ -17,6 +17,7 @@ from pasta_async.evals.methods.track import rounds
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
+from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -172,7 +173,7 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     documents.write_text(json.dumps(record) + "\n")
     command = [
         "--backend",
-        "local:pasta-tiny",
+        LOCAL_TINY,
         "--documents",
         str(documents),
         "--passes",

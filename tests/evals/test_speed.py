@@ -19,6 +19,7 @@ from pasta_async.evals.speed import SpeedSettings, summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
 from pasta_async.training.synthetic import score
+from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -335,10 +336,10 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
 def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "speed.jsonl"
     families = "--families describe --families chain"
-    run_command(speed.main, f"--backend local:pasta-tiny --n 1 --passes 1 {families} --out", out)
+    run_command(speed.main, f"--backend {LOCAL_TINY} --n 1 --passes 1 {families} --out", out)
     measured, where, *runs = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert measured["benchmark"] == "speed"
-    assert measured["backend"] == "local:pasta-tiny"
+    assert measured["backend"] == LOCAL_TINY
     assert where["environment"]["cores"] >= 1
     assert [run["family"] for run in runs] == ["describe"] * 2 + ["chain"] * 2
     assert all(run["well_formed"] and run["seconds"] > run["first_token"] > 0 for run in runs)

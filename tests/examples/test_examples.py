@@ -17,6 +17,7 @@ from pasta_smol import require_pasta_smol
 from websockets.sync.client import connect
 
 from examples.fastapi_app import app
+from tests.pasta_tiny import LOCAL_TINY
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"litellm_provider": "local:"}
@@ -25,7 +26,7 @@ SERVED = ["agent_frameworks", "fastapi_app"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
-def run(code: list[str], cwd: Path, backend: str = "local:pasta-tiny") -> str:
+def run(code: list[str], cwd: Path, backend: str = LOCAL_TINY) -> str:
     """What a program prints, with warnings as errors and no settings from outside but the default backend."""
     kept = {key for key in os.environ if not key.startswith("PASTA_") or key == "PASTA_ASYNC_CACHE"}
     environment = {key: os.environ[key] for key in kept}
@@ -50,7 +51,7 @@ def test_program_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:
-    with running("local:pasta-tiny", model_names=("pasta-smol",)) as server:
+    with running(LOCAL_TINY, model_names=("pasta-smol",)) as server:
         lines = run([str(ROOT / "examples" / "agent_frameworks.py"), server.url], tmp_path).splitlines()
     answers = {line.partition(": ")[2] for line in lines if line.startswith(("pydantic-ai", "LiteLLM"))}
     assert len(answers) == 1
@@ -58,7 +59,7 @@ def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:
 
 
 def test_a_web_backend_answers_with_events_and_over_a_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PASTA_BACKEND", "local:pasta-tiny")
+    monkeypatch.setenv("PASTA_BACKEND", LOCAL_TINY)
     with serving(app) as url:
         lines = httpx.post(f"{url}/ask", params={"prompt": PROMPT}, timeout=60).text.splitlines()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]

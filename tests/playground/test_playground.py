@@ -13,6 +13,7 @@ from playwright.async_api import expect
 from pasta_async import Client, Sampling
 from pasta_async.testing import Fault
 from tests.cli.written import CAUSES, END, INTRO, OUTCOME, TEXT
+from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, Locator, Page
@@ -44,7 +45,7 @@ def lane(page: Page, name: str) -> Locator:
 
 
 async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Page) -> None:
-    async with Client("local:pasta-tiny") as client, serving(client) as url:
+    async with Client(LOCAL_TINY) as client, serving(client) as url:
         answer = await client.generate(PROMPT, sampling=Sampling())
         baseline = await client.generate(PROMPT, sampling=Sampling(), baseline=True)
         assert len(answer.threads) > 1, "the model makes no promise here; this test needs one"

@@ -10,6 +10,7 @@ from live_server import LiveServer, WatchedBackend, official, running
 
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
+from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
     import openai
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def engine() -> WatchedBackend:
     """The engine behind the server."""
-    return WatchedBackend(LocalBackend("pasta-tiny"))
+    return WatchedBackend(LocalBackend(PASTA_TINY))
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +38,7 @@ async def client(server: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture(scope="session")
 def _own_engine() -> LocalBackend:  # pyright: ignore[reportUnusedFunction]
-    return LocalBackend("pasta-tiny")
+    return LocalBackend(PASTA_TINY)
 
 
 @pytest.fixture

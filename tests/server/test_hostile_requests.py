@@ -23,6 +23,7 @@ from pasta_async.protocol import Message
 from pasta_async.server import ServerSettings, create_app, http_protocol
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.pasta_tiny import LOCAL_TINY
 
 MODEL = "pasta-tiny"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -191,7 +192,7 @@ def memory(process: subprocess.Popen[str], name: str) -> float:
 
 
 def test_big_bodies_cost_little_memory_and_it_comes_back() -> None:
-    command = [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:pasta-tiny", "--port", "0"]
+    command = [sys.executable, "-m", "pasta_async", "serve", "--backend", LOCAL_TINY, "--port", "0"]
     message = {"role": "user", "content": "x"}
     bodies = [
         {"messages": [message] * 75_000},

@@ -28,6 +28,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.server import AnswerResponse, ServerSettings, create_app, http_protocol
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.pasta_tiny import LOCAL_TINY
 
 CHAT = {"model": "pasta-tiny", "messages": MESSAGES, "temperature": 0}
 
@@ -114,7 +115,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(endless: Path) -> None:
 
 @pytest.fixture
 def command() -> list[str]:
-    return [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:pasta-tiny", "--port", "0"]
+    return [sys.executable, "-m", "pasta_async", "serve", "--backend", LOCAL_TINY, "--port", "0"]
 
 
 def started(process: subprocess.Popen[str]) -> httpx.URL:

@@ -18,6 +18,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import TAG_TOKENS
 from pasta_async.server import ServerSettings, create_app, http_protocol
 from pasta_async.testing import ScriptedBackend
+from tests.pasta_tiny import PASTA_TINY
 
 KEY = "sk-very-secret"
 CHAT = "/v1/chat/completions"
@@ -44,7 +45,7 @@ class Noting(WrappingBackend):
 
 @pytest.fixture(scope="module")
 def local() -> Noting:
-    return Noting(LocalBackend("pasta-tiny"))
+    return Noting(LocalBackend(PASTA_TINY))
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,15 @@ import pytest
 import table_model
 from real_server import RealServer, require_sglang, running_server
 
-import pasta_async
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
+from tests.pasta_tiny import PASTA_TINY
 
 
 @pytest.fixture(scope="session")
 def shipped() -> Path:
     """The folder of the model that ships with the package."""
-    return Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+    return PASTA_TINY
 
 
 @pytest.fixture(scope="session")

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pasta_async
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.documents import held_out
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
 from pasta_async.training.synthetic import FAMILIES
+from tests.pasta_tiny import PASTA_TINY
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 """Have the scheduler compare free, cached and used slots at every step, and end where they do not add up."""
@@ -193,7 +193,7 @@ def main() -> None:
     options, flags = parser.parse_known_args()
     ranks = int(flags[flags.index("--dp-size") + 1]) if "--dp-size" in flags else 1
     os.environ.update(STRICT)
-    model = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+    model = PASTA_TINY
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]

@@ -23,6 +23,7 @@ from pasta_async import (
 )
 from pasta_async.telemetry.metrics import Metrics
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.pasta_tiny import LOCAL_TINY
 
 
 def check_against(samples: Samples, generations: list[Generation]) -> None:
@@ -58,7 +59,7 @@ def check_idle(samples: Samples) -> None:
 async def test_real_answers() -> None:
     registry = CollectorRegistry()
     short = Sampling(max_tokens=40)
-    async with Client("local:pasta-tiny", observers=[Metrics(registry)]) as client:
+    async with Client(LOCAL_TINY, observers=[Metrics(registry)]) as client:
         generations = [
             await client.generate("Add up. Ana has 2 figs. Ben has 4 pears.", sampling=short),
             await client.generate("Say something.", sampling=short, baseline=True),

@@ -20,6 +20,7 @@ import torch
 from pasta_async.training import run as recipe
 from pasta_async.training.synthetic import FAMILIES, sample
 from tests.evals.judge_server import judging
+from tests.pasta_tiny import LOCAL_TINY
 from tests.torture.engines import SHIPPED
 from tests.training.annotator_server import running_annotator
 from tests.training.steps_here import StepHere
@@ -46,7 +47,7 @@ STEPS = {
 
 # All others ----------------------------------------------------------------------------------------------
 
-ON_TINY = "--backend local:pasta-tiny"
+ON_TINY = f"--backend {LOCAL_TINY}"
 WRITTEN = "--documents documents.jsonl"
 OTHERS = {
     "annotate": "annotate.annotator --data documents.jsonl --out {out}/records --ask-from 0 "

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-import pasta_async
 from pasta_async import Backend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from tests.backends.cache_checks import check_scheduler
+from tests.pasta_tiny import PASTA_TINY
 from tests.torture.measured import group_resident
 
-SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+SHIPPED = PASTA_TINY
 
 PATIENCE = 30.0
 """Seconds until what is left counts as lost."""
@@ -55,7 +54,7 @@ class LocalEngine(Engine):
     """The embedded engine, with so few slots that the cache is always full."""
 
     def __init__(self, slots: int = 4096) -> None:
-        super().__init__(LocalBackend("pasta-tiny", slots=slots, threads=1))
+        super().__init__(LocalBackend(PASTA_TINY, slots=slots, threads=1))
 
     async def busy(self) -> str | None:
         scheduler = self._scheduler

@@ -136,7 +136,7 @@ def guard_text(case: Any, folder: Path = SHIPPED) -> int:
 
 def guard_text_of_smol(case: Any) -> int:
     """The same with the tokenizer of pasta-smol."""
-    return guard_text(case, default_model()[0])
+    return guard_text(case, default_model())
 
 
 CHAT: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Why?"}]}
@@ -217,7 +217,11 @@ KINDS = {
 
 def possible() -> tuple[str, ...]:
     """The kinds that can be tried here: pasta-smol's tokenizer comes with its base."""
-    return tuple(kind for kind in KINDS if kind != "guard of pasta-smol" or default_model()[1] is None)
+    try:
+        default_model()
+    except InvalidRequestError:
+        return tuple(kind for kind in KINDS if kind != "guard of pasta-smol")
+    return tuple(KINDS)
 
 
 def generate(plan: Plan) -> dict[str, Any]:

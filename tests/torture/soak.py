@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 
 from pasta_async.training.synthetic import FAMILIES, sample
+from tests.pasta_tiny import LOCAL_TINY
 from tests.server.live_server import http_request
 from tests.sglang.real_server import free_port
 from tests.torture.measured import Plan, descriptors, resident, slope
@@ -28,7 +29,7 @@ AT_ONCE = 24
 """Clients: more than the answers that decode and wait, so some are told to come again."""
 
 FLAGS = (
-    *("--backend", "local:pasta-tiny", "--max-answers", "8", "--max-queue", "8", "--log-level", "error"),
+    *("--backend", LOCAL_TINY, "--max-answers", "8", "--max-queue", "8", "--log-level", "error"),
     *("--timeout", "20", "--stall-timeout", "2", "--body-timeout", "2"),
 )
 

@@ -15,6 +15,7 @@ from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.training import answers
 from pasta_async.training.answers import AnswerSettings, draw_answers
 from pasta_async.training.corpus import read_records, write_records
+from tests.pasta_tiny import LOCAL_TINY
 
 TEXT = "Tea is green. Coffee is brown, and that is all."
 
@@ -114,6 +115,6 @@ async def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: p
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = settings(tmp_path, "Describe a garden.")
     common = ("--prompts", given.prompts[0], "--out", given.out, "--max-tokens", 4)
-    assert run(answers.main, *common, "--backend", "local:pasta-tiny") == 0
+    assert run(answers.main, *common, "--backend", LOCAL_TINY) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == {"long": 1}
     assert "ftp:x" in str(run(answers.main, *common, "--out", tmp_path / "b.jsonl", "--backend", "ftp:x"))

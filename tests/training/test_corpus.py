@@ -34,8 +34,9 @@ from pasta_async.training.synthetic import score
 from pasta_async.training.synthetic.records import example_of
 from pasta_async.training.synthetic.records import main as export
 from pasta_async.training.tokens import critical_path, recount, rough_tokens, text_speedup, token_counter
+from tests.pasta_tiny import PASTA_TINY
 
-SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+SHIPPED = PASTA_TINY
 CHAT = {
     "conversations": [
         {"from": "system", "value": "Be brief.", "weight": None},

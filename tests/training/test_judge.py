@@ -23,8 +23,9 @@ from pasta_async.training.judge.head import fit_head, length_effects, length_ter
 from pasta_async.training.judge.preferences import Comparison, Folds, draw, read_comparisons
 from pasta_async.training.preference import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
+from tests.pasta_tiny import PASTA_TINY
 
-TINY = Path(__file__).parents[2] / "pasta_async" / "models" / "pasta-tiny"
+TINY = PASTA_TINY
 
 GOOD, BAD = ("calm", "warm", "bright", "gentle", "fine"), ("wet", "broken", "rusty", "sour", "dull")
 THINGS = ("river", "house", "garden", "bridge", "market", "tower", "school", "road", "lake", "farm")

@@ -18,7 +18,6 @@ from command_runs import run
 from draws import PROMPTS, WRITTEN, draw, records
 from finetune_folders import ANSWERS
 
-import pasta_async
 from pasta_async import Client, InvalidRequestError, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
@@ -35,8 +34,9 @@ from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
+from tests.pasta_tiny import PASTA_TINY
 
-SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+SHIPPED = PASTA_TINY
 
 
 def spelled(tokenizer: WordTokenizer, prompt: list[int], document: Document) -> Trie:
@@ -98,7 +98,7 @@ class Listening(LocalBackend):
     """Adds up the log-probabilities of what it decodes."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__("pasta-tiny", *args)
+        super().__init__(PASTA_TINY, *args)
         self.total = 0.0
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:

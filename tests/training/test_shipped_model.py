@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import pasta_async
 from pasta_async import Backend, Client, Sampling
 from pasta_async.backends import open_backend
 from pasta_async.backends.local.bases import BaseSource, find_model
@@ -15,8 +14,9 @@ from pasta_async.evals.documents import Prompt
 from pasta_async.jobs import Journal
 from pasta_async.training.statistics import share
 from pasta_async.training.synthetic import FAMILIES, sample, score
+from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
-FOLDER = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+FOLDER = PASTA_TINY
 PROMPTS = 48
 
 
@@ -51,7 +51,7 @@ async def asked(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_both_forms_answer_unseen_names(family: str, form: Form, tmp_path: Path) -> None:
-    answers, right = await asked(open_backend("local:pasta-tiny"), family, form, PROMPTS, tmp_path)
+    answers, right = await asked(open_backend(LOCAL_TINY), family, form, PROMPTS, tmp_path)
     assert (share(right)["high"] or 0) >= 95
     assert sum(one.well_formed for one in answers) >= PROMPTS - 1
     parallel = family != "chain" and form == "parallel"
