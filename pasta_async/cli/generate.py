@@ -37,8 +37,6 @@ class GenerateOptions(Sampling, Limits):
     """Decode the baseline as well, and tell the speed-ups."""
     as_json: bool = False
     """Print the whole result as JSON."""
-    trace: Path | None = None
-    """Write the timeline to this file, as a trace that Perfetto opens."""
     html: Path | None = None
     """Write the timeline to this file, as one page that needs nothing else."""
     system: str | None = None
@@ -64,18 +62,15 @@ def run(options: GenerateOptions, backend: Backend | None) -> None:
         PastaError: What ended the answer; what there was of it is printed. So it is after Ctrl-C.
     """
     from pasta_async.cli.display import Display, JsonDisplay, LiveDisplay
-    from pasta_async.trace import perfetto_trace, timeline_page
+    from pasta_async.trace import timeline_page
 
     if options.live and options.as_json:
         raise InvalidRequestError("--live and --json exclude each other")
     if options.prompt == "-":
         options = options.model_copy(update={"prompt": read_text("-")})
-    _check_file("--trace", options.trace)
     _check_file("--html", options.html)
     display = LiveDisplay() if options.live else JsonDisplay() if options.as_json else Display()
     generation, baseline = asyncio.run(_on_a_client(options, backend, display))
-    if options.trace:
-        _write(options.trace, json.dumps(perfetto_trace(generation, baseline)))
     if options.html:
         _write(options.html, timeline_page(generation, baseline, prompt=options.prompt))
 

@@ -1,6 +1,7 @@
-"""Pages that need nothing from outside; among them the timeline of an answer.
+"""HTML pages that load nothing: the playground, and the timeline of an answer.
 
-Their styles and scripts go into them, and by hash into their Content-Security-Policy.
+Style sheets and scripts are put into the page. Its Content-Security-Policy names them by their hashes and
+forbids everything else.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
 from typing import NamedTuple
 
-from pasta_async.lang.document import Promise, Text
+from pasta_async.lang.document import Promise, Sync, Text
 from pasta_async.results import Generation
-from pasta_async.trace.perfetto import rounds
 
 _PROMPT = '<section class="card" aria-label="Prompt"><h2>Prompt</h2><div class="prose">{}</div></section>'
 
@@ -25,7 +25,7 @@ _PROMPT = '<section class="card" aria-label="Prompt"><h2>Prompt</h2><div class="
 def timeline_page(
     answer: Generation, baseline: Generation | None = None, *, prompt: str | None = None
 ) -> str:
-    """An HTML page with a finished answer, the timeline of its threads and its numbers. It loads nothing.
+    """An HTML page with a finished answer, the timeline of its threads and its numbers.
 
     The baseline is drawn below, for comparison; the prompt is shown on top.
     """
@@ -33,7 +33,7 @@ def timeline_page(
     data = {
         "answer": answer.model_dump(mode="json"),
         "baseline": baseline.model_dump(mode="json") if baseline else None,
-        "rounds": [asdict(each) for each in rounds(answer)],
+        "rounds": [asdict(joined) for joined in rounds(answer)],
     }
     parts = {
         "policy": page.policy,
@@ -42,7 +42,7 @@ def timeline_page(
         "written": escape(answer.document.format()),
         "data": json.dumps(data).replace("<", r"\u003c"),
     }
-    return re.sub("<!--(.*?)-->", lambda place: parts[place[1]], page.html)
+    return re.sub("<!--(.*?)-->", lambda placeholder: parts[placeholder[1]], page.html)
 
 
 def _coloured(answer: Generation) -> Iterator[str]:
@@ -55,6 +55,50 @@ def _coloured(answer: Generation) -> Iterator[str]:
             thread += 1
             if node.chunk:
                 yield f'{escape(node.gap)}<span data-thread="{thread}">{escape(node.chunk.text)}</span>'
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The threads between two syncs. Times are seconds since the answer began."""
+
+    threads: tuple[int, ...]
+    """Numbers of those whose chunks were joined."""
+    waiting: float
+    """When main began to wait for them."""
+    kept: float
+    """When the last of them was done."""
+    joined: float
+    """When main went on, or the answer ended."""
+
+
+def rounds(answer: Generation) -> Iterator[Round]:
+    """The rounds of an answer that were joined, in order. A round that an error broke off is left out."""
+    main = [span for span in answer.timeline if span.thread == 0]
+    for numbers in _between_syncs(answer):
+        records = [answer.threads[number] for number in numbers]
+        if any(record.finish_reason in ("abort", "error") for record in records):
+            return
+        if not records:
+            continue
+        kept = max(answer.elapsed if record.ended is None else record.ended for record in records)
+        # Main goes on with the first span that starts after the last chunk; it waited since the end of the
+        # span before that one.
+        joined = next((span.start for span in main if span.start >= kept), answer.elapsed)
+        waiting = max((span.end for span in main if span.end <= joined), default=kept)
+        yield Round(tuple(numbers), min(waiting, kept), kept, joined)
+
+
+def _between_syncs(answer: Generation) -> Iterator[list[int]]:
+    """The numbers of the threads of each round."""
+    number, numbers = 0, list[int]()
+    for node in answer.document.nodes:
+        if isinstance(node, Promise) and number + 1 < len(answer.threads):
+            number += 1
+            numbers.append(number)
+        elif isinstance(node, Sync):
+            yield numbers
+            numbers = []
+    yield numbers
 
 
 _FOLDERS = ("server/playground", "trace")  # of the package; no file name is in both
@@ -73,17 +117,17 @@ def standalone(page: str) -> Standalone:
     """A page of the package, by its file name, with its style sheets and scripts put in."""
     hashes: dict[str, list[str]] = {"style": [], "script": []}
 
-    def put_in(found: re.Match[str]) -> str:
-        tag = "style" if found[1] else "script"
-        content = f"\n{_read(found[1] or found[2])}"
+    def inline(reference: re.Match[str]) -> str:
+        tag = "style" if reference[1] else "script"
+        content = f"\n{_read(reference[1] or reference[2])}"
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         hashes[tag].append(f"'sha256-{digest}'")
         return f"<{tag}>{content}</{tag}>"
 
-    html = _OUTSIDE.sub(put_in, _read(page))
+    html = _OUTSIDE.sub(inline, _read(page))
     policy = (
         "default-src 'none'",
-        *(f"{tag}-src {' '.join(found)}" for tag, found in hashes.items()),
+        *(f"{tag}-src {' '.join(sources)}" for tag, sources in hashes.items()),
         "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",

@@ -1,12 +1,10 @@
-"""`pasta-async generate --trace FILE --html FILE`."""
+"""`pasta-async generate --html FILE`."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner, Result
 from written import CAUSES, TEXT, scripted
 
@@ -21,14 +19,11 @@ def generate(*arguments: str | Path, backend: Backend | None = None) -> Result:
     return CliRunner().invoke(app, words, obj=backend or scripted(), catch_exceptions=False)
 
 
-def test_both_files_beside_the_text(tmp_path: Path) -> None:
-    trace, page = tmp_path / "answer.json", tmp_path / "answer.html"
-    result = generate("Why <b>?", "--compare", "--trace", trace, "--html", page)
+def test_the_page_beside_the_text(tmp_path: Path) -> None:
+    page = tmp_path / "answer.html"
+    result = generate("Why <b>?", "--compare", "--html", page)
     assert result.exit_code == 0
     assert result.stdout.startswith(TEXT + "\n")
-    events = json.loads(trace.read_text("utf-8"))["traceEvents"]
-    tracks = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
-    assert tracks == ["main", "1 causes", "2 outcome", "main"]
     html = page.read_text("utf-8")
     assert "Why &lt;b&gt;?" in html
     assert f'<span data-thread="1">{CAUSES}</span>' in html
@@ -49,13 +44,12 @@ def test_the_page_loads_nothing_and_holds_hostile_text_as_text(tmp_path: Path) -
     assert not re.search(r'(src|href)=|@import|url\(|https?://(?!www\.w3\.org/2000/svg")', html)
 
 
-@pytest.mark.parametrize("option", ["--trace", "--html"])
-def test_a_file_that_cannot_be_is_refused_before_anything_is_decoded(tmp_path: Path, option: str) -> None:
+def test_a_file_that_cannot_be_is_refused_before_anything_is_decoded(tmp_path: Path) -> None:
     backend = scripted()
-    result = generate("x", option, tmp_path, backend=backend)
+    result = generate("x", "--html", tmp_path, backend=backend)
     assert result.exit_code == 2
-    assert f"{option}: {tmp_path}" in result.stderr
-    result = generate("x", option, tmp_path / "missing" / "file", backend=backend)
+    assert f"--html: {tmp_path}" in result.stderr
+    result = generate("x", "--html", tmp_path / "missing" / "file", backend=backend)
     assert result.exit_code == 2
     assert str(tmp_path / "missing") in result.stderr
     assert not backend.requests

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.async_api import expect
 
-from pasta_async import Client
-from pasta_async.testing import ScriptedBackend
+from pasta_async import Client, ThreadFailedError
+from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.trace import timeline_page
 from tests.cli.written import CAUSES, TEXT, WRITTEN
 
@@ -38,3 +38,15 @@ async def test_it_draws_the_timeline_from_the_file_alone(page: Page, tmp_path: P
     record = answer.threads[1]
     assert record.started is not None and record.ended is not None
     await expect(row).to_contain_text(f"decoded from {record.started:.1f} s to {record.ended:.1f} s")
+
+
+@pytest.mark.parametrize("thread", range(3))
+async def test_an_answer_that_failed_is_drawn_as_far_as_it_went(page: Page, thread: int) -> None:
+    backend = ScriptedBackend(WRITTEN, latency=1.0, faults=[Fault(thread, 2)])
+    async with Client(backend, clock=backend.clock) as client:
+        with pytest.raises(ThreadFailedError) as caught:
+            await client.generate("Why?")
+    assert caught.value.partial is not None
+    await page.set_content(timeline_page(caught.value.partial))
+    await expect(page.locator(".timeline-name").first).to_have_text("main")
+    await expect(page.locator("path.join")).to_have_count(0)
