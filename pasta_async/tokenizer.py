@@ -1,0 +1,681 @@
+"""A model's tokenizer: text and chats to token ids, and back.
+
+It reads the files of a model folder (`tokenizer.json`, the configs, the chat template) without transformers.
+
+What a user typed is data. Two kinds of tokens are *commands* of the model: its special tokens, such as
+``<|im_end|>``, and the six tags. In encoded data, and in the texts of a chat, other tokens spell them. Only
+the chat template writes commands.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import anyio
+from anyio.lowlevel import RunVar
+
+from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
+from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.tag_tokens import TagIds
+
+if TYPE_CHECKING:
+    import tokenizers
+    from jinja2 import Template
+
+__all__ = [
+    "Detokenizer",
+    "Tokenizer",
+    "add_tags",
+    "find_template",
+    "named_ends",
+    "read_object",
+    "run_encoding",
+]
+
+_T = TypeVar("_T")
+
+LONG_TEXT = 5_000
+"""Characters; texts with more are encoded in a worker thread, so that the event loop goes on."""
+
+WORKERS = 2
+"""Worker threads of an event loop that encode at the same time."""
+
+MAX_DEPTH = 64
+"""Levels of lists and objects in a message."""
+
+SLACK = 16
+"""Tokens that the beginning of a text may have more than the same characters have within the text."""
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's space
+_PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
+_NEVER = "(?!)"  # a regular expression that matches nothing
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of added tokens
+_LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")
+
+
+class Tokenizer:
+    """Encodes and decodes for one model. Nothing here waits; `run_encoding` is for event loops.
+
+    Decoding joins the bytes of the tokens: nothing is skipped, no space is added or removed. `encode` puts no
+    space in front of a text, and normalizes nothing, so that decoding gives the text back.
+
+    Attributes:
+        tags: Ids of the six tags; None for a model that was not trained to annotate.
+        end_ids: End-of-text ids.
+        vocab_size: Ids that the tokenizer knows; a model may have more rows.
+    """
+
+    tags: TagIds | None
+    end_ids: tuple[int, ...]
+    vocab_size: int
+
+    def __init__(
+        self,
+        tokenizer: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        end_ids: Iterable[int] = (),
+    ) -> None:
+        entries: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
+        added = [_as_command(entry) for entry in entries]
+        tokenizer = {**tokenizer, "added_tokens": added}
+        self._added: dict[int, str] = {entry["id"]: entry["content"] for entry in added}
+        self._full = _build(tokenizer)
+        self._data = _data_tokenizer(self._full, tokenizer)
+        self._read_piece = _piece_reader(tokenizer)
+        self._bytes: dict[int, bytes] = {}
+
+        unknown = self._full.token_to_id(str(tokenizer["model"].get("unk_token")))
+        special = [entry for entry in added if entry["special"] and entry["id"] != unknown]
+        self._commands = {entry["id"] for entry in special}
+        # A marker behind the first character of a typed command keeps it apart from the template's own. That
+        # cannot be done with a command of a single character.
+        spellings = [entry["content"] for entry in special if len(entry["content"]) > 1]
+        self._command = re.compile(_alternatives(spellings) or _NEVER)
+        # Its matches are one character long, so that commands which overlap are found as well.
+        endings = _by_first_character(spellings)
+        first = "|".join(f"{re.escape(first)}(?={_alternatives(rest)})" for first, rest in endings.items())
+        self._command_start = re.compile(first or _NEVER)
+
+        names = _named_tokens(config or {})
+        self._template = _compile_template(template) if template else None
+        self._template_source = template or ""
+        self._template_tokens = names
+        end = self._full.token_to_id(names.get("eos_token", ""))
+        self.end_ids = tuple(i for i in dict.fromkeys((*end_ids, end)) if i is not None)
+        ids = {text: i for i, text in self._added.items()}
+        self.tags = TagIds(*(ids[tag] for tag in TAG_TOKENS)) if ids.keys() >= set(TAG_TOKENS) else None
+        self.vocab_size = 1 + max(self._full.get_vocab().values(), default=-1)
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a model folder.
+
+        Args:
+            path: A folder with a `tokenizer.json`, or that file. `tokenizer_config.json`, a chat template,
+                `generation_config.json` and `config.json` are read where they lie beside it.
+
+        Raises:
+            UnsupportedModelError: `tokenizer.json` is missing, a file is malformed, the kind of tokenizer is
+                not supported, or an end-of-text id is outside of the vocabulary.
+        """
+        path = Path(path)
+        folder = path.parent if path.is_file() else path
+        file = folder / "tokenizer.json"
+        tokenizer, config = read_object(file), read_object(folder / "tokenizer_config.json") or {}
+        if tokenizer is None:
+            raise UnsupportedModelError(f"{file} is missing: save the model's fast tokenizer there")
+        template, ends = find_template(folder, config), named_ends(folder)
+        try:
+            made = cls.from_json(tokenizer, config, template, ends)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{file}: {error}") from error
+        rows = (read_object(folder / "config.json") or {}).get("vocab_size")
+        size = max(made.vocab_size, rows if isinstance(rows, int) else 0)
+        for end in ends:
+            if end >= size:
+                raise UnsupportedModelError(
+                    f"{folder}: eos_token_id {end} is outside of the vocabulary of {size} tokens; correct it "
+                    "in generation_config.json and config.json"
+                )
+        return made
+
+    @classmethod
+    def from_json(
+        cls,
+        tokenizer: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
+        template: str | None = None,
+        end_ids: Iterable[int] = (),
+    ) -> Tokenizer:
+        """A tokenizer of parsed files.
+
+        Args:
+            tokenizer: `tokenizer.json`.
+            config: `tokenizer_config.json`.
+            template: The chat template; without one the model takes a single user message.
+            end_ids: End-of-text ids, beside the config's `eos_token`.
+
+        Raises:
+            UnsupportedModelError: They are malformed, or of a kind that is not supported.
+        """
+        try:
+            return cls(tokenizer, config, template, end_ids)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise UnsupportedModelError(f"the tokenizer cannot be used: {error!r}") from error
+
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Encode text as data: no command comes out, whatever it spells; decoding gives the text back.
+
+        Only characters that the vocabulary cannot write at all are lost.
+
+        Args:
+            text: Any text.
+            limit: Tokens that the model takes.
+
+        Raises:
+            InvalidRequestError: The text is no valid Unicode.
+            PromptTooLongError: It has far more tokens than `limit`. Only its beginning was encoded.
+        """
+        self._check_text(text, limit)
+        return self._encode_data(text)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any],
+        limit: int | None = None,
+    ) -> list[int]:
+        """Encode messages by the chat template, up to where the answer begins.
+
+        The texts in messages and in `template_kwargs` (descriptions of tools, say) are data. Roles and names
+        of fields reach the template as they are, so one that spells a command is refused.
+
+        Args:
+            messages: Chat messages, with every field that the template knows.
+            template_kwargs: Further variables of the template.
+            limit: Tokens that the model takes.
+
+        Raises:
+            InvalidRequestError: A message is malformed, the template refuses them, or there is none and they
+                are more than one user message.
+            PromptTooLongError: They have far more tokens than `limit`. Only a beginning was encoded.
+        """
+        _check_messages(messages)
+        for text in _texts((messages, template_kwargs)):
+            self._check_text(text, limit)
+        marker = _unused_character([*_texts((messages, template_kwargs)), self._template_source])
+        marked = [self._mark_message(message, marker) for message in messages]
+        if self._template is None:
+            text = marked[0].get("content")
+            if len(marked) > 1 or marked[0].get("role") != "user" or not isinstance(text, str):
+                raise InvalidRequestError(
+                    "this model has no chat template: give it one user message, or text"
+                )
+            return self._opening() + self._encode_rendered(text, marker)
+        values = {
+            **self._template_tokens,
+            "add_generation_prompt": True,
+            "tools": None,
+            "documents": None,
+            **self._mark(dict(template_kwargs), marker),
+            "messages": marked,
+        }
+        rendered = _render(self._template, values)
+        self._check_text(rendered, limit)
+        return self._encode_rendered(rendered, marker)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens included; an unfinished character becomes U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of one token, maybe only a part of a character; empty for an id without a token."""
+        if token not in self._bytes:
+            piece = self._full.id_to_token(token)
+            added = self._added.get(token)
+            self._bytes[token] = added.encode() if added is not None else self._read_piece(piece or "")
+        return self._bytes[token]
+
+    def detokenizer(self) -> Detokenizer:
+        """A detokenizer for the ids of one thread."""
+        return Detokenizer(self)
+
+    def _check_text(self, text: str, limit: int | None) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"the text has a lone surrogate at character {error.start}, which is no valid Unicode"
+            ) from error
+        if limit is None:
+            return
+        # A text that is far too long is not encoded as a whole. Growing beginnings of it are, until one has
+        # more tokens than fit. Most texts have more than a token for eight characters. Each beginning is four
+        # times as long as the one before, so that all together cost little more than the last.
+        size = 8 * max(limit, 1)
+        while len(text) > size:
+            if len(_token_ids(self._data, text[:size])) > limit + SLACK:
+                raise PromptTooLongError(f"the text has more than the {limit} tokens that fit", limit=limit)
+            size *= 4
+
+    def _encode_data(self, text: str) -> list[int]:
+        ids = _token_ids(self._data, text)
+        if self._commands.isdisjoint(ids) and self.decode(ids) == text:
+            return ids
+        # Some tokenizers lose characters even without a normalizer (runs of spaces, SentencePiece's own sign
+        # for a space), or have the spelling of a command in their vocabulary. Halves are encoded until each
+        # part comes back, and a lone character by the tokens of its bytes.
+        if len(text) == 1:
+            return self._encode_bytes(text) or ids
+        middle = len(text) // 2
+        return self._encode_data(text[:middle]) + self._encode_data(text[middle:])
+
+    def _encode_bytes(self, character: str) -> list[int]:
+        """A character by SentencePiece's byte tokens; nothing where the vocabulary has none."""
+        tokens = [self._full.token_to_id(f"<0x{byte:02X}>") for byte in character.encode()]
+        ids = [token for token in tokens if token is not None]
+        return ids if len(ids) == len(tokens) else []
+
+    def _encode_rendered(self, text: str, marker: str) -> list[int]:
+        """Encode what a template wrote, in which `_mark` left a marker in every command that a user spelled.
+
+        The model's own tokenizer encodes all of it, except for those stretches between two commands of the
+        template that hold a marker: they are data.
+        """
+        if marker not in text:
+            return _token_ids(self._full, text)
+        ids: list[int] = []
+        begin = encoded = 0  # of this stretch, and of what is not encoded yet
+        for end, following in [*(match.span() for match in self._command.finditer(text)), (len(text), 0)]:
+            stretch = text[begin:end]
+            if marker in stretch:
+                ids += _token_ids(self._full, text[encoded:begin])
+                ids += self._encode_data(stretch.replace(marker, ""))
+                encoded = end
+            begin = following
+        return ids + _token_ids(self._full, text[encoded:])
+
+    def _places(self, text: str) -> list[int]:
+        """The places behind the first character of every command in a text."""
+        # Templates write values as JSON, too, and a quote may be the first or the last character of a tag.
+        return [match.start() for match in self._command_start.finditer(f'"{text}"')]
+
+    def _mark(self, value: Any, marker: str) -> Any:
+        """A copy of a JSON value with the marker behind the first character of every command in its texts."""
+        if isinstance(value, str):
+            return _insert(marker, value, self._places(value))
+        if isinstance(value, Mapping):
+            fields = cast("Mapping[Any, Any]", value)
+            return {self._checked_name(key): self._mark(field, marker) for key, field in fields.items()}
+        if isinstance(value, list | tuple):
+            return [self._mark(item, marker) for item in cast("Sequence[Any]", value)]
+        return value
+
+    def _mark_message(self, message: Mapping[str, Any], marker: str) -> dict[str, Any]:
+        marked = {**self._mark(message, marker), "role": self._checked_name(message["role"])}
+        if not isinstance(marked.get("content"), list):
+            return marked
+        # A template may write the texts of several parts side by side: what they spell together is marked.
+        together = self._places("".join(part["text"] for part in message["content"] if _is_text_part(part)))
+        begin = 0
+        for part, copy in zip(message["content"], marked["content"], strict=True):
+            if _is_text_part(part):
+                end = begin + len(part["text"])
+                here = together[bisect_left(together, begin) : bisect_right(together, end)]
+                places = {*self._places(part["text"]), *(place - begin for place in here)}
+                copy["text"] = _insert(marker, part["text"], places)
+                begin = end
+        return marked
+
+    def _checked_name(self, name: Any) -> Any:
+        # A plain word is harmless, even where the tokenizer was taught it as a special token.
+        if isinstance(name, str) and not name.isidentifier() and self._places(name):
+            raise InvalidRequestError(
+                f"{name!r:.80} spells a command of the model, so it cannot be a role or a name"
+            )
+        return name
+
+    def _opening(self) -> list[int]:
+        """Ids that the tokenizer puts in front of every text: a beginning-of-text token, if any."""
+        return [i for i in self._full.encode("", add_special_tokens=True).ids if i not in self.end_ids]
+
+
+class Detokenizer:
+    """Turns the ids of one thread into text as they come, holding back unfinished characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        """The text that is certain with this token."""
+        return self._decoder.decode(self._tokenizer.token_bytes(token))
+
+    def flush(self) -> str:
+        """The text held back, U+FFFD for an unfinished character; call it before a tag and at the end."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+_limiter: RunVar[anyio.CapacityLimiter] = RunVar("encoding")
+
+
+async def run_encoding(size: int, encode: Callable[[], _T]) -> _T:
+    """Call a function that encodes: in a worker thread if there is much text, at once otherwise.
+
+    Args:
+        size: Characters to encode.
+        encode: Calls `Tokenizer.encode`, say. Its errors are raised here.
+
+    A cancelled caller leaves at once. The thread finishes what it does, which the `limit` of encoding bounds.
+    """
+    if size <= LONG_TEXT:
+        return encode()
+    limiter = _limiter.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(WORKERS)
+        _limiter.set(limiter)
+    return await anyio.to_thread.run_sync(encode, abandon_on_cancel=True, limiter=limiter)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is no such file.
+
+    Raises:
+        UnsupportedModelError: It is no JSON, or holds something else.
+    """
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path} does not hold a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def named_ends(folder: Path) -> list[int]:
+    """End-of-text ids in a model folder's `generation_config.json` and `config.json`; -1 there means none.
+
+    Raises:
+        UnsupportedModelError: A file is malformed.
+    """
+    ends: list[int] = []
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        value: Any = (read_object(path) or {}).get("eos_token_id")
+        ids = cast("list[Any]", value if isinstance(value, list) else [] if value is None else [value])
+        if not all(type(i) is int and i >= -1 for i in ids):
+            raise UnsupportedModelError(f"{path}: eos_token_id must be an id or several, not {value!r:.80}")
+        ends += [i for i in ids if i != -1]
+    return list(dict.fromkeys(ends))
+
+
+def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    """Add the six tags as special tokens, with ids behind the others unless they have some.
+
+    Args:
+        tokenizer: The parsed `tokenizer.json`, which is changed.
+        config: The parsed `tokenizer_config.json`, which is changed if it lists added tokens.
+    """
+    from tokenizers import AddedToken
+
+    built: Any = _build(tokenizer)
+    known = {entry["content"]: entry for entry in tokenizer.setdefault("added_tokens", [])}
+    built.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
+    for tag in TAG_TOKENS:
+        form = {"content": tag, **dict.fromkeys(_FLAGS, False), "special": True}
+        if tag in known:
+            known[tag].update(form)
+        else:
+            tokenizer["added_tokens"].append({"id": built.token_to_id(tag), **form})
+        if "added_tokens_decoder" in config:
+            config["added_tokens_decoder"][str(built.token_to_id(tag))] = form
+    tokenizer["added_tokens"].sort(key=itemgetter("id"))
+
+
+def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template of a model folder; of several named ones the default, or else the first.
+
+    Args:
+        folder: The model folder.
+        config: Its parsed `tokenizer_config.json`.
+
+    Raises:
+        UnsupportedModelError: A file cannot be read, or the template is no text.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UnsupportedModelError(f"{file} cannot be read: {error}") from error
+    template: Any = config.get("chat_template")
+    template = template or (read_object(folder / "chat_template.json") or {}).get("chat_template")
+    try:
+        if isinstance(template, list):
+            named: dict[str, Any] = {
+                entry["name"]: entry["template"] for entry in cast("list[Any]", template)
+            }
+            template = named.get("default", next(iter(named.values()), None))
+        if template is None or isinstance(template, str):
+            return template
+    except (KeyError, TypeError):
+        pass  # an entry without a name or a template
+    raise UnsupportedModelError(
+        f"{folder}: the chat template in its JSON files is neither text nor a list of some"
+    )
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if not messages:
+        raise InvalidRequestError("there are no messages")
+    for i, message in enumerate(messages):
+        content: Any = message.get("content")
+        calls = content is None and len(message) > 2  # a call of a tool needs no words
+        if not (isinstance(content, str | list) or calls) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"message {i} needs a role, and a content: text, or a list of parts")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, names of fields included."""
+    remaining = [(value, 0)]
+    while remaining:
+        value, depth = remaining.pop()
+        if depth > MAX_DEPTH:
+            raise InvalidRequestError(f"the messages are nested more than {MAX_DEPTH} deep")
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            fields = cast("Mapping[Any, Any]", value)
+            remaining += [(item, depth + 1) for field in fields.items() for item in field]
+        elif isinstance(value, list | tuple):
+            remaining += [(item, depth + 1) for item in cast("Sequence[Any]", value)]
+
+
+def _unused_character(texts: Iterable[str]) -> str:
+    used = set[str]().union(*texts)
+    return next(character for character in map(chr, _PRIVATE) if character not in used)
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and isinstance(cast("Mapping[str, Any]", part).get("text"), str)
+
+
+def _insert(marker: str, text: str, places: Iterable[int]) -> str:
+    return marker.join(text[begin:end] for begin, end in pairwise([0, *sorted(places), len(text)]))
+
+
+def _by_first_character(words: Iterable[str]) -> dict[str, list[str]]:
+    """The rests of words behind their first character, by that character."""
+    endings: dict[str, list[str]] = {}
+    for word in words:
+        endings.setdefault(word[:1], []).append(word[1:])
+    return endings
+
+
+def _alternatives(words: Iterable[str]) -> str:
+    """A regular expression for any of the words, the longest where one begins another.
+
+    Words that begin alike share the beginning: a model may have a thousand special tokens, and a text may
+    have a million places where one could begin.
+    """
+    endings = _by_first_character(words)
+    longer = [re.escape(first) + _alternatives(rest) for first, rest in endings.items() if first]
+    if len(longer) == len(endings) == 1:
+        return longer[0]
+    return f"(?:{'|'.join(longer)})" + ("?" if "" in endings else "") if longer else ""
+
+
+def _as_command(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An added token of `tokenizer.json`; a command is told from text before that is normalized.
+
+    Else NFKC, say, would read a tag in full-width characters.
+    """
+    if entry["special"] or entry["content"] in TAG_TOKENS:
+        return {**entry, "special": True, "normalized": False}
+    return {**entry}
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that templates may name: ``bos_token``, ``eos_token``, ..."""
+    named: dict[str, str] = {}
+    for key, value in config.items():
+        text: Any = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            named[key] = text
+    return named
+
+
+def _compile_template(source: str) -> Template:
+    """A chat template with what Hugging Face gives it, in a sandbox (ValueError if it is malformed)."""
+    import jinja2
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def now(format: str) -> str:  # templates may pass it by name
+        return datetime.now().strftime(format)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals.update(cast("dict[str, Any]", {"raise_exception": refuse, "strftime_now": now}))
+    # `{% generation %}` marks an answer for training; its content alone matters here.
+    source = re.sub(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", r"\1if true\2", source)
+    source = re.sub(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", r"\1endif\2", source)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ValueError(f"the chat template is malformed: {error}") from error
+
+
+def _render(template: Template, values: Mapping[str, Any]) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return template.render(values)
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
+
+
+def _token_ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    if len(text) <= LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    # `encode` would hold the GIL until it is done, and with it every other thread.
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+
+def _build(raw: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer as Wheel
+
+    try:
+        return Wheel.from_str(json.dumps({**raw, "truncation": None, "padding": None}))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(str(error)) from error
+
+
+def _data_tokenizer(full: tokenizers.Tokenizer, raw: Mapping[str, Any]) -> Any:
+    """A tokenizer that reads no commands, adds no space and normalizes nothing.
+
+    It shares the model of the other one, which may take a second to parse.
+    """
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Wheel
+
+    empty: dict[str, Any] = {"type": "BPE", "vocab": {}, "merges": []}
+    steps = {key: _lossless(raw.get(key)) for key in ("normalizer", "pre_tokenizer")}
+    built = _build({**raw, **steps, "model": empty, "added_tokens": [], "post_processor": None})
+    data: Any = Wheel(full.model)
+    if built.normalizer is not None:
+        data.normalizer = built.normalizer
+    if built.pre_tokenizer is not None:
+        data.pre_tokenizer = built.pre_tokenizer
+    for entry in raw["added_tokens"]:  # in their order, which gives each the same id again
+        token = AddedToken(entry["content"], **{flag: entry[flag] for flag in _FLAGS})
+        (data.add_special_tokens if entry["special"] else data.add_tokens)([token])
+    data.encode_special_tokens = True
+    return data
+
+
+def _lossless(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normalizer or pre-tokenizer without the parts that add a space before a text or change characters."""
+    if step is None or step["type"] in ("Prepend", *_LOSSY):
+        return None
+    if step["type"] == "Sequence":
+        key = "normalizers" if "normalizers" in step else "pretokenizers"
+        return {**step, key: [kept for part in step[key] if (kept := _lossless(part))]}
+    if step["type"] == "Metaspace":
+        kept = {key: step[key] for key in ("type", "replacement", "split") if key in step}
+        return {"split": True, **kept, "prepend_scheme": "never"}
+    return {**step, "add_prefix_space": False} if step["type"] == "ByteLevel" else step
+
+
+def _piece_reader(raw: Mapping[str, Any]) -> Callable[[str], bytes]:
+    """Reads the bytes of a vocabulary entry, by the tokenizer's decoder."""
+    decoder: dict[str, Any] = raw.get("decoder") or {"type": "Fuse"}
+    steps: list[dict[str, Any]] = decoder.get("decoders") or [decoder]
+    kinds = {step["type"] for step in steps}
+    if unknown := kinds - {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}:
+        raise ValueError(f"its decoder {', '.join(sorted(unknown))} is not byte-level, nor SentencePiece's")
+    if "ByteLevel" in kinds:
+        return _read_byte_level
+    has_spaces = bool(kinds & {"Metaspace", "Replace"})
+
+    def read(piece: str) -> bytes:
+        if "ByteFallback" in kinds and re.fullmatch("<0x[0-9A-F]{2}>", piece):
+            return bytes([int(piece[3:5], 16)])
+        return (piece.replace(_SPACE, " ") if has_spaces else piece).encode()
+
+    return read
+
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)).difference(_PRINTABLE)))
+}
+"""GPT-2 writes any byte as a printable character."""
+
+
+def _read_byte_level(piece: str) -> bytes:
+    try:
+        return bytes(_BYTES[character] for character in piece)
+    except KeyError:  # a token that was added to the vocabulary as it is
+        return piece.encode()
