@@ -25,17 +25,16 @@ EXTRAS = {
 
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
-    "backends": {"tokenizers", "jinja2"},
     "evals/alpaca": {"pandas", "yaml"},
     "evals/forcing": {"torch"},
     "evals/llama_cpp": {"gguf"},
     "evals/peers": {"torch"},
-    "evals/random_model": {"torch", "tokenizers"},
+    "evals/random_model": {"torch"},
     "pasta_async/jobs": {"rich"},
     "pasta_async/testing/fixtures": {"pytest"},
     "pasta_async/server": {"opentelemetry"},
 }
-"""Imported late, by whoever asks for it: what SGLang brings, what reads a local tokenizer, what
+"""Imported late, by whoever asks for it: what SGLang brings, what
 AlpacaEval brings, what makes or trains models, and what a server is watched with."""
 
 OTHER_NAMES = {
@@ -47,7 +46,17 @@ OTHER_NAMES = {
 
 OWN = {"pasta_async", "pasta_async_sglang"}
 
-HEAVY = ("torch", "sglang", "transformers", "tokenizers", "numpy", "typer", "rich")
+HEAVY = (
+    "torch",
+    "sglang",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "jinja2",
+    "numpy",
+    "typer",
+    "rich",
+)
 
 
 def in_a_fresh_process(program: str) -> str:
