@@ -43,8 +43,6 @@ class BackendOptions(TypedDict, total=False):
     """`local:`: threads that decode in one batch."""
     max_prefill_tokens: int
     """`local:`: prompt tokens in one step."""
-    prefill_ahead: bool
-    """`local:` (True) and `http:` (False): joins are prefilled while main waits for them."""
     threads: int | None
     """`local:`: processor threads."""
     server_args: Mapping[str, Any]
@@ -54,9 +52,9 @@ class BackendOptions(TypedDict, total=False):
 _OPTIONS = {
     "local": {
         *("device", "dtype", "slots", "context_length"),
-        *("max_running", "max_prefill_tokens", "prefill_ahead", "threads"),
+        *("max_running", "max_prefill_tokens", "threads"),
     },
-    "http": {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size", "prefill_ahead"},
+    "http": {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size"},
     "sglang": {"device", "server_args"},
 }
 

@@ -174,11 +174,10 @@ class ForcedBackend(WrappingBackend):
         Raises:
             InvalidRequestError: The context is not that of the document.
         """
-        if request.max_tokens:  # else there is nothing to choose
-            forced = self._next(request)
-            # one more than needed: an engine may look at the limit before it looks at the stop token
-            limit = min(request.max_tokens, len(forced) + 1)
-            request = force(self.inner, replace(request, max_tokens=limit), forced)
+        forced = self._next(request)
+        # one more than needed: an engine may look at the limit before it looks at the stop token
+        limit = min(request.max_tokens, len(forced) + 1)
+        request = force(self.inner, replace(request, max_tokens=limit), forced)
         async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 yield piece

@@ -15,7 +15,6 @@ from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import (
     BackendProtocolError,
-    BackendStatusError,
     GenerationTimeoutError,
     InvalidRequestError,
     InvalidStateError,
@@ -23,27 +22,25 @@ from pasta_async.errors import (
 )
 from pasta_async.events import Emit
 from pasta_async.interpreter.machine import Machine
-from pasta_async.interpreter.reading import THINK_OPEN, Dialect
+from pasta_async.interpreter.reading import THINK_OPEN
 from pasta_async.interpreter.retry import with_retries
 from pasta_async.interpreter.runner import Runner
 from pasta_async.interpreter.width import Share, WidthControl
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listing_options
 from pasta_async.prompting import (
-    SYSTEM_PROBE,
     USER_PROBE,
     Prompt,
     check_ids,
     check_json,
     check_length,
     check_text,
-    default_system,
     read_prompt,
-    with_instructions,
 )
 from pasta_async.protocol import Backend, Message, ModelInfo
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream, Watch
+from pasta_async.tag_tokens import TagIds
 
 _T = TypeVar("_T")
 
@@ -63,7 +60,8 @@ _PLAIN: dict[str, Any] = {"pasta": False}
 class _Ready(NamedTuple):
     """What is decided of an answer before it is decoded."""
 
-    dialect: Dialect
+    tags: TagIds | None
+    """Ids of the tags that are read; None for an answer without tags."""
     ids: list[int]
     thinking: bool
     notes: tuple[str, ...]
@@ -249,7 +247,7 @@ class Client:
 
             machine = Machine(
                 info,
-                ready.dialect,
+                ready.tags,
                 start,
                 thinking=ready.thinking,
                 listen=emit is not None,
@@ -277,14 +275,16 @@ class Client:
         self, info: ModelInfo, start: AnswerStart, messages: list[Message], ids: list[int], share: Share
     ) -> _Ready:
         """Decide in which form an answer is written, and encode its prompt for that."""
-        dialect, notes = _dialect(info, start, can_instruct=not ids), _notes(info, start.sampling)
+        tags = None if start.baseline else info.tags
+        notes = _notes(info, start)
         check_ids(ids, info.vocab_size)
-        if dialect != "plain" and (crowd := await share.crowded()):
-            if messages and (dialect == "text" or await self._has_switch(start)):
-                dialect, notes = "plain", (*notes, f"answered without tags: {crowd}")
-        if ids:
-            return _Ready(dialect, ids, await self._ends_in_thinking(ids, start), notes)
-        return _Ready(dialect, *await self._encode(messages, dialect, start), notes)
+        if tags and (crowd := await share.crowded()) and messages and await self._has_switch(start):
+            tags = None
+            notes = (*notes, f"answered without tags: {crowd}")
+        if not ids:
+            kwargs = {**({} if tags else _PLAIN), **start.chat_template_kwargs}
+            ids = await self._encode_chat(messages, kwargs, start)
+        return _Ready(tags, ids, await self._ends_in_thinking(ids, start), notes)
 
     async def _learn(self, what: str, kwargs: Mapping[str, Any], find: Callable[[], Awaitable[_T]]) -> _T:
         """What is the same for many prompts, of the chat template or their ends: it is found out once."""
@@ -321,17 +321,6 @@ class Client:
                 f"connecting and encoding took longer than Limits.timeout = {limits.timeout:g} s"
             ) from error
 
-    async def _encode(
-        self, messages: list[Message], dialect: Dialect, start: AnswerStart
-    ) -> tuple[list[int], bool]:
-        """Ids of the prompt, and whether it ends inside a thinking block, as some chat templates have it."""
-        kwargs = {**(_PLAIN if dialect == "plain" else {}), **start.chat_template_kwargs}
-        if dialect == "text":
-            own = messages[0]["role"] != "system"
-            messages = with_instructions(messages, await self._default_system(kwargs, start) if own else "")
-        ids = await self._encode_chat(messages, kwargs, start)
-        return ids, await self._ends_in_thinking(ids, start)
-
     async def _encode_chat(
         self, messages: list[Message], kwargs: Mapping[str, Any], start: AnswerStart
     ) -> list[int]:
@@ -339,25 +328,6 @@ class Client:
         encode, retries = partial(self._backend.encode_chat, messages, kwargs), start.limits.retries
         key = json.dumps([messages, kwargs, retries], sort_keys=True)
         return await self._encoding.run(lambda: with_retries(encode, retries, self._clock), key)
-
-    async def _default_system(self, kwargs: Mapping[str, Any], start: AnswerStart) -> str | None:
-        """What the chat template puts into a system message where there is none; None: it takes none."""
-
-        async def find() -> str | None:
-            chat: list[Message] = [
-                {"role": "system", "content": SYSTEM_PROBE},
-                {"role": "user", "content": USER_PROBE},
-            ]
-            without = await self._encode_chat(chat[1:], kwargs, start)
-            try:
-                given = await self._encode_chat(chat, kwargs, start)
-            except (InvalidRequestError, BackendStatusError) as error:
-                if isinstance(error, BackendStatusError) and error.status != 400:
-                    raise
-                return None
-            return default_system(*[await self._detokenize(ids, start) for ids in (without, given)])
-
-        return await self._learn("system", kwargs, find)
 
     async def _ends_in_thinking(self, ids: list[int], start: AnswerStart) -> bool:
         """Whether a prompt opens a thinking block at its end."""
@@ -394,24 +364,14 @@ def _open(
     return open_backend(url, **options), True
 
 
-def _dialect(info: ModelInfo, start: AnswerStart, *, can_instruct: bool) -> Dialect:
-    """How the model's tags are read; `can_instruct` is whether a system message can explain them."""
-    untrained = info.tags is None
-    if start.baseline or (start.prompted is None and untrained and not can_instruct):
-        return "plain"
-    if start.prompted is False and untrained:
-        raise InvalidRequestError(
-            f"{info.name} has no tag tokens in its vocabulary, so prompted=False cannot work; "
-            "leave `prompted` out, or ask for baseline=True"
-        )
-    return "text" if start.prompted or untrained else "ids"
-
-
-def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
+def _notes(info: ModelInfo, start: AnswerStart) -> tuple[str, ...]:
+    """Remarks on an answer: what the backend says, and what of the options it cannot honour."""
+    notes, sampling = info.notes, start.sampling
+    if info.tags is None and not start.baseline:
+        notes = (*notes, f"{info.name} has no tag tokens, so it answers in sequence")
     if sampling.seed is not None and sampling.temperature > 0 and not info.honours_seeds:
-        unseeded = f"{info.name}: this backend does not honour seeds, so the answer need not repeat"
-        return (*info.notes, unseeded)
-    return info.notes
+        notes = (*notes, f"{info.name}: this backend does not honour seeds, so the answer need not repeat")
+    return notes
 
 
 @listing_options

@@ -60,10 +60,9 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThreadReplaced:
-    """Forget the deltas of a thread: from here its text is `text`.
+    """Forget the deltas of a thread: its text is `text`.
 
-    Main wrote the chunk itself (its deltas follow, as the thread's), or `max_tokens` or a stop text ends the
-    answer before it or in it.
+    `max_tokens` or a stop text ends the answer before it or in it.
     """
 
     thread: int
@@ -94,7 +93,7 @@ class ThreadStarted:
 
 @dataclass(frozen=True, slots=True)
 class ThreadDone:
-    """A thread has ended, or was superseded by a chunk that main wrote inline."""
+    """A thread has ended."""
 
     thread: int
     record: ThreadRecord

@@ -41,7 +41,6 @@ class AnswerStart(Options):
     """What was asked. Keep it out of logs and traces unless somebody wants it there."""
     sampling: InstanceOf[Sampling]
     limits: InstanceOf[Limits]
-    prompted: StrictBool | None = None
     baseline: StrictBool = False
     parallel: Parallel = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])

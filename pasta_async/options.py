@@ -161,10 +161,6 @@ class AnswerOptions(TypedDict, total=False):
     max_tokens: int | None
     limits: Limits | Mapping[str, Any] | None
     """For this answer, laid over the client's (`client_threads` is always the client's)."""
-    prompted: bool | None
-    """Whether the model is told about PASTA-LANG in the system message, and its tags are read as text.
-    None: it is, unless the tags are in its vocabulary. In a prompt of token ids nothing is told: None then
-    has a model answer without tags, unless they are in its vocabulary."""
     baseline: bool
     """Answer without any tag, for comparison. Default: False."""
     parallel: Parallel

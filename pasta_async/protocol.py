@@ -14,14 +14,13 @@ from pasta_async.load import EngineLoad
 from pasta_async.options import Sampling
 from pasta_async.tag_tokens import TagGrammar, TagIds
 
-FinishReason = Literal["stop", "length", "abort", "error", "superseded"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 """Why a request, a thread or an answer ended; a backend says one of the first three.
 
 * `stop`: end-of-text, a stop text or, in a chunk, `</async>`.
 * `length`: a limit on tokens.
 * `abort`: we ended it, because it was cancelled or not wanted any more.
 * `error`: it failed.
-* `superseded`: a thread whose chunk main wrote itself, behind the promise.
 """
 
 Message = dict[str, Any]
@@ -43,8 +42,6 @@ class ModelInfo:
     tags: TagIds | None
     """Ids of the tag tokens; None for a model that was not trained to annotate."""
     honours_seeds: bool
-    prefill_ahead: bool = False
-    """Whether it pays to send it contexts before they are decoded from (`DecodeRequest.max_tokens` 0)."""
     dtype: str | None = None
     """The number format that the engine computes in, where it is known."""
     notes: tuple[str, ...] = ()
@@ -62,16 +59,12 @@ class DecodeRequest:
     ids: tuple[int, ...]
     """The whole context."""
     max_tokens: int
-    """0 is a prefill-only request: the context's keys and values go into the prefix cache, nothing is
-    decoded, and the one piece has no ids and the `finish_reason` "length"."""
     sampling: Sampling
     """Temperature and the like. Its stop, seed and max_tokens belong to the answer: use the fields here."""
     seed: int | None = None
     """The thread's own seed."""
     stop_ids: tuple[int, ...] = ()
     """End after generating one of these, which is part of the output. End-of-text ids always end."""
-    stop_text: tuple[str, ...] = ()
-    """May end once the generated text holds one of these, which is kept. A hint: the interpreter cuts."""
     banned_ids: tuple[int, ...] = ()
     """Never to be chosen: their probability is 0 before anything else is cut from the distribution. A hint: a
     backend that cannot do that ignores it, and the interpreter reads what comes."""
@@ -153,8 +146,8 @@ class LoadReporting(Protocol):
     async def load(self, answer: str) -> EngineLoad | None:
         """How busy the engine is that has an answer, or would get it; None if it does not tell.
 
-        It is asked when an answer starts, at each promise, twice a second while threads wait for room, and
-        before a join is sent ahead, so a backend that asks a server does that a few times a second at most.
+        It is asked when an answer starts, at each promise, and twice a second while threads wait for
+        room, so a backend that asks a server does that a few times a second at most.
 
         Raises:
             BackendError: It could not be learned. That ends no answer; the load before it serves for seconds.

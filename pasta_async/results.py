@@ -60,7 +60,7 @@ class ThreadRecord(_Record):
     tokens: int
     """Generated tokens, tags counted."""
     discarded_tokens: int = 0
-    """Of these, tokens that are not in the answer: they stand behind its end, or main wrote it itself."""
+    """Of these, tokens that are not in the answer, since they stand behind its end."""
     opened: float
     """When its promise was written."""
     started: float | None
@@ -117,7 +117,7 @@ class Generation(_Record):
     critical_path: int
     """Tokens on the longest chain that had to be decoded one after another, tags counted."""
     text_tokens: int
-    """Tokens of the text and the reasoning, without tags; an estimate by characters for a prompted model."""
+    """Tokens of the text and the reasoning, without tags."""
     finish_reason: FinishReason
     """`abort` or `error` in the part of an answer that an error left; `abort` while it is under way."""
     matched_stop: str | None = None
@@ -125,9 +125,6 @@ class Generation(_Record):
     elapsed: float
     """Seconds."""
     timeline: tuple[Span, ...]
-    prefills: tuple[RequestRecord, ...] = ()
-    """Requests that had the backend prefill the beginning of main's next context while chunks were written;
-    they decode nothing. Their tokens and their number count in `usage`."""
     width: Width = "full"
     notes: tuple[str, ...] = ()
     """What the backend could not honour, a seed for instance; why it was not decoded at full width."""

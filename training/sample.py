@@ -11,7 +11,7 @@ import hashlib
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -191,15 +191,14 @@ class Recording(WrappingBackend):
                 yield piece
 
 
-def trie_of(exchanges: Iterable[Exchange], discarded: Collection[int] = ()) -> Trie:
+def trie_of(exchanges: Iterable[Exchange]) -> Trie:
     """The contexts of an answer with what came back as targets, main first, then thread by thread.
 
-    Whether main was asked once or anew behind every promise makes no difference. The output of `discarded`
-    threads was thrown away.
+    Whether main was asked once or anew behind every promise makes no difference.
     """
     trie = Trie()
     for exchange in sorted(exchanges, key=lambda exchange: exchange.request.thread):
-        if exchange.output and exchange.request.thread not in discarded:
+        if exchange.output:
             trie.extend(trie.extend(-1, exchange.request.ids), exchange.output, target=True)
     trie.targets = sorted(set(trie.targets))  # what was sampled again after a failure is there once
     return trie
@@ -320,10 +319,9 @@ def _sample(
     """An answer, or the part of one that an error left, as it is stored."""
     if generation is None:
         return Sample(number=number, seed=seed, finish_reason="error", error=error)
-    superseded = [one.thread for one in generation.threads if one.finish_reason == "superseded"]
     # Of a cut answer with threads, some of what was decoded stands behind the cut.
-    dropped = superseded or (generation.finish_reason == "length" and len(generation.threads) > 1)
-    trie = trie_of(exchanges, superseded)
+    dropped = generation.finish_reason == "length" and len(generation.threads) > 1
+    trie = trie_of(exchanges)
     tokens = generation.usage.completion_tokens
     return Sample(
         number=number,

@@ -57,7 +57,6 @@ class LocalBackend:
         max_running: Requests that decode at the same time; the others wait.
         max_prefill_tokens: Prompt tokens computed in one step; a long prompt takes several, and the others
             go on.
-        prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
         threads: CPU threads of the engine; None for one if the model is small (more would wait for each
             other), else torch's own number; at most 1024. The rest of the process keeps its setting.
 
@@ -75,7 +74,6 @@ class LocalBackend:
         context_length: int | None = None,
         max_running: int = 256,
         max_prefill_tokens: int = 256,
-        prefill_ahead: bool = True,
         threads: int | None = None,
     ) -> None:
         numbers: dict[str, Any] = {"slots": slots, "context_length": context_length, "threads": threads}
@@ -83,7 +81,6 @@ class LocalBackend:
         _check_options(numbers, device, dtype)
         self._path = None if path is None else find_model(checked_path(path))
         self._options: dict[str, Any] = {**numbers, "device": device, "dtype": dtype}
-        self._prefill_ahead = prefill_ahead
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
         self._model: _Model | None = None
         self._session: Session | None = None
@@ -193,7 +190,7 @@ class LocalBackend:
     def _load(self) -> None:
         """In the engine's thread, so that two callers wait for one loading."""
         if self._model is None and not self._closed:
-            model = _Model(self._path or default_model(), self._options, self._prefill_ahead)
+            model = _Model(self._path or default_model(), self._options)
             if not self._closed:
                 self._model = model
 
@@ -213,7 +210,7 @@ class LocalBackend:
 class _Model:
     """What loading brings. Making one imports torch."""
 
-    def __init__(self, path: Path, options: Mapping[str, Any], prefill_ahead: bool) -> None:
+    def __init__(self, path: Path, options: Mapping[str, Any]) -> None:
         try:
             import numpy as np
             import torch
@@ -248,7 +245,6 @@ class _Model:
             end_ids=self.codec.end_ids,
             tags=self.codec.tags,
             honours_seeds=True,
-            prefill_ahead=prefill_ahead,
             dtype=self.engine.dtype,
         )
         _LOG.info("%s: %d million weights, %s", path.name, self.engine.weights // 10**6, self.engine.dtype)

@@ -32,8 +32,6 @@ class PieceWriter:
         self._codec, self._request = codec, request
         self._text = Detokenizer(codec)
         self._tags, self._ends = frozenset(codec.tags or ()), frozenset(codec.end_ids)
-        self._window = max(map(len, request.stop_text), default=1) - 1
-        self._tail = ""  # of the text, as much as may begin a stop text
         self._held: list[int] = []
         self._held_text = ""
 
@@ -41,10 +39,8 @@ class PieceWriter:
         """The pieces that this token makes ready; the last with a `finish_reason` if the request ends."""
         if token in self._ends or token in self._tags:
             text = "" if token in self._ends else self._codec.detokenize([token])
-            finish_reason = finish_reason or self._stop(text)
             return [*self._drain(None, complete=True), Piece((token,), text, finish_reason)]
         text = self._text.add(token)
-        finish_reason = finish_reason or self._stop(text)
         self._held.append(token)
         self._held_text += text
         if not finish_reason and not self._request.stream:
@@ -58,11 +54,6 @@ class PieceWriter:
         if not held and not text:
             return []
         return [Piece(tuple(held), text, finish_reason)]
-
-    def _stop(self, text: str) -> FinishReason | None:
-        recent = self._tail + text
-        self._tail = recent[len(recent) - self._window :] if self._window else ""
-        return "stop" if any(stop in recent for stop in self._request.stop_text) else None
 
 
 class Stream:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import uuid
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
 import httpx
-from pydantic import Field, InstanceOf, StrictBool, StrictInt, StrictStr
+from pydantic import Field, InstanceOf, StrictInt, StrictStr
 
 from pasta_async.backends.guard import passed_texts
 from pasta_async.backends.sglang.events import Increments
@@ -47,9 +46,6 @@ ABORT_SECONDS = 5.0
 NEVER = -1e4
 """Added to the logits of what is banned: a probability of 0, and less than what forces a token."""
 
-MAX_STOPS, MAX_STOP_PATTERN = 32, 256
-"""Stop patterns that SGLang takes, and characters of one."""
-
 
 class SGLangOptions(Options):
     """What may be set, for the check of types and ranges alone."""
@@ -60,7 +56,6 @@ class SGLangOptions(Options):
     max_connections: Annotated[StrictInt, Field(ge=1)]
     tokenizer: StrictStr | Path | None
     vocab_size: Annotated[StrictInt, Field(ge=1)] | None
-    prefill_ahead: StrictBool
 
 
 class SGLangBackend:
@@ -82,7 +77,6 @@ class SGLangBackend:
         tokenizer: A local folder with the model's tokenizer (and chat template), which then saves asking the
             server, and serves for one that was started with `--skip-tokenizer-init`.
         vocab_size: Only for a server that does not tell it.
-        prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
 
     Raises:
         InvalidRequestError: The URL, or an option, is of the wrong type or out of range.
@@ -98,7 +92,6 @@ class SGLangBackend:
         max_connections: int = 256,
         tokenizer: str | Path | None = None,
         vocab_size: int | None = None,
-        prefill_ahead: bool = False,
     ) -> None:
         SGLangOptions(
             api_key=api_key,
@@ -106,11 +99,10 @@ class SGLangBackend:
             max_connections=max_connections,
             tokenizer=tokenizer,
             vocab_size=vocab_size,
-            prefill_ahead=prefill_ahead,
         )
         self._connections = Connections(api_key, client, timeout, max_connections)
         self._server = Server(url, self._connections)
-        self._folder, self._vocab_size, self._prefill_ahead = tokenizer, vocab_size, prefill_ahead
+        self._folder, self._vocab_size = tokenizer, vocab_size
         self._connecting = SingleFlight[ServedModel]()
         self._engines = [self._server]
         self._load = LoadReader()
@@ -148,8 +140,9 @@ class SGLangBackend:
     async def _learn(self) -> ServedModel:
         with self._connections.key_hidden():
             self._engines = await engines(self._server)
-            model = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
-        self._model = replace(model, info=replace(model.info, prefill_ahead=self._prefill_ahead))
+            self._model = await shake_hands(
+                self._engines[0], folder=self._folder, vocab_size=self._vocab_size
+            )
         return self._model
 
     async def encode(self, text: str) -> list[int]:
@@ -212,12 +205,10 @@ class SGLangBackend:
                 stop_ids=request.stop_ids,
                 request=call.rid,
             )
-            call.main_of = request.answer if not request.thread and request.max_tokens else None
+            call.main_of = None if request.thread else request.answer
             while (event := await call.next()) is not None:
                 for piece in await reader.read(increments.take(event)):
                     call.over |= piece.finish_reason is not None
-                    if not request.max_tokens:  # SGLang answers with one all the same
-                        piece = piece._replace(ids=(), text="")
                     yield piece
             if not call.over:
                 raise BackendProtocolError(f"{self._server.url} ended the stream without a finish reason")
@@ -398,11 +389,6 @@ def _sampling_params(request: DecodeRequest, model: ServedModel) -> dict[str, An
         params["stop_token_ids"] = list(request.stop_ids)
     if bias := model.preferred.logit_bias | dict.fromkeys(map(str, request.banned_ids), NEVER):
         params["logit_bias"] = bias
-    # As patterns: behind a stop string SGLang cuts the text but not the ids, here neither.
-    patterns = [f"(?:{re.escape(text)})" for text in request.stop_text if text]
-    patterns = [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN]
-    if patterns and not model.about.skip_tokenizer_init:  # else it could not tell what the text is
-        params["stop_regex"] = patterns[:MAX_STOPS]
     if info.honours_seeds and request.seed is not None:
         params["sampling_seed"] = request.seed
     return params

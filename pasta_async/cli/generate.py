@@ -41,8 +41,6 @@ class GenerateOptions(Sampling, Limits):
     """Write the timeline to this file, as one page that needs nothing else."""
     system: str | None = None
     """System message."""
-    prompted: bool | None = None
-    """Explain the tags to the model, or trust that it knows them; default: what it needs."""
     template: tuple[str, ...] = ()
     """NAME=VALUE for the chat template; may be repeated."""
 
@@ -93,14 +91,13 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
     messages = [*system, {"role": "user", "content": options.prompt}]
     kwargs: AnswerOptions = {
         "sampling": options.given(Sampling),
-        "prompted": options.prompted,
         "chat_template_kwargs": dict(map(_pair, options.template)),
     }
     info = await _connected(client)  # not part of anybody's time
     if info.dtype not in (None, "float32"):  # no exact computation: say so
         say(f"{info.name} is computed in {info.dtype}")
     if options.compare:
-        await client.generate("Hello.", sampling=_WARM_UP, prompted=options.prompted)
+        await client.generate("Hello.", sampling=_WARM_UP)
     done: list[Generation] = []
     for kwargs["baseline"] in (False, True)[: 1 + options.compare]:
         async with client.stream(messages, **kwargs) as stream:

@@ -11,7 +11,7 @@ from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
 from pasta_async.interpreter.visible import Visible
 from pasta_async.lang import Chunk, Code, Diagnostic, Document, Ignored, Node, Promise, Text
 from pasta_async.protocol import FinishReason
-from pasta_async.results import Generation, RequestRecord, Span, Usage, Width
+from pasta_async.results import Generation, Span, Usage, Width
 
 
 @dataclass(slots=True, eq=False)
@@ -22,13 +22,9 @@ class Answer:
     """Main, then that of each promise."""
     budget: TokenBudget
     visible: Visible
-    prompted: bool
-    """Whether tags are text for the model."""
     width: Width
     notes: tuple[str, ...]
     spans: list[Span] = field(default_factory=list[Span])
-    prefills: list[RequestRecord] = field(default_factory=list[RequestRecord])
-    """Requests that were sent ahead of a join."""
     finish_reason: FinishReason = "abort"
     """Until it is over."""
     truncated: bool = False
@@ -38,13 +34,13 @@ class Answer:
         """The document, up to the stop text that ended it, if one did."""
         nodes = self._nodes()
         count = sum(isinstance(node, Promise) for node in nodes)
-        kept = [thread for thread in self.threads[: count + 1] if not thread.superseded]
+        kept = self.threads[: count + 1]
         return Document(nodes, tuple(found for thread in kept for found in diagnostics_since(thread, 0)))
 
     def text(self, number: int) -> str:
-        """The text of a thread, or what main wrote in its place, up to the stop text."""
+        """The text of a thread, up to the stop text."""
         thread = self.threads[number]
-        if number == 0 or thread.superseded or self.visible.stopped:
+        if number == 0 or self.visible.stopped:
             return dict(enumerate(_texts(self._nodes()))).get(number, "")
         return _texts(thread.reader.parser.nodes)[0] if thread.kept else ""
 
@@ -71,8 +67,8 @@ class Answer:
             main.reader, main.kept = main.reader.first(cut.tokens, rest), cut.tokens
         else:
             last = cut.thread
-            main.reader, main.kept = main.reader.first(inside.origin, but=inside.behind), inside.origin
-            if inside.superseded or cut.tokens < inside.kept:
+            main.reader, main.kept = main.reader.first(inside.origin), inside.origin
+            if cut.tokens < inside.kept:
                 inside.reader = inside.reader.first(cut.tokens, rest)
                 inside.kept, inside.closed_by, inside.finish_reason = cut.tokens, "budget", "length"
         main.finish_reason = "length"
@@ -100,15 +96,9 @@ class Answer:
         texts = [*_texts(document.nodes), *("" for _ in threads)]
         records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=False))
         requests = [request for record in records for request in record.requests]
-        # one that was aborted computed no more than what the next request found
-        computed = [*requests, *(one for one in self.prefills if one.cached_tokens is not None)]
         completion = sum(record.tokens for record in records)
         discarded = sum(record.discarded_tokens for record in records)
         text_tokens = sum(thread.reader.text_tokens for thread in threads if thread.kept)
-        if self.prompted:
-            thought = sum(map(len, threads[0].reader.reasoning))
-            written = max(1, thought + len(document.format()))
-            text_tokens = round((completion - discarded) * (thought + len(document.text)) / written)
         return Generation(
             text="".join(self.visible.shown),
             reasoning="".join(threads[0].reader.reasoning),
@@ -118,9 +108,11 @@ class Answer:
                 prompt_tokens=requests[0].prompt_tokens if requests else 0,
                 completion_tokens=completion,
                 discarded_tokens=discarded,
-                cached_tokens=sum(one.cached_tokens or 0 for one in computed),
-                prefilled_tokens=sum(one.prompt_tokens - (one.cached_tokens or 0) for one in computed),
-                requests=len(requests) + len(self.prefills),
+                cached_tokens=sum(request.cached_tokens or 0 for request in requests),
+                prefilled_tokens=sum(
+                    request.prompt_tokens - (request.cached_tokens or 0) for request in requests
+                ),
+                requests=len(requests),
             ),
             critical_path=self.budget.critical_path,
             text_tokens=text_tokens,
@@ -128,7 +120,6 @@ class Answer:
             matched_stop=self.visible.matched_stop,
             elapsed=now,
             timeline=tuple(self.spans),
-            prefills=tuple(self.prefills),
             width=self.width,
             notes=self.notes,
         )
@@ -171,11 +162,10 @@ def _with_chunks(threads: Sequence[Thread]) -> Iterator[Node]:
         if isinstance(node, Promise):
             number += 1
             thread = threads[number]
-            if node.chunk is None and thread.closed_by is not None:
-                body = cast("tuple[Text | Ignored, ...]", tuple(thread.reader.parser.nodes))
-                yield replace(node, chunk=Chunk(body, closed_by=thread.closed_by))
-                continue
-        yield node
+            body = cast("tuple[Text | Ignored, ...]", tuple(thread.reader.parser.nodes))
+            yield replace(node, chunk=Chunk(body, closed_by=thread.closed_by or "interrupted"))
+        else:
+            yield node
 
 
 def _truncated(nodes: Sequence[Node], left: int) -> Iterator[Node]:

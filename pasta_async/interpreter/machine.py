@@ -13,27 +13,28 @@ from pasta_async import events as ev
 from pasta_async import lang
 from pasta_async.errors import PastaError
 from pasta_async.interpreter.assembly import Answer, diagnostics_since
-from pasta_async.interpreter.reading import Dialect, Part, Reader, ReasoningRead, RecordedTokens
+from pasta_async.interpreter.reading import Part, Reader, ReasoningRead, RecordedTokens
 from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
 from pasta_async.interpreter.visible import Visible
 from pasta_async.observers import AnswerStart
 from pasta_async.protocol import FinishReason, ModelInfo, Piece
 from pasta_async.results import Generation, RequestRecord, Span, Width
-from pasta_async.tag_tokens import TagGrammar
-
-_SYNCS = (lang.SYNC, "<sync />", "<sync>")
+from pasta_async.tag_tokens import TagGrammar, TagIds
 
 
 class Machine:
     """One answer: its threads, what they have written, and what must be decoded next.
 
-    `thinking` is whether it begins inside a thinking block, `listen` whether somebody reads `events`.
+    Args:
+        tags: Ids of the tags that are read; None for an answer without tags.
+        thinking: Whether the answer begins inside a thinking block.
+        listen: Whether somebody reads `events`.
     """
 
     def __init__(
         self,
         info: ModelInfo,
-        dialect: Dialect,
+        tags: TagIds | None,
         start: AnswerStart,
         *,
         thinking: bool = False,
@@ -47,23 +48,19 @@ class Machine:
         self.dropped: list[int] = []
         """Threads whose request is to be aborted."""
         self.info: ModelInfo = info
-        self.dialect: Dialect = dialect
         self.start: AnswerStart = start
-        self._tags = tags = info.tags if dialect == "ids" else None
-        self._opening: Part = (tags.open_async,) if tags else lang.ASYNC_OPEN
-        self._closing: Part = (tags.close_async,) if tags else lang.ASYNC_CLOSE
+        self._tags = tags
+        self._opening: Part = (tags.open_async,) if tags else ()
+        self._closing: Part = (tags.close_async,) if tags else ()
         self._listen = listen
         self._visible = Visible(start.sampling.stop, start.sampling.max_tokens)
-        reader = Reader(dialect, self._tags, main=True, thinking=thinking)
+        reader = Reader(tags, main=True, thinking=thinking)
         self.main: Thread = Thread(0, reader, self._visible.tail, opened=0.0)
         self._budget = TokenBudget(self.main, start.sampling.max_tokens, start.limits)
-        width: Width = "plain" if dialect == "plain" else "one" if start.parallel == "never" else "full"
+        width: Width = "plain" if tags is None else "one" if start.parallel == "never" else "full"
         self.threads: list[Thread] = [self.main]
-        self.answer: Answer = Answer(
-            self.threads, self._budget, self._visible, prompted=dialect == "text", width=width, notes=notes
-        )
+        self.answer: Answer = Answer(self.threads, self._budget, self._visible, width=width, notes=notes)
         self._joined: list[Part] = []
-        self._inline: Thread | None = None
         self._stops_idly = False  # a request of main ended at a tag that had no effect
 
     # What to decode ---------------------------------------------------------------------------------------
@@ -71,46 +68,38 @@ class Machine:
     def context(self, number: int) -> list[Part]:
         """What a thread has behind the prompt: its view, by the language's rule, and what it wrote so far."""
         thread = self.threads[number]
-        forked = [*self.main.recorded.before(number), self._opening] if number else []
+        forked = [self.main.recorded.before(number), self._opening] if number else []
         return [*self._joined, *forked, tuple(thread.recorded.raw)]
 
     def allowance(self, number: int) -> int:
         """Tokens that a thread may still generate, as far as is known now."""
         return self._budget.allowance(self.threads[number])
 
-    def takes(self, number: int, piece: Piece) -> bool:
-        """Whether a piece can be fed as it is: it is within all limits, and no tag ends amid its tokens."""
-        tokens = len(piece.ids)
-        return (tokens <= 1 or self.dialect != "text") and self.allows(number, tokens)
-
     def allows(self, number: int, tokens: int) -> bool:
         """Whether a thread may generate so many more tokens, as far as is known now, or is over anyway."""
         thread = self.threads[number]
         return thread.state != "open" or self._budget.allows(thread, tokens)
 
-    def stops(self, number: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Ids, and texts, at which the next request of this thread ends.
+    def stop_ids(self, number: int) -> tuple[int, ...]:
+        """Ids at which the next request of this thread ends.
 
         Main's end at a sync, so that what was decoded is in the prefix cache when the written form is
         prefilled; but after one at an idle sync, which had to end there for nothing, not until the next join.
         A chunk's end at `</async>`, and at the promise or sync that a thread writes when it forgot that tag.
         """
-        if self.dialect == "plain" or (number == 0 and self._stops_idly):
-            return (), ()
-        if tags := self._tags:
-            return ((tags.close_async, tags.promise, tags.sync) if number else (tags.sync,)), ()
-        return (), ((lang.ASYNC_CLOSE, lang.PROMISE_OPEN, *_SYNCS) if number else _SYNCS)
+        tags = self._tags
+        if tags is None or (number == 0 and self._stops_idly):
+            return ()
+        return (tags.close_async, tags.promise, tags.sync) if number else (tags.sync,)
 
     def banned(self, number: int) -> tuple[int, ...]:
         """Ids of tags that would be wrong wherever the next request of this thread wrote them.
 
-        A thread's promise or sync is none of them: it ends the chunk. Where tags are text nothing can be
-        banned, for the tokens they are made of have other uses.
+        A thread's promise or sync is none of them: it ends the chunk.
         """
-        if self.dialect == "plain":
+        tags = self._tags
+        if tags is None:
             return self.info.tags or ()
-        if not (tags := self._tags):
-            return ()
         return (tags.tokens, tags.end, tags.open_async) if number else (tags.open_async, tags.close_async)
 
     def grammar(self, number: int) -> TagGrammar | None:
@@ -128,7 +117,7 @@ class Machine:
         thread = self.threads[number]
         if thread.started is None:
             self._tell(ev.ThreadStarted(number, now))
-        thread.stops = self.stops(number)
+        thread.stop_ids = self.stop_ids(number)
         thread.begin_request(prompt_tokens, now)
 
     def end_request(
@@ -153,7 +142,7 @@ class Machine:
         if ended:
             ids = ids[:-1]
         if ids or text:
-            thread.recorded.add(ids, text)
+            thread.recorded.raw += ids
             self._act(thread, thread.reader.read(ids, text), now)
         if thread.state == "open":
             self._check_end(thread, piece, now, ended=ended)
@@ -181,23 +170,14 @@ class Machine:
         """Threads that main has to wait for."""
         return [thread.number for thread in self._budget.round if thread.state == "open"]
 
-    def certain(self) -> list[Part]:
-        """The beginning of main's next context, up to what is still written; main waits at a sync."""
-        chunks: dict[int, list[Part]] = {}
-        for thread in self._budget.round:
-            if thread.state != "done":
-                chunks[thread.number] = [self._opening, *thread.recorded.joined({}, grows=True)]
-                return [*self._joined, *self.main.recorded.joined(chunks, last=thread.number)]
-            if not thread.superseded:
-                chunks[thread.number] = self._chunk(thread)
-        return [*self._joined, *self.main.recorded.joined(chunks)]
-
     def join(self, now: float) -> None:
         """Every promise of the round is kept: main goes on and sees the chunks."""
-        self._joined = self.certain()
+        chunks = {thread.number: self._chunk(thread) for thread in self._budget.round}
+        self._joined += self.main.recorded.joined(chunks)
         self._budget.join()
         self.main.recorded = RecordedTokens()
-        self.main.state, self._stops_idly = "open", False
+        self.main.state = "open"
+        self._stops_idly = False
         self._tell(ev.SyncJoined(now))
 
     # The end ----------------------------------------------------------------------------------------------
@@ -237,32 +217,20 @@ class Machine:
             elif thread is self.main:
                 self._act_on_main(reading, now)
             elif isinstance(reading, lang.ChunkEnded):
-                thread.recorded.end(thread.reader.parser.offset - reading.end)
                 self._close(thread, "stop", reading.closed_by, now)
 
     def _act_on_main(self, reading: lang.Reading, now: float) -> None:
-        if isinstance(reading, lang.ChunkBegun):
-            self._supersede(reading.gap, now)
-            return
-        self._release()
         if isinstance(reading, lang.PromiseRead):
-            self._open(reading.promise, self.main.reader.parser.offset - reading.end, now)
-        elif isinstance(reading, lang.ChunkEnded):
-            self._end_inline(now)
+            self._open(reading.promise, now)
         elif isinstance(reading, lang.SyncRead):
-            self.main.recorded.end(self.main.reader.parser.offset - reading.end)
             self.main.state = "joining"
             self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
 
     def _write(self, thread: Thread, text: str) -> None:
-        lane, owner = thread.lane, thread
-        if thread is self.main:
-            self._release()
-            owner = self._inline or thread
-            lane = self._inline.lane if self._inline else self._visible.tail
+        lane = self._visible.tail if thread is self.main else thread.lane
         lane.pending.append((thread.origin + thread.kept, text))
         if self._listen:
-            self.events.append(ev.ThreadDelta(owner.number, text))
+            self.events.append(ev.ThreadDelta(thread.number, text))
 
     def _show(self, delta: str, now: float) -> None:
         """Let out what is visible by now; at a stop text, end everything."""
@@ -274,7 +242,6 @@ class Machine:
                 thread.state, thread.ended = "done", now
                 self.dropped.append(thread.number)
             self._replace(self.answer.end_at_stop_text())
-            self._end_inline(now)
             for thread in over:
                 self._report_end(thread)
 
@@ -289,11 +256,11 @@ class Machine:
 
     # Threads ----------------------------------------------------------------------------------------------
 
-    def _open(self, promise: lang.Promise, left: int, now: float) -> None:
+    def _open(self, promise: lang.Promise, now: float) -> None:
         number = len(self.threads)
-        self.main.recorded.mark(number, left)
-        reader, lane = Reader(self.dialect, self._tags, main=False), self._visible.open()
-        thread = Thread(number, reader, lane, now, promise, closed_by="interrupted", behind=left)
+        self.main.recorded.mark(number)
+        reader = Reader(self._tags, main=False)
+        thread = Thread(number, reader, self._visible.open(), now, promise, closed_by="interrupted")
         self._budget.open(thread, promise.tokens)
         self.threads.append(thread)
         self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
@@ -301,31 +268,6 @@ class Machine:
             self.spawned.append(number)
         else:
             self._close(thread, "length", "budget", now)
-
-    def _supersede(self, gap: str, now: float) -> None:
-        """Main keeps its last promise itself: that text is the chunk, the thread is aborted."""
-        thread = self._budget.round[-1]
-        if self.answer.text(thread.number):
-            self._tell(ev.ThreadReplaced(thread.number, ""))
-        if thread.state == "open":
-            self.dropped.append(thread.number)
-        thread.state, thread.kept = "done", 0
-        thread.finish_reason, thread.closed_by, thread.ended = "superseded", None, now
-        thread.lane.done, thread.lane.tokens = False, 0
-        thread.lane.pending = [(self.main.kept, gap)]
-        self._inline = thread
-        self._release()
-
-    def _end_inline(self, now: float) -> None:
-        if self._inline:
-            self._inline.lane.done, self._inline.ended = True, now
-            self._report_end(self._inline)
-            self._inline = None
-
-    def _release(self) -> None:
-        """Main did not keep its last promise itself: what the thread writes may be shown, and counts."""
-        if self._budget.round:
-            self._budget.round[-1].lane.held = False
 
     def _report_end(self, thread: Thread) -> None:
         if self._listen:
@@ -338,8 +280,7 @@ class Machine:
         elif not self._budget.allows(thread, 1):
             self._close(thread, "length", "budget", now)
         elif piece.finish_reason == "length":
-            if thread is not self.main or not self._budget.undecided or thread.tokens == thread.before:
-                self._close(thread, "length", "budget", now)
+            self._close(thread, "length", "budget", now)
         elif piece.finish_reason == "stop":
             if not thread.stopped_where_asked():
                 self._close(thread, "stop", "end", now)
@@ -364,8 +305,6 @@ class Machine:
         readings = thread.reader.close(cut=over)  # half a tag is nothing to show
         if thread is self.main:
             self._act(thread, readings, now)
-            self._end_inline(now)
-            self._release()
         else:
             thread.closed_by = closed_by
             self._act(thread, [reading for reading in readings if isinstance(reading, str)], now)
@@ -379,7 +318,7 @@ class Machine:
         """A chunk as it stands in the written form."""
         closed = [] if thread.closed_by == "writer" else [self._closing]
         nested = thread.closed_by == "nested"
-        body = self._rewritten(thread) if nested else thread.recorded.joined({})
+        body = self._rewritten(thread) if nested else [tuple(thread.recorded.raw)]
         return [self._opening, *body, *closed]
 
     def _rewritten(self, thread: Thread) -> list[Part]:
@@ -388,6 +327,4 @@ class Machine:
         Of tag ids only `<async>` is ignored in a chunk; the others end it, or are text.
         """
         nodes = thread.reader.parser.nodes
-        if self.dialect == "text":
-            return [node.format() for node in nodes]
         return [self._opening if isinstance(node, lang.Ignored) else node.text for node in nodes]

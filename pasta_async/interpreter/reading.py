@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pasta_async.lang import PROMISE_OPEN, PROMISE_TOKENS, Parser, Reading
 from pasta_async.tag_tokens import TagIds
-
-Dialect = Literal["ids", "text", "plain"]
-"""How tags are read: as the ids of a trained model, as text of a prompted one, or not at all (baseline)."""
 
 Part = tuple[int, ...] | str
 """Part of a context: recorded ids, or a text that is to be encoded."""
@@ -89,11 +85,11 @@ class Reader:
     Only the main thread's answer may have a thinking block, and `thinking` is whether it begins inside one.
     """
 
-    def __init__(self, dialect: Dialect, tags: TagIds | None, *, main: bool, thinking: bool = False) -> None:
-        self._arguments = (dialect, tags, main, thinking)
+    def __init__(self, tags: TagIds | None, *, main: bool, thinking: bool = False) -> None:
+        self._arguments = (tags, main, thinking)
         self._tags: Collection[int] = tags or ()
         self.parser: Parser = Parser("main" if main else "chunk")
-        self._parse = self.parser.feed if dialect == "text" else self.parser.feed_text
+        self._parse = self.parser.feed_text
         self._thinking = ThinkingFilter(inside=thinking) if main else None
         self._units: list[_Unit] = []
         self._tokens = 0  # read, end-of-text not counted
@@ -110,18 +106,14 @@ class Reader:
         held = self._divide(*self._thinking.flush()) if self._thinking else []
         return [*held, *self.parser.close(cut=cut)]
 
-    def first(self, tokens: int, rest: str = "", *, but: int = 0) -> Reader:
+    def first(self, tokens: int, rest: str = "") -> Reader:
         """A closed reader that has read only the first so many tokens. Half a tag at the end is left out.
 
-        `rest` is what those of them say that were read at once with tokens behind them; `but` so many
-        characters at the end of the last unit are left out.
+        `rest` is the text of those of them that were read at once with tokens behind them.
         """
-        dialect, tags, main, thinking = self._arguments
-        again = Reader(dialect, tags, main=main, thinking=thinking)
+        tags, main, thinking = self._arguments
+        again = Reader(tags, main=main, thinking=thinking)
         units = [unit for unit in self._units if unit[0] <= tokens]
-        if units and but:
-            upto, text, is_tag = units[-1]
-            units[-1] = (upto, text[:-but], is_tag)
         if rest:
             units.append((tokens, rest, False))
         for unit in units:
@@ -131,7 +123,7 @@ class Reader:
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of text or thinking; all of them for a prompted model, whose tags are text."""
+        """Tokens of text or thinking."""
         count = before = 0
         in_promise = False  # what stands between its tag ids is no text
         for upto, text, is_tag in self._units:
@@ -167,92 +159,30 @@ class Reader:
         return [*thought, *self._parse(text)]
 
 
-@dataclass(slots=True)
-class _Recorded:
-    """What was read at once; ids whose text lags wait for it."""
-
-    start: int = 0
-    """How many ids were recorded before it."""
-    end: int = 0
-    """How many with it."""
-    text: str = ""
-    promises: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Those whose tag ends here: its thread, and the characters up to there."""
-    split: bool = False
-    """Whether a tag ends inside it, so that its text is encoded anew."""
-
-
 class RecordedTokens:
-    """What a thread wrote since its context began, as the token ids that later contexts are made of.
+    """Token ids that a thread wrote since its context began; later contexts are made of them.
 
-    A fork must be a token prefix of its parent, so contexts are made of the ids that were recorded. Where
-    the tag of a prompted model ends inside a token, the context is cut before that token, and the token's
-    text up to the tag's end, and behind it, is encoded anew; the shell does that through `Backend.encode`.
+    A fork must be a token prefix of its parent, so nothing here is ever encoded anew.
     """
 
     def __init__(self) -> None:
         self.raw: list[int] = []
         """The ids as they were generated: what the thread itself has behind its context."""
-        self._units = [_Recorded()]  # those in which a tag ends, and what was added last
+        self._promises: list[tuple[int, int]] = []  # thread, ids up to the end of its promise's tag
 
-    @property
-    def settled(self) -> int:
-        """How many ids stand before what was added last, which may yet be cut."""
-        return self._units[-1].start
+    def mark(self, thread: int) -> None:
+        """Note that the promise of `thread` ends with the id that was added last."""
+        self._promises.append((thread, len(self.raw)))
 
-    def add(self, ids: tuple[int, ...], text: str) -> None:
-        """What was read as one unit; `mark` and `end` say where in it tags ended."""
-        unit = self._units[-1]
-        if unit.text:
-            if unit.promises or unit.split:
-                unit = _Recorded()
-                self._units.append(unit)
-            unit.start = len(self.raw)
-        unit.text = text
-        self.raw += ids
-        unit.end = len(self.raw)
+    def before(self, thread: int) -> tuple[int, ...]:
+        """Ids up to the end of the promise of `thread`."""
+        return tuple(self.raw[: dict(self._promises)[thread]])
 
-    def mark(self, thread: int, left: int) -> None:
-        """A promise ends `left` characters before the end of what was added last."""
-        unit = self._units[-1]
-        unit.promises.append((thread, len(unit.text) - left))
-        unit.split = unit.split or left > 0
-
-    def end(self, left: int) -> None:
-        """A tag ends all of it there; what comes behind was written without what has to come before."""
-        if left:
-            self._units[-1].text = self._units[-1].text[:-left]
-            self._units[-1].split = True
-
-    def before(self, thread: int) -> list[Part]:
-        """What stands up to the promise of `thread`: the recorded ids, cut nowhere but there."""
-        unit, end = next((unit, end) for unit in self._units for n, end in unit.promises if n == thread)
-        if end == len(unit.text):
-            return [tuple(self.raw[: unit.end])]
-        return [tuple(self.raw[: unit.start]), unit.text[:end]]
-
-    def joined(
-        self, chunks: Mapping[int, list[Part]], *, last: int | None = None, grows: bool = False
-    ) -> Iterator[Part]:
-        """All of it, with the chunk of each promise right behind it (none for a promise not in `chunks`).
-
-        `last` is the thread of the promise behind whose chunk to end; `grows` is whether more will be added,
-        so that the unit that was added last may yet change.
-        """
-        done = 0
-        for unit in self._units:
-            yield tuple(self.raw[done : unit.start])
-            if grows and unit is self._units[-1]:
-                return
-            at, done = 0, unit.end
-            if not unit.split:
-                yield tuple(self.raw[unit.start : unit.end])
-            for thread, end in unit.promises:
-                if unit.split:
-                    yield unit.text[at:end]
-                yield from chunks.get(thread, [])
-                if thread == last:
-                    return
-                at = end
-            if unit.split and at < len(unit.text):
-                yield unit.text[at:]
+    def joined(self, chunks: Mapping[int, Sequence[Part]]) -> Iterator[Part]:
+        """All ids, with the chunk of each promise right behind it."""
+        start = 0
+        for thread, end in self._promises:
+            yield tuple(self.raw[start:end])
+            yield from chunks[thread]
+            start = end
+        yield tuple(self.raw[start:])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count, takewhile
@@ -23,13 +22,10 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.events import Emit
-from pasta_async.interpreter.ahead import AheadSender
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import Part
 from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.interpreter.width import Share
-from pasta_async.lang import PROMISE_OPEN
-from pasta_async.lang.document import TAG_REST
 from pasta_async.observers import AnswerObserver, observed_request
 from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Piece
 from pasta_async.results import Generation, RequestRecord
@@ -43,8 +39,6 @@ def thread_seed(seed: int | None, thread: int) -> int | None:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-_TAG = re.compile(f"</?(?:promise|async|sync){TAG_REST}>")
-_TAG_IN_CHUNK = re.compile(f"{re.escape(PROMISE_OPEN)}|{_TAG.pattern}")
 _BEFORE = 16
 """Ids in front of a piece that are looked at with it, since characters may go on from them."""
 
@@ -82,9 +76,6 @@ class Runner:
         self._failed: dict[int, BackendError] = {}
         self._encoded: dict[str, list[int]] = {}
         self._group = asyncio.TaskGroup()
-        self._ahead = AheadSender(
-            backend, machine, observer=observer, context=self._context, share=share, group=self._group
-        )
 
     async def run(self) -> Generation:
         """Decode the answer.
@@ -118,7 +109,6 @@ class Runner:
         alarm = None if self._deadline is None else self._group.create_task(self._alarm(self._deadline))
         self._begin(0)
         await self._ended(0)
-        await self._ahead.end()  # main may have been cancelled while it waited
         await self._settle()
         await self._truncate()
         if alarm:
@@ -152,9 +142,7 @@ class Runner:
             await self._thread(0)
             if machine.main.state == "done":
                 return
-            self._ahead.begin()
             await self._settle()
-            await self._ahead.end()
             if machine.main.state != "joining":
                 return  # a stop text in a chunk ended the answer
             machine.join(self._now())
@@ -250,7 +238,6 @@ class Runner:
             machine.exhaust(number, self._now())
             await self._flush()
             return None
-        stop_ids, stop_text = machine.stops(number)
         return DecodeRequest(
             answer=self._start.answer,
             thread=number,
@@ -258,8 +245,7 @@ class Runner:
             max_tokens=max_tokens,
             sampling=self._start.sampling,
             seed=thread_seed(self._start.sampling.seed, number),
-            stop_ids=stop_ids,
-            stop_text=stop_text,
+            stop_ids=machine.stop_ids(number),
             banned_ids=machine.banned(number),
             grammar=machine.grammar(number),
             stream=number == 0 or not self._start.whole_chunks,
@@ -292,14 +278,11 @@ class Runner:
                     if piece.finish_reason == "abort":
                         raise BackendProtocolError("the backend aborted the request unasked")
                     finished = piece.finish_reason
-                    if machine.takes(number, piece):
-                        over = machine.feed(number, piece, self._clock.time() - self._began)
-                    else:
-                        over = await self._feed_in_parts(number, piece)
+                    if not machine.allows(number, len(piece.ids)):
+                        piece = await self._cut(number, piece)
+                    over = machine.feed(number, piece, self._clock.time() - self._began)
                     if machine.dropped or machine.spawned:
                         self._drop_and_spawn()
-                    if self._ahead.waiting:
-                        self._ahead.advance()
                     if machine.events and (wait := self._hand_on()):
                         await wait
                     if over or finished:
@@ -312,52 +295,14 @@ class Runner:
             raise BackendProtocolError("the backend cancelled the request by itself") from error
         return finished or "abort"
 
-    async def _feed_in_parts(self, number: int, piece: Piece) -> bool:
-        """Feed the machine a piece in parts; whether the request has to end with one of them."""
-        machine, over = self.machine, False
-        for part in await self._parts(number, piece) if machine.dialect == "text" else [piece]:
-            if over:
-                machine.discard(number, len(part.ids))
-                continue
-            if not machine.allows(number, len(part.ids)):
-                part, rest = await self._divided(number, part, max(0, machine.allowance(number)))
-                part = part._replace(finish_reason="length")
-                machine.discard(number, len(rest.ids))
-            over = machine.feed(number, part, self._now())
-        return over
+    async def _cut(self, number: int, piece: Piece) -> Piece:
+        """The part of a piece that a thread may still generate; the rest counts as discarded."""
+        allowed = max(0, self.machine.allowance(number))
+        self.machine.discard(number, len(piece.ids) - allowed)
+        text = await self._text_of_first(number, piece, allowed)
+        return piece._replace(ids=piece.ids[:allowed], text=text, finish_reason="length")
 
     # Tokens and their text --------------------------------------------------------------------------------
-
-    async def _parts(self, number: int, piece: Piece) -> list[Piece]:
-        """A piece of a prompted model, divided so that a token in which a tag ends stands alone.
-
-        So what an answer is does not depend on how many tokens come at once.
-        """
-        held = self.machine.threads[number].reader.parser.held
-        bounds: set[int] = set()
-        for tag in (_TAG_IN_CHUNK if number else _TAG).finditer(held + piece.text):
-            token = await self._token_at(number, piece, tag.end() - 1 - len(held))
-            bounds |= {token, token + 1}
-        parts: list[Piece] = []
-        for bound in sorted(bounds - {0, len(piece.ids)}, reverse=True):
-            piece, rest = await self._divided(number, piece, bound)
-            parts.insert(0, rest)
-        return [piece, *parts]
-
-    async def _token_at(self, number: int, piece: Piece, character: int) -> int:
-        """Index of the token of a piece in which a character of its text stands."""
-        low, high = 0, len(piece.ids) - 1
-        while low < high:
-            middle = (low + high) // 2
-            known = await self._text_of_first(number, piece, middle + 1)
-            low, high = (low, middle) if len(known) > character else (middle + 1, high)
-        return low
-
-    async def _divided(self, number: int, piece: Piece, count: int) -> tuple[Piece, Piece]:
-        """A piece in two, the first with so many of its ids."""
-        text = await self._text_of_first(number, piece, count)
-        first = Piece(piece.ids[:count], text, None, piece.prompt_tokens, piece.cached_tokens)
-        return first, piece._replace(ids=piece.ids[count:], text=piece.text[len(text) :])
 
     async def _text_of_first(self, number: int, piece: Piece, count: int) -> str:
         """What the first ids of a piece say of its text."""

@@ -13,9 +13,6 @@ from pasta_async.options import Limits
 from pasta_async.protocol import FinishReason, Piece
 from pasta_async.results import RequestRecord, ThreadRecord
 
-_TAIL = 64
-"""Characters that a request's latest text is remembered by."""
-
 
 @dataclass(slots=True, eq=False)
 class Thread:
@@ -27,7 +24,7 @@ class Thread:
     opened: float
     promise: Promise | None = None
     closed_by: ClosedBy | None = None
-    """What ended the chunk; None for main, and where main wrote the chunk itself."""
+    """What ended the chunk; None for main."""
     state: Literal["open", "joining", "done"] = "open"
     finish_reason: FinishReason = "abort"
     recorded: RecordedTokens = field(default_factory=RecordedTokens)
@@ -36,8 +33,6 @@ class Thread:
     """Tokens it may have."""
     origin: int = 0
     """Main's tokens up to the promise."""
-    behind: int = 0
-    """Characters that main's token with the end of the promise's tag has behind it."""
     reported: int = 0
     """How many of its diagnostics came out as events."""
     tokens: int = 0
@@ -53,20 +48,14 @@ class Thread:
     """Tokens generated before it."""
     cached: int | None = None
     """Tokens of its context that were in the prefix cache."""
-    stops: tuple[tuple[int, ...], tuple[str, ...]] = ((), ())
-    """Ids and texts that it stops at."""
-    tail: str = ""
-    """The end of what it has written, in which a stop text is looked for."""
-
-    @property
-    def superseded(self) -> bool:
-        """Whether main wrote the chunk itself."""
-        return self.finish_reason == "superseded"
+    stop_ids: tuple[int, ...] = ()
+    """Ids at which it ends."""
 
     def begin_request(self, prompt_tokens: int, now: float) -> None:
         """A request with this context is about to be sent."""
         self.started = now if self.started is None else self.started
-        self.before, self.cached, self.tail = self.tokens, None, ""
+        self.before = self.tokens
+        self.cached = None
         self.requests.append(
             RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
@@ -84,8 +73,6 @@ class Thread:
 
     def note(self, piece: Piece, now: float) -> None:
         """Count a piece."""
-        if self.stops[1]:
-            self.tail = (self.tail + piece.text)[-_TAIL:]
         if piece.ids:
             self.first_token = now if self.first_token is None else self.first_token
             self.tokens += len(piece.ids)
@@ -94,10 +81,8 @@ class Thread:
             self.cached = piece.cached_tokens
 
     def stopped_where_asked(self) -> bool:
-        """Whether the request under way has come to one of the ids or texts it stops at."""
-        ids, texts = self.stops
-        latest = self.recorded.raw[-1] if self.tokens > self.before else None
-        return latest in ids or any(text in self.tail for text in texts)
+        """Whether the request under way has come to one of its stop ids."""
+        return self.tokens > self.before and self.recorded.raw[-1] in self.stop_ids
 
     def record(self, text: str) -> ThreadRecord:
         """The thread as users see it."""
@@ -131,8 +116,7 @@ class TokenBudget:
 
     While threads run, the tokens that are known to stand in front of a place only become more, so what is
     known to stand behind the last token of the answer can be cancelled at once, and where that token is
-    does not depend on who decoded when. A promise that main may still keep itself counts for nothing yet, and
-    nor does what main wrote behind it.
+    does not depend on who decoded when.
     """
 
     def __init__(self, main: Thread, max_tokens: int, limits: Limits) -> None:
@@ -216,15 +200,9 @@ class TokenBudget:
             left -= thread.kept
         return Cut(0, left)
 
-    @property
-    def undecided(self) -> bool:
-        """Whether main may still keep its last promise itself."""
-        return bool(self.round) and self.round[-1].lane.held
-
     def _known(self) -> int:
         """Tokens of the answer that are certain to stand in its document."""
-        main = self.round[-1].origin if self.undecided else self._main.kept
-        return self._joined + main + sum(thread.kept for thread in self.round if not thread.lane.held)
+        return self._joined + self._main.kept + sum(thread.kept for thread in self.round)
 
     def _left_of_chunk(self, chunk: Thread) -> int:
         left = self._max_tokens - self._joined - chunk.origin - chunk.kept
@@ -241,5 +219,5 @@ class TokenBudget:
     def _longest(self) -> int:
         """The longest chain of the round."""
         main = self._main.kept
-        chains = (t.origin + t.kept for t in self.round if not t.superseded and t.origin <= main)
+        chains = (thread.origin + thread.kept for thread in self.round if thread.origin <= main)
         return max((main, *chains)) - self.round_start

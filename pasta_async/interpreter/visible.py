@@ -18,8 +18,6 @@ class Lane:
     pending: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """Text, and how many tokens stand before its end if those of chunks before it are not counted."""
     done: bool = False
-    held: bool = False
-    """Nothing is shown yet, because main may still write this chunk itself."""
     tokens: int = 0
     """Of a chunk that is done."""
 
@@ -50,7 +48,7 @@ class Visible:
 
     def open(self) -> Lane:
         """A lane for a chunk where main stands now; main goes on behind it."""
-        lane = Lane(held=True)
+        lane = Lane()
         self.tail.done = True
         self.tail = Lane()
         self._lanes += (lane, self.tail)
@@ -60,15 +58,13 @@ class Visible:
     def ready(self) -> bool:
         """Whether there may be something to take."""
         front = self._lanes[0]
-        return not front.held and (front.done or bool(front.pending))
+        return front.done or bool(front.pending)
 
     def take(self) -> str:
         """What can be shown now, and has not been."""
         text = ""
         while True:
             front = self._lanes[0]
-            if front.held:
-                break
             if front.pending:
                 text += self._certain(front.pending)
             if front.pending or not front.done or len(self._lanes) == 1:
@@ -81,7 +77,7 @@ class Visible:
         """What is left, finished or not; the answer is over. `whole` is its text where a token cuts it."""
         if whole is None:
             for lane in self._lanes:
-                lane.done, lane.held = True, False
+                lane.done = True
             self._max_tokens = None
             text = self.take()
         else:

@@ -240,11 +240,6 @@ class Share:
         await asyncio.sleep(0)  # what begins in the same moment counts too
         return self.control.refuse(self.engine)
 
-    async def spare(self) -> bool:
-        """Whether the engine has room for what nobody waits for. Cancelling it is safe."""
-        await self.control.read(self)
-        return not (self.control.crowd(self.engine) or self.control.is_full(self.engine))
-
     @asynccontextmanager
     async def thread(self) -> AsyncGenerator[str | None]:
         """Decode a thread; gives why it had to wait for room, if so. Cancelling it gives up its place."""

@@ -343,13 +343,14 @@ class Parser:
         for code in codes:
             self._report(code, tag.place)
         self._append(promise)
-        self._open = self._gap = True
+        self._open = True
+        self._gap = not self._main  # main's own text goes on; its chunks are other threads'
         self._place = tag.place
         events.append(PromiseRead(promise, tag.end))
         return None
 
     def _on_async(self, tag: Tag, events: list[Reading]) -> Code | None:
-        if not self._gap:
+        if not self._gap or self._main:
             return Code.ASYNC_STRAY
         attributes = read_attributes(tag.rest)
         if isinstance(attributes, Code):

@@ -78,10 +78,9 @@ class _Reply:
 
     @property
     def mode(self) -> Literal["parallel", "sequential", "baseline"]:
-        """How answers are decoded. A model that must be told about tags is not told by a bare text."""
+        """How answers are decoded."""
         options = self._request.pasta
-        untold = not self._chat and self._service.info.tags is None and not options.prompted
-        if options.baseline or untold:
+        if options.baseline or self._service.info.tags is None:
             return "baseline"
         parallel = options.parallel or self._service.settings.parallel
         return "sequential" if parallel == "never" else "parallel"

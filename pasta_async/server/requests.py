@@ -46,8 +46,6 @@ class PastaOptions(_Body):
     """How parallel the answer may be; None: what the server's settings say."""
     baseline: bool = False
     """Answer without any tag, for comparison."""
-    prompted: bool | None = None
-    """Whether the model is told about the tags; None: what it needs."""
     limits: Limits = Limits()
     """Limits of one answer; none may be above the server's own."""
     record: bool = False
@@ -299,7 +297,6 @@ def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str
     options = request.pasta
     kwargs: dict[str, Any] = {
         "limits": answer_limits(options.limits, service.limits),
-        "prompted": options.prompted,
         "baseline": options.baseline,
         "parallel": options.parallel or service.settings.parallel,
         "sampling": Sampling(**sampling_values(request, service.settings)),

@@ -5,13 +5,12 @@
 
 from pasta_async.testing.backend import Fault, Play, ScriptedBackend
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import Script, ScriptLike, ScriptSource
+from pasta_async.testing.script import ScriptLike, ScriptSource
 from pasta_async.testing.tokenizer import Tokenizer, WordTokenizer
 
 __all__ = [
     "Fault",
     "Play",
-    "Script",
     "ScriptLike",
     "ScriptSource",
     "ScriptedBackend",

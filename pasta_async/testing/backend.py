@@ -13,7 +13,7 @@ from pasta_async.errors import BackendError, BackendProtocolError, InvalidReques
 from pasta_async.lang.document import Document
 from pasta_async.protocol import DecodeRequest, FinishReason, Message, ModelInfo, Piece
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import AnswerState, Passage, Passages, Script, ScriptSource, read_script
+from pasta_async.testing.script import AnswerState, Passage, Passages, ScriptSource, read_script
 from pasta_async.testing.tokenizer import Chat, Tokenizer, WordTokenizer
 
 
@@ -38,8 +38,6 @@ class Fault:
     """Whether the `BackendError` says that trying again may help."""
     text: str = '" tokens="\ufffd"/>'
     """What `garbage` writes."""
-    prefill: bool = False
-    """Whether it is laid for the answer's prefill-only requests, instead of those that decode."""
 
     def make_error(self) -> Exception:
         """The exception that the request ends with."""
@@ -89,7 +87,6 @@ class ScriptedBackend:
         faults: Sequence[Fault] = (),
         piece: int = 1,
         honours_seeds: bool = True,
-        prefill_ahead: bool = False,
         context_length: int = 131_072,
         name: str = "scripted",
         record: bool = True,
@@ -97,10 +94,10 @@ class ScriptedBackend:
         """Say what is played, and how.
 
         Args:
-            script: A document in written form, a `Document`, a raw `Script`, or one of these for each
-                prompt: a mapping or a function from the last user message's text.
+            script: A document in written form, a `Document`, or one of these for each prompt: a mapping or
+                a function from the last user message's text.
             tokenizer: A `WordTokenizer` with tag ids unless given. One without tag ids is a model that was
-                not trained to annotate: it writes the tags as text.
+                not trained to annotate: it writes the document's visible text.
             clock: Where latencies are spent.
             latency: Seconds that a token takes.
             prefill: Seconds before a request's first token.
@@ -108,7 +105,6 @@ class ScriptedBackend:
             faults: What goes wrong.
             piece: Tokens in one piece (a tag always travels alone).
             honours_seeds: What the model info says.
-            prefill_ahead: The same.
             context_length: Longest prompt with output, in tokens.
             name: The model's name.
             record: Keep `played` and the prefix cache. Without, a long run needs no memory.
@@ -136,7 +132,7 @@ class ScriptedBackend:
         self._latency, self._speeds, self._prefill = latency, speeds, prefill
         self._piece = piece
         self._faults = tuple(faults)
-        self._asked = Counter[tuple[int, bool]]()  # requests of each thread so far, and prefill-only ones
+        self._asked = Counter[int]()  # requests of each thread so far
         self._cache = PrefixCache() if record else None
         self._answers: dict[str, AnswerState] = {}
         self._tokenized: dict[tuple[int, bool], Passages] = {}
@@ -148,7 +144,6 @@ class ScriptedBackend:
             end_ids=(self.tokenizer.end_id,),
             tags=self.tokenizer.tags,
             honours_seeds=honours_seeds,
-            prefill_ahead=prefill_ahead,
         )
 
     @property
@@ -225,7 +220,7 @@ class ScriptedBackend:
         ids, limit = request.ids, self._info.context_length
         if not ids or min(ids) < 0 or max(ids) >= self._info.vocab_size:
             raise InvalidRequestError(f"ids must be 0 to {self._info.vocab_size - 1}, and at least one")
-        if len(ids) >= limit or request.max_tokens < 0:
+        if len(ids) >= limit or request.max_tokens < 1:
             raise InvalidRequestError(f"{len(ids)} tokens leave no room in a context of {limit}: send fewer")
 
     def _check_open(self) -> None:
@@ -237,14 +232,12 @@ class ScriptedBackend:
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)
-        prefill = request.max_tokens == 0
-        passage = Passage((), ()) if prefill else answer.find(request.thread, request.ids)
-        at = self._asked[request.thread, prefill]
-        self._asked[request.thread, prefill] += 1
+        passage = answer.find(request.thread, request.ids)
+        at = self._asked[request.thread]
+        self._asked[request.thread] += 1
         deadly: list[Fault] = []
         for fault in self._faults:
-            laid_for = (fault.thread, fault.prefill) == (request.thread, prefill)
-            if not laid_for or not fault.skip <= at < fault.skip + fault.times:
+            if fault.thread != request.thread or not fault.skip <= at < fault.skip + fault.times:
                 continue
             if fault.kind == "garbage":
                 passage = passage.spliced(fault.after_tokens, fault.text, self.tokenizer)
@@ -256,7 +249,7 @@ class ScriptedBackend:
     def _open_answer(self, ids: tuple[int, ...]) -> AnswerState:
         question, plain = self._chat.question(ids)
         script = self._script
-        if not isinstance(script, str | Document | Script):
+        if not isinstance(script, str | Document):
             script = script(question) if callable(script) else script.get(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
@@ -285,10 +278,6 @@ class ScriptedBackend:
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a passage into pieces, up to what ends the request or breaks it."""
         request = play.request
-        if request.max_tokens == 0:
-            if fault is None:
-                yield Piece((), "", "length", len(request.ids), play.cached_tokens)
-            return
         limit = min(request.max_tokens, self._info.context_length - len(request.ids))
         count, finish_reason = passage.extent(request, self.tokenizer.end_id, limit)
         size = self._piece if request.stream else count

@@ -1,13 +1,13 @@
-"""What a scripted model writes: documents and raw scripts, turned into tokens passage by passage."""
+"""Scripts of a scripted model: documents, turned into tokens passage by passage."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 
-from pasta_async.lang.document import ASYNC_CLOSE, TAG_TOKENS, Chunk, Document, Sync, Text
+from pasta_async.lang.document import TAG_TOKENS, Document
 from pasta_async.lang.parser import parse
 from pasta_async.lang.views import Segment, views
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
@@ -16,40 +16,11 @@ from pasta_async.testing.tokenizer import Tokenizer
 _TAG = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What a model writes, character by character, for models that write tags as plain text.
-
-    Nothing in it is checked: this is the place for chunks written inline, code fences, odd quotes.
-    """
-
-    main: Sequence[str]
-    """The main thread's text, one item for each passage: a new one begins behind a `<sync/>` that joined."""
-    chunks: Mapping[int, str] = field(default_factory=dict[int, str])
-    """What thread k (from 1) writes behind its `<async>`, `</async>` included if it writes one."""
-
-    @classmethod
-    def of(cls, document: Document) -> Script:
-        """The script of a model that writes this document."""
-        main = [""]
-        for node in document.nodes:
-            main[-1] += node.format() if isinstance(node, Text) else node.source
-            if isinstance(node, Sync):
-                main.append("")
-        chunks = {k: _body(p.chunk) for k, p in enumerate(document.promises, 1) if p.chunk is not None}
-        return cls(main, chunks)
-
-
-ScriptLike = str | Document | Script
-"""A document in written form, a document, or a raw script."""
+ScriptLike = str | Document
+"""A document in written form, or parsed."""
 
 ScriptSource = ScriptLike | Mapping[str, ScriptLike] | Callable[[str], ScriptLike]
 """One script for everything, or one for each prompt (the last user message's text)."""
-
-
-def _body(chunk: Chunk) -> str:
-    text = "".join(node.format() for node in chunk.nodes)
-    return text + ASYNC_CLOSE if chunk.closed_by == "writer" else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +34,6 @@ class Passage:
         """How many of its tokens a request gets, and why it ends there."""
         ends = {*request.stop_ids, end_id}
         count = next(n for n, token in enumerate(self.ids, 1) if token in ends)
-        whole = "".join(self.texts)
-        stops = [place + len(text) for text in request.stop_text if (place := whole.find(text)) >= 0]
-        if stops:
-            lengths = accumulate(map(len, self.texts))
-            count = min(count, next(n for n, length in enumerate(lengths, 1) if length >= min(stops)))
         return (count, "stop") if count <= limit else (limit, "length")
 
     def pieces(self, count: int, size: int, tags: Set[int]) -> Iterator[Piece]:
@@ -86,25 +52,11 @@ class Passage:
             since -= 1
         return tokenizer.decode(self.ids[since:count])
 
-    def after(self, written: tuple[int, ...], tokenizer: Tokenizer) -> Passage | None:
+    def after(self, written: tuple[int, ...]) -> Passage | None:
         """What is left when so much of it stands in the context already; None if that is something else."""
         if self.ids[: len(written)] == written:
             at = min(len(written), len(self.ids) - 1)  # the end can always be written again
             return Passage(self.ids[at:], self.texts[at:])
-        return self._after_text(tokenizer.decode(written), tokenizer)
-
-    def _after_text(self, written: str, tokenizer: Tokenizer) -> Passage | None:
-        """The same by text: a prompted model's tokens may have been cut and encoded again."""
-        done = 0
-        for n, text in enumerate(self.texts):
-            if not written.startswith(text, done):
-                if not text.startswith(written[done:]):
-                    return None
-                rest = _spell(Segment(text[len(written) - done :]), tokenizer)
-                return Passage((*rest.ids, *self.ids[n + 1 :]), (*rest.texts, *self.texts[n + 1 :]))
-            done += len(text)
-            if done == len(written):
-                return Passage(self.ids[n + 1 :], self.texts[n + 1 :])
         return None
 
     def spliced(self, at: int, text: str, tokenizer: Tokenizer) -> Passage:
@@ -150,18 +102,14 @@ Passages = Mapping[int, Sequence[Passage]]
 
 
 def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Passages:
-    """A script in tokens; a plain one is its visible text, in one passage."""
+    """A script in tokens; without tags it is its visible text, in one passage."""
     document = parse(script) if isinstance(script, str) else script
-    if isinstance(document, Document) and plain:
+    if plain or tokenizer.tags is None:
         return {0: [_passage([Segment(document.text)], tokenizer)]}
-    if isinstance(document, Document) and tokenizer.tags is not None:
-        passages: dict[int, list[Passage]] = {}
-        for view in views(document):
-            passages.setdefault(view.thread, []).append(_passage(view.target, tokenizer))
-        return passages
-    raw = Script.of(document) if isinstance(document, Document) else document
-    texts = {0: raw.main, **{thread: [text] for thread, text in raw.chunks.items()}}
-    return {thread: [_passage([Segment(text)], tokenizer) for text in own] for thread, own in texts.items()}
+    passages: dict[int, list[Passage]] = {}
+    for view in views(document):
+        passages.setdefault(view.thread, []).append(_passage(view.target, tokenizer))
+    return passages
 
 
 class AnswerState:
@@ -184,7 +132,7 @@ class AnswerState:
             del starts[starts.index(ids) + 1 :]
             return self._current(thread)
         if starts and ids[: len(starts[-1])] == starts[-1]:
-            left = self._current(thread).after(ids[len(starts[-1]) :], self._tokenizer)
+            left = self._current(thread).after(ids[len(starts[-1]) :])
             if left is not None and (len(left.ids) > 1 or len(starts) >= len(passages)):
                 return left
         if thread:

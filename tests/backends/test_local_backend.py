@@ -159,19 +159,6 @@ async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
     assert received[-1].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_stop_text_ends_the_request_and_is_kept(backend: LocalBackend, stream: bool) -> None:
-    ids = await backend.encode("one STOP two")
-    forced = forcing([*ids, *[0] * 50])
-    asked = request(range(30), 50, stop_text=("xyz", "STOP"), stream=stream, **forced)
-    received = await pieces(backend, asked)
-    text = "".join(piece.text for piece in received)
-    assert text.startswith("one STOP")
-    assert len(text) < len("one STOP two")
-    assert received[-1].finish_reason == "stop"
-    assert engine_tasks() == []
-
-
 async def test_answers_decoded_together_are_those_decoded_alone(backend: LocalBackend) -> None:
     requests = [request(range(i, 40 + i), 15, answer=f"a{i // 3}", thread=i % 3) for i in range(9)]
     alone = [all_ids(await pieces(backend, asked)) for asked in requests]

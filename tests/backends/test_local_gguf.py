@@ -332,7 +332,7 @@ def test_sentencepiece_tokenizers_encode_as_sentencepiece(tmp_path: Path) -> Non
 
 
 async def test_a_file_is_a_backend_that_answers(tmp_path: Path) -> None:
-    """Without the tags in the vocabulary, prompted mode explains them; the text is that of the folder."""
+    """Without the tags in the vocabulary it answers in sequence; the text is that of the folder."""
     model = local_models.model(max_position_embeddings=4096)
     fast = local_models.byte_level(tags=False)
     backend: Any = fast.backend_tokenizer

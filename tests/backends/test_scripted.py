@@ -22,11 +22,12 @@ from pasta_async.lang import (
     Segment,
     Text,
     View,
+    escape,
     parse,
     views,
 )
 from pasta_async.protocol import Backend
-from pasta_async.testing import Fault, Script, ScriptedBackend, VirtualClock, WordTokenizer
+from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 
 
 class Bytes:
@@ -160,38 +161,6 @@ async def test_the_plain_answer_is_the_visible_text() -> None:
     assert not set(ids_of(pieces)) & set(player.info.tags or ())
 
 
-# --- models that write tags as text -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tokenizer", [WordTokenizer(tags=False), Bytes()], ids=["words", "bytes"])
-async def test_a_model_without_tags_writes_them_as_text(tokenizer: WordTokenizer | Bytes) -> None:
-    player = await Player.ask(ScriptedBackend(WRITTEN, tokenizer=tokenizer))
-    assert player.info.tags is None
-    first = await player.text(stop_text=(SYNC,))
-    assert first == (
-        'Both wars.<promise topic="causes" tokens="60"/><promise topic="outcome" tokens="40"/><sync/>'
-    )
-    assert await player.text(2, stop_text=(ASYNC_CLOSE,)) == " Peace came.</async>"
-    joined = await player.encode([Segment(WRITTEN[: WRITTEN.index(SYNC) + len(SYNC)])])
-    assert await player.text(written=joined) == ' Taken together: <promise topic="sum" tokens="10"/> wars.'
-
-
-async def test_a_raw_script_is_played_as_it_stands() -> None:
-    inline = '```xml\n<promise topic=“a” tokens="5"><async>here</async>\n```<sync/>'
-    script = Script(main=[inline, " after"], chunks={1: "late</async> and on"})
-    player = await Player.ask(ScriptedBackend(script, tokenizer=Bytes()))
-    assert await player.text() == inline
-    assert await player.text(1) == "late</async> and on"
-    assert await player.text(written=await player.encode([Segment("something else")])) == " after"
-
-
-async def test_a_context_encoded_in_another_way_is_continued_by_its_text() -> None:
-    player = await Player.ask(ScriptedBackend("A wonderful evening.", tokenizer=WordTokenizer(tags=False)))
-    await player.text()
-    other = await player.encode([Segment("A won"), Segment("derful eve")])
-    assert await player.text(written=other) == "ning."
-
-
 async def test_text_lags_behind_the_ids_of_half_a_character() -> None:
     player = await Player.ask(ScriptedBackend("né!", tokenizer=Bytes()))
     assert [piece.text for piece in await player.pieces()] == ["n", "", "é", "!", ""]
@@ -201,7 +170,7 @@ async def test_text_lags_behind_the_ids_of_half_a_character() -> None:
 @given(st.lists(st.sampled_from(["é", "x", " ", "<", "sync", "/>", "\n", "日本"])), st.integers(1, 5))
 async def test_pieces_add_up_to_the_text(parts: list[str], size: int) -> None:
     text = "".join(parts)
-    player = await Player.ask(ScriptedBackend(Script([text]), tokenizer=Bytes(), piece=size))
+    player = await Player.ask(ScriptedBackend(escape(text), tokenizer=Bytes(), piece=size))
     assert await player.text() == text
 
 
@@ -215,12 +184,6 @@ async def test_the_word_tokenizer_gives_any_text_back_without_a_tag(text: str) -
 
 
 # --- when a request ends ------------------------------------------------------------------------------
-
-
-async def test_stop_text_ends_at_the_token_that_completes_it() -> None:
-    player = await Player.ask(ScriptedBackend("one two three four", tokenizer=Bytes()))
-    assert await player.text(stop_text=("zz", "o th")) == "one two th"
-    assert await player.text(answer="b", stop_text=("e",)) == "one"
 
 
 async def test_tokens_and_context_are_limits() -> None:

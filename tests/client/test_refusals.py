@@ -22,7 +22,7 @@ from pasta_async import (
 )
 from pasta_async.protocol import ModelInfo
 from pasta_async.telemetry.logs import Logs
-from pasta_async.testing import ScriptedBackend, WordTokenizer
+from pasta_async.testing import ScriptedBackend
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,6 @@ async def test_prompts_and_messages(prompt: Any) -> None:
         {"chat_template_kwargs": {"x": float("inf")}},
         {"baseline": "yes"},
         {"parallel": None},
-        {"prompted": 3},
         {"whole_chunks": "no"},
         {"frequency": 1},
         {"answer": "x"},
@@ -307,14 +306,6 @@ async def test_a_prompt_of_token_ids_is_taken_as_it_is() -> None:
     answer = await generate(ids, backend=backend)
     assert backend.requests[0].ids == tuple(ids)
     assert answer.usage.prompt_tokens == len(ids)
-
-
-async def test_a_model_without_tags_that_is_not_to_be_prompted() -> None:
-    backend = ScriptedBackend("Because.", tokenizer=WordTokenizer(tags=False))
-    with pytest.raises(InvalidRequestError):
-        await generate("Why?", backend=backend, prompted=False)
-    assert not backend.requests
-    assert (await generate("Why?", backend=backend, prompted=False, baseline=True)).text == "Because."
 
 
 @pytest.mark.parametrize("url", ["localhost:30000", "http:", "https://", "sglang:", "vllm:/model"])

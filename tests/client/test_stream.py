@@ -19,9 +19,8 @@ from pasta_async import (
     ThreadDone,
     ThreadFailedError,
 )
-from pasta_async.events import ThreadReplaced
 from pasta_async.lang import parse
-from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, promise
 
 LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
@@ -60,22 +59,6 @@ async def test_deltas_add_up_to_the_text_and_to_what_each_thread_wrote(latencies
             assert event.record.text == threads[event.thread]
 
 
-async def test_the_deltas_of_a_superseded_thread_are_withdrawn() -> None:
-    p = promise("tea")
-    script = Script([f"A. {p}   <async>Inline.</async>"], {1: "Thread text.</async>"})
-    backend = ScriptedBackend(
-        script, tokenizer=WordTokenizer(tags=False), latency=1.0, thread_latency={0: 2.0, 1: 0.5}
-    )
-    events = await events_of(backend)
-    ((at, replaced),) = [(n, event) for n, event in enumerate(events) if isinstance(event, ThreadReplaced)]
-    assert (replaced.thread, replaced.text) == (1, "")
-    deltas = [event.delta if isinstance(event, ThreadDelta) and event.thread == 1 else "" for event in events]
-    assert "".join(deltas[:at]).startswith("Thread")
-    assert "".join(deltas[at:]) == "Inline."
-    done = [event.record for event in events if isinstance(event, ThreadDone) and event.thread == 1]
-    assert (done[-1].finish_reason, done[-1].text) == ("superseded", "Inline.")
-
-
 async def test_the_last_event_has_the_generation_that_result_gives() -> None:
     backend = ScriptedBackend(RICH)
     async with pasta_async.stream("Why?", backend=backend) as stream:
@@ -102,8 +85,9 @@ async def test_who_leaves_at_the_last_event_still_has_the_result() -> None:
 
 
 async def test_what_is_not_well_formed_comes_as_events_and_in_the_generation() -> None:
-    main = [f"One. {promise('a', None, 13)}<sync/>", '<sync/> Three</async>. <promise topic="']
-    backend = ScriptedBackend(Script(main, {1: "Two.</async>"}), tokenizer=WordTokenizer(tags=False))
+    cut = Fault(0, 3, "garbage", text='<promise topic="', skip=2)
+    script = f"One. {promise('a', 'Two.', 13)}<sync/><sync/> Three</async>."
+    backend = ScriptedBackend(script, faults=[cut])
     events = await events_of(backend)
     found = [str(event.diagnostic.code) for event in events if event.type == "diagnostic.found"]
     assert found == ["tokens-not-tens", "sync-idle", "async-stray-close", "tag-cut"]

@@ -9,7 +9,7 @@ import pytest
 
 from pasta_async import Client, Event, Generation, Limits, Sampling
 from pasta_async.lang import Document, Promise, Sync, parse
-from pasta_async.testing import Fault, Script, ScriptedBackend
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, promise
 from tests.interpreter.vocabularies import tokenizer
 
@@ -104,13 +104,12 @@ async def test_a_sync_with_nothing_open_has_no_effect() -> None:
     assert not backend.open
 
 
-@pytest.mark.parametrize("name", ["words", "plain words", "plain pieces"])
+@pytest.mark.parametrize("name", ["words", "pieces"])
 async def test_syncs_with_nothing_open_cost_one_request_at_most(name: str) -> None:
     idle = "<sync/> and" * 300
     for between in (idle, f"{promise('b', 'Beta.')} and {idle}", f"{promise('b', '')}<sync/>{idle}"):
         script = f"One. {promise('a', 'Alpha.')}<sync/>{between} so. {promise('c', 'Gamma.')}<sync/> End."
-        source = parse(script) if name == "words" else Script.of(parse(script))
-        backend = ScriptedBackend(source, tokenizer=tokenizer(name))
+        backend = ScriptedBackend(script, tokenizer=tokenizer(name))
         generation = await answer(backend, limits=ROOMY, sampling=ENDLESS)
         assert generation.text == parse(script).text
         mains = [request for request in backend.requests if request.thread == 0]

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from pasta_async import Generation, ModelInfo, Piece, Sampling
 from pasta_async.interpreter.machine import Machine
-from pasta_async.interpreter.reading import Dialect, Part
+from pasta_async.interpreter.reading import Part
 from pasta_async.lang import Document, parse
-from pasta_async.lang.lexer import split_marker
 from pasta_async.observers import AnswerStart
-from pasta_async.testing import Script, Tokenizer
-from tests.interpreter.support import RICH, ROOMY, documents, promise, unrolled
+from pasta_async.testing import Tokenizer
+from tests.interpreter.support import RICH, ROOMY, documents, unrolled
 from tests.interpreter.vocabularies import tokenizer
 
 Choose = Callable[[int], int]
@@ -79,22 +78,9 @@ def annotating(document: Document, name: str) -> Model:
     return Model(words, main, chunks)
 
 
-def prompted(document: Document, name: str, behind_sync: str = "") -> Model:
-    """Any other model: tags are text; after a sync it runs on a little, until somebody stops it."""
-    words = tokenizer(name)
-    script = Script.of(document)
-
-    def pieces(text: str) -> deque[Piece]:
-        return deque(spoken(words.encode(text), words))
-
-    *stretches, last = script.main
-    main = deque([*(pieces(text + behind_sync) for text in stretches), pieces(last)])
-    return Model(words, main, {number: pieces(text) for number, text in script.chunks.items()})
-
-
-def run(model: Model, dialect: Dialect, choose: Choose) -> tuple[Generation, Outcome]:
+def run(model: Model, choose: Choose) -> tuple[Generation, Outcome]:
     """Play an answer; `choose` says which of n things that could happen next does."""
-    machine = Machine(model.info(), dialect, start(10**7))
+    machine = Machine(model.info(), model.tokenizer.tags, start(10**7))
     contexts: Outcome = {}
     asking: set[int] = set()
     started = [0]
@@ -152,11 +138,11 @@ def test_the_outcome_does_not_depend_on_the_interleaving(
     def choose(count: int) -> int:
         return data.draw(st.integers(0, count - 1))
 
-    outcome = run(annotating(document, name), "ids", choose)
+    outcome = run(annotating(document, name), choose)
     assert outcome[0].document == document
     assert outcome[0].text == document.text
-    assert comparable(outcome) == comparable(run(annotating(document, name), "ids", first))
-    assert comparable(outcome) == comparable(run(annotating(document, name), "ids", last))
+    assert comparable(outcome) == comparable(run(annotating(document, name), first))
+    assert comparable(outcome) == comparable(run(annotating(document, name), last))
 
 
 @pytest.mark.parametrize("order", [first, last])
@@ -164,68 +150,19 @@ def test_the_outcome_does_not_depend_on_the_interleaving(
 @settings(max_examples=15)
 def test_the_contexts_are_those_of_the_views(document: Document, name: str, order: Choose) -> None:
     model = annotating(document, name)
-    contexts = set(run(model, "ids", order)[1].values())
+    contexts = set(run(model, order)[1].values())
     assert contexts >= {context for _, context, _ in unrolled(document, model.tokenizer)}
-
-
-_WORD = st.sampled_from(["Tea ", "is. ", "\n", ">", "- ", "and so on", '"/>.'])
-_CHUNK = st.lists(_WORD, max_size=4).map("".join).filter(lambda text: not split_marker(text)[1].strip())
-"""Without a list marker at its end, which is left out."""
-_PLAIN = st.lists(_WORD | st.builds(promise, st.just("a b"), _CHUNK) | st.just("<sync/>"), max_size=12).map(
-    lambda parts: parse("".join(parts))
-)
-
-
-@given(document=_PLAIN, name=st.sampled_from(["plain words", "plain merged", "plain pieces"]), data=st.data())
-@settings(max_examples=25)
-def test_the_same_for_a_model_that_writes_tags_as_text(
-    document: Document, name: str, data: st.DataObject
-) -> None:
-    def choose(count: int) -> int:
-        return data.draw(st.integers(0, count - 1))
-
-    behind = data.draw(st.sampled_from(["", " and on", '<promise topic="x" tokens="10"/>']))
-    outcome = run(prompted(document, name, behind), "text", choose)
-    assert outcome[0].document == document
-    assert outcome[0].text == document.text
-    assert comparable(outcome) == comparable(run(prompted(document, name, behind), "text", first))
-    assert comparable(outcome) == comparable(run(prompted(document, name, behind), "text", last))
 
 
 def test_the_critical_path_is_the_longest_chain_of_each_round_in_tokens() -> None:
     model = annotating(parse(RICH), "words")
     mains = [len(pieces) for pieces in model.main]
     chunks = {number: len(pieces) for number, pieces in model.chunks.items()}
-    generation, _ = run(model, "ids", first)
+    generation, _ = run(model, first)
     first_round = max(mains[0], 6 + 5 + chunks[1], 6 + 5 + 1 + 5 + chunks[2])
     second_round = max(mains[1], 9 + 5 + chunks[3], 9 + 5 + 5 + chunks[4])
     third_round = max(mains[2], 5 + 5 + chunks[5])
     assert generation.critical_path == first_round + second_round + third_round
-
-
-def test_a_sync_that_is_split_between_pieces_while_a_thread_writes_is_still_seen() -> None:
-    """A request that stopped at an idle sync goes on, whatever another thread wrote in between."""
-    words = tokenizer("plain words")
-    end = (words.end_id,)
-    machine = Machine(ModelInfo("m", 10**6, 10**6, end, None, True), "text", start())
-    machine.begin_request(0, 0, 0.0)
-    machine.feed(0, Piece((1,), '<promise topic="a" tokens="10"/><sync/>', "stop"), 0.0)
-    machine.begin_request(1, 0, 0.0)
-    machine.feed(1, Piece((1,), "a</async>", "stop"), 0.0)
-    machine.join(0.0)
-    machine.begin_request(0, 0, 0.0)
-    machine.feed(0, Piece((1,), '<promise topic="b" tokens="10"/><sync/>', "stop"), 0.0)
-    machine.begin_request(2, 0, 0.0)
-    machine.feed(2, Piece((1,), "b</async>", "stop"), 0.0)
-    machine.join(0.0)
-    machine.begin_request(0, 0, 0.0)
-    machine.feed(0, Piece((1,), "Idle: <sy"), 0.0)
-    machine.feed(0, Piece((1,), "nc/>", "stop"), 0.0)
-    assert machine.wants(0)
-    machine.begin_request(0, 0, 0.0)
-    machine.feed(0, Piece((1,), " The end.", "stop"), 0.0)
-    assert not machine.wants(0)  # the sync before was another request's
-    assert machine.finish(None, 0.0).text == "abIdle:  The end."
 
 
 def test_a_stop_that_comes_behind_its_token_is_not_the_end() -> None:
@@ -233,7 +170,7 @@ def test_a_stop_that_comes_behind_its_token_is_not_the_end() -> None:
     words = tokenizer("words")
     assert words.tags is not None
     info = ModelInfo("m", 10**6, 10**6, (words.end_id,), words.tags, True)
-    machine = Machine(info, "ids", start())
+    machine = Machine(info, words.tags, start())
     machine.begin_request(0, 0, 0.0)
     machine.feed(0, Piece((words.tags.sync,), "<sync/>"), 0.0)
     machine.feed(0, Piece((), "", "stop"), 0.0)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Generation, Limits, Sampling
-from pasta_async.lang import Document, parse
-from pasta_async.testing import Script, ScriptedBackend
+from pasta_async.lang import Document
+from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise, read_by_events
 from tests.interpreter.vocabularies import tokenizer
 
@@ -101,44 +101,6 @@ async def test_the_cut_is_that_of_the_answer_in_sequence(
         return ScriptedBackend(document, tokenizer=tokenizer(name), **options)
 
     await check_timing(make, most, **timing)
-
-
-_WORD = st.sampled_from(["Tea ", "is. ", "\n", ">", "- ", "and so on", "é🎉", '"/>.', " <b", "<think>"])
-_PROMISE = st.builds(promise, st.just("a b"), st.lists(_WORD, max_size=4).map("".join))
-_INLINE = st.builds("{}{}<async>{}</async>".format, st.just(promise("in")), st.sampled_from(["", " "]), _WORD)
-_MAIN = st.lists(_WORD | _PROMISE | _INLINE | st.just("<sync/>"), max_size=12).map("".join)
-
-
-@given(
-    written=_MAIN,
-    name=st.sampled_from(["plain words", "plain merged", "plain pieces"]),
-    most=st.integers(1, 90),
-    **TIMING,
-)
-@settings(max_examples=60)
-async def test_the_same_for_a_model_that_writes_its_tags_as_text(
-    written: str, name: str, most: int, **timing: Any
-) -> None:
-    def make(**options: Any) -> ScriptedBackend:
-        return ScriptedBackend(Script.of(parse(written)), tokenizer=tokenizer(name), **options)
-
-    await check_timing(make, most, **timing)
-
-
-@pytest.mark.parametrize("most", range(1, 40))
-async def test_a_chunk_that_main_writes_itself_is_cut_like_any_other_text(most: int) -> None:
-    p, q = promise("tea"), promise("coffee")
-    script = Script(
-        [f"A. {p}{q} <async>Inline and long.</async> B."],
-        {1: "Tea is mild, and so on.</async>", 2: "Never seen at all.</async>"},
-    )
-
-    def make(**options: Any) -> ScriptedBackend:
-        return ScriptedBackend(script, tokenizer=tokenizer("plain words"), **options)
-
-    for latencies in ({}, {0: 9.0}, {1: 9.0}, {2: 9.0}):
-        for piece in (1, 4):
-            await check_timing(make, most, latencies, piece, 16, None)
 
 
 async def test_what_is_decoded_behind_the_cut_is_cancelled_and_counted() -> None:

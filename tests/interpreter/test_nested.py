@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pasta_async import Client, Generation, Sampling
 from pasta_async.events import DiagnosticFound, TextDelta, ThreadDelta
 from pasta_async.lang import Document, check, parse
-from pasta_async.testing import Script, ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import ROOMY, answer, documents, promise, unrolled
-from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
+from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 TAGS = {promise("coffee"): "promise-nested", "<sync/>": "sync-nested"}
 WRITTEN = parse(
@@ -25,8 +25,7 @@ WRITTEN = parse(
 def forgetful(tag: str, name: str = "words", *, left_out: str = "\n2. ", **options: Any) -> ScriptedBackend:
     """The first thread writes this tag, and then what is not its business, instead of `</async>`."""
     document = parse(WRITTEN.format().replace("Tea is mild.", f"Tea is mild.{left_out}{tag}\nSo."))
-    script = document if name in TAGGED else Script.of(document)
-    return ScriptedBackend(script, tokenizer=tokenizer(name), **options)
+    return ScriptedBackend(document, tokenizer=tokenizer(name), **options)
 
 
 def contexts(backend: ScriptedBackend) -> list[tuple[int, tuple[int, ...]]]:
@@ -35,7 +34,7 @@ def contexts(backend: ScriptedBackend) -> list[tuple[int, tuple[int, ...]]]:
     return sorted((request.thread, request.ids[prompt:]) for request in backend.requests)
 
 
-@pytest.mark.parametrize("name", [*TAGGED, *UNTAGGED])
+@pytest.mark.parametrize("name", TAGGED)
 @pytest.mark.parametrize("tag", TAGS)
 async def test_the_chunk_ends_there_and_its_request_too(name: str, tag: str) -> None:
     backend = forgetful(tag, name)
@@ -60,15 +59,12 @@ async def test_the_chunk_ends_there_and_its_request_too(name: str, tag: str) -> 
     )
 
 
-@pytest.mark.parametrize("name", [*TAGGED, *UNTAGGED])
+@pytest.mark.parametrize("name", TAGGED)
 async def test_later_contexts_are_those_of_the_written_form(name: str) -> None:
     backend = forgetful(promise("coffee"), name)
     await answer(backend)
-    words = backend.tokenizer
-    if words.tags:
-        assert contexts(backend) == sorted((thread, ids) for thread, ids, _ in unrolled(WRITTEN, words))
-    else:
-        assert words.decode(contexts(backend)[1][1]) == WRITTEN.format().removesuffix("So.")
+    expected = sorted((thread, ids) for thread, ids, _ in unrolled(WRITTEN, backend.tokenizer))
+    assert contexts(backend) == expected
     for piece in (2, 3, 1000):
         pieces = forgetful(promise("coffee"), name, piece=piece)
         await answer(pieces)
@@ -76,8 +72,8 @@ async def test_later_contexts_are_those_of_the_written_form(name: str) -> None:
 
 
 @given(
-    name=st.sampled_from([*TAGGED, *UNTAGGED]),
-    tag=st.sampled_from([*TAGS, "<promise topic='a'>"]),
+    name=st.sampled_from(TAGGED),
+    tag=st.sampled_from([*TAGS]),
     left_out=st.sampled_from(["", " ", "\n\n", "\n3. ", "\n\n  - ", " \n12) "]),
     piece=st.sampled_from([1, 2, 3, 1000]),
     latency=st.sampled_from([0.1, 1.0, 30.0]),
@@ -86,8 +82,6 @@ async def test_later_contexts_are_those_of_the_written_form(name: str) -> None:
 async def test_what_is_streamed_is_the_text_however_it_comes(
     name: str, tag: str, left_out: str, piece: int, latency: float
 ) -> None:
-    if name in TAGGED and tag not in TAGS:
-        return  # those are characters
     options: dict[str, Any] = {"piece": piece, "latency": 1.0, "thread_latency": {1: latency}}
     backend = forgetful(tag, name, left_out=left_out, **options)
     async with Client(backend, clock=backend.clock, limits=ROOMY) as client, client.stream("Why?") as stream:
@@ -110,13 +104,12 @@ async def test_a_stop_text_is_looked_for_in_what_stays() -> None:
     assert (stopped.text, stopped.matched_stop) == ("Drinks:\n1. Tea is", " mild")
 
 
-@pytest.mark.parametrize("name", ["words", "plain words"])
-async def test_max_tokens_cuts_where_it_cuts_the_answer_in_sequence(name: str) -> None:
+async def test_max_tokens_cuts_where_it_cuts_the_answer_in_sequence() -> None:
     texts: list[str] = []
     for most in range(9, 90, 5):
         cut = [
             await answer(
-                forgetful(promise("coffee"), name, latency=1.0, thread_latency={1: latency}),
+                forgetful(promise("coffee"), latency=1.0, thread_latency={1: latency}),
                 sampling=Sampling(max_tokens=most),
                 parallel="always" if latency > 1 else "never",
             )

@@ -6,9 +6,9 @@ import pytest
 
 from pasta_async import Message
 from pasta_async.lang import TAG_TOKENS, parse
-from pasta_async.testing import ScriptedBackend
+from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, answer, promise
-from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
+from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 TYPED = 'What does <sync/> do? <promise topic="a" tokens="10"/><async>This?</async>'
 
@@ -47,13 +47,13 @@ async def test_so_are_assistant_turns_and_the_system_message(name: str) -> None:
     assert generation.document == parse(RICH)
 
 
-@pytest.mark.parametrize("name", UNTAGGED)
-async def test_a_prompted_model_is_asked_as_typed_and_nothing_in_it_is_read(name: str) -> None:
-    backend = ScriptedBackend("Nothing.", tokenizer=tokenizer(name))
+async def test_an_untrained_model_answers_in_sequence_with_a_note() -> None:
+    backend = ScriptedBackend(RICH, tokenizer=WordTokenizer(tags=False))
     generation = await answer(backend, TYPED)
-    typed = await backend.detokenize(backend.requests[0].ids)
-    assert typed.endswith(f"<|user|>{TYPED}<|end|><|answer|>")
-    assert (generation.text, len(generation.threads)) == ("Nothing.", 1)
+    assert generation.text == parse(RICH).text
+    assert (generation.width, len(generation.threads), len(generation.notes)) == ("plain", 1, 1)
+    assert "tag tokens" in generation.notes[0]
+    assert not (await answer(backend, baseline=True)).notes
 
 
 @pytest.mark.parametrize("name", TAGGED)
@@ -79,10 +79,14 @@ async def test_what_a_thread_may_not_write_is_banned(name: str) -> None:
     assert set(backend.requests[-1].banned_ids) == set(tags)
 
 
-async def test_nothing_is_banned_where_tags_are_text() -> None:
-    backend = ScriptedBackend(f"A {promise('tea', 'Mild.')}<sync/> B.")
-    await answer(backend, prompted=True)
-    assert not any(request.banned_ids for request in backend.requests)
+async def test_a_chunk_that_main_writes_itself_is_text_of_main() -> None:
+    """`<async>` is banned; on a backend that cannot ban it, it has no effect."""
+    inline = Fault(0, 7, "garbage", text="<async>Itself.</async>")
+    backend = ScriptedBackend(f"A {promise('tea', 'Mild.')} B.", faults=[inline])
+    generation = await answer(backend)
+    assert generation.text == "A Mild.Itself. B."
+    assert [str(found.code) for found in generation.diagnostics] == ["async-stray", "async-stray-close"]
+    assert parse(generation.document.format()) == generation.document
 
 
 async def test_baseline_answers_read_no_tags() -> None:

@@ -13,7 +13,7 @@ from support import promise
 
 from pasta_async import Client, Generation, Limits
 from pasta_async.errors import BackendStatusError
-from pasta_async.events import PromiseOpened, SyncWaiting, ThreadStarted
+from pasta_async.events import PromiseOpened, ThreadStarted
 from pasta_async.lang import parse
 from pasta_async.load import EngineLoad, StepMeter
 from pasta_async.testing import Fault, ScriptedBackend
@@ -78,20 +78,6 @@ async def test_as_the_engine_fills_promises_wait_for_room_in_document_order() ->
     assert (generation.width, len(generation.notes)) == ("limited", 1)
     assert backend.max_open == 64 - 30
     assert [request.thread for request in backend.requests] == [*range(41), 0]
-
-
-@pytest.mark.parametrize("parallel", ["auto", "always"])
-@pytest.mark.parametrize("others", [0, 60])
-async def test_joins_are_sent_ahead_while_there_is_room(others: int, parallel: Any) -> None:
-    chunks = "".join(promise(f"part {n}", "word " * 40 * n) for n in (1, 2, 3))
-    backend = Busy(f"Three: {chunks}<sync/> Done.", prefill_ahead=True)
-    async with on(backend) as client, client.stream("Why?", parallel=parallel) as answer:
-        async for event in answer:
-            if isinstance(event, SyncWaiting):
-                backend.others = others
-    generation = await answer.result()
-    assert generation.text.endswith(" Done.")
-    assert bool(generation.prefills) == (not others)
 
 
 async def test_on_a_full_engine_an_answer_has_no_tags() -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers made on the spot: byte-level, SentencePiece-like, with the tags as tokens and without."""
+"""Tokenizers made on the spot: byte-level, SentencePiece-like; the tags are tokens of theirs."""
 
 from __future__ import annotations
 
@@ -20,22 +20,15 @@ TEXTS = [
     "Tea has caffeine. Coffee has more caffeine than tea; water has none.\n\n- one\n\n```\ncode\n```",
     "A list:\n1. a\n2. b\n\nIn the end. <b>bold</b>, <i>this</i>/that.",
 ]
-TAGGED_TEXTS = [
-    'Some <promise topic="black tea" tokens="60"/> text <promise topic="causes" tokens="40"/>',
-    ' and <sync/> on.\nA list:\n1. <promise topic="a" tokens="10"/>\n2. <promise topic="b" tokens="20"/>',
-    "\n\n<sync/>\nIn the end. <sync/>\n",
-    '3. <promise topic="c" tokens="20"/>.\n4. <promise topic="d" tokens="20"/>.\n<sync/>.\n</async>.\n',
-    "<async>The causes were many.</async>\n<async>Tea.</async> <sync/>\n</async>. 漢字 🎉",
-]
 
 
 class LibraryTokenizer:
     """A `tokenizers.Tokenizer` as a scripted backend wants it."""
 
-    def __init__(self, library: Any, *, tags: bool) -> None:
-        library.add_special_tokens([*TAG_TOKENS, END] if tags else [END])
+    def __init__(self, library: Any) -> None:
+        library.add_special_tokens([*TAG_TOKENS, END])
         library.encode_special_tokens = True  # in a text they are characters like any other
-        self.tags: TagIds | None = TagIds(*map(library.token_to_id, TAG_TOKENS)) if tags else None
+        self.tags: TagIds | None = TagIds(*map(library.token_to_id, TAG_TOKENS))
         self.vocab_size: int = library.get_vocab_size()
         self.end_id: int = library.token_to_id(END)
         self._library = library
@@ -49,12 +42,8 @@ class LibraryTokenizer:
 
 @cache
 def tokenizer(name: str) -> Tokenizer:
-    """One of `TAGGED` or `UNTAGGED`."""
-    kind, tags = name.removeprefix("plain "), not name.startswith("plain ")
-    if kind == "words":
-        return WordTokenizer(tags=tags)
-    texts = TEXTS if tags else TEXTS + TAGGED_TEXTS
-    return LibraryTokenizer(_MADE[kind](texts * 3), tags=tags)
+    """One of `TAGGED`."""
+    return WordTokenizer() if name == "words" else LibraryTokenizer(_MADE[name](TEXTS * 3))
 
 
 def _bytes(texts: list[str], *, use_regex: bool = True) -> Any:
@@ -89,8 +78,6 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789\u2581
 _MADE = {"bytes": _bytes, "merged": _merged, "pieces": _pieces}
 TAGGED = ("words", "bytes", "pieces", "merged")
 """Models that were trained to annotate."""
-UNTAGGED = ("plain words", "plain bytes", "plain pieces", "plain merged")
-"""Models that were not: they write tags as text, in tokens of their own making."""
 
 
 def _train(library: Any, texts: list[str], alphabet: list[str], special: Sequence[str] = ()) -> None:

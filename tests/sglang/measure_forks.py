@@ -1,4 +1,4 @@
-"""What the plug-in saves, and joins sent ahead: real servers on a CPU, with and without it, in one run.
+"""What the plug-in saves: real servers on a CPU, with and without it, in one run.
 
     pasta-async export pasta-smol MODEL
     python tests/sglang/measure_forks.py MODEL OUT.jsonl \\
@@ -48,12 +48,11 @@ PLUGIN = {"stock": "0", "plug-in": "1"}
 """The servers, and the value of the plug-in's variable."""
 
 WAYS = {
-    "sequential": ("stock", False),
-    "stock": ("stock", False),
-    "plug-in": ("plug-in", False),
-    "plug-in, joins ahead": ("plug-in", True),
+    "sequential": "stock",
+    "stock": "stock",
+    "plug-in": "plug-in",
 }
-"""How answers are written: the server, and whether joins are sent ahead."""
+"""How answers are written, and the server."""
 
 STEPS = 64
 """Tokens of a request whose steps are timed."""
@@ -198,8 +197,8 @@ async def _writer(
     settings: Settings,
     documents: Mapping[str, Document],
 ) -> Writer:
-    server, ahead = WAYS[name]
-    backend = SGLangBackend(servers[server].url, tokenizer=settings.model, prefill_ahead=ahead)
+    server = WAYS[name]
+    backend = SGLangBackend(servers[server].url, tokenizer=settings.model)
     stack.push_async_callback(backend.aclose)
     timer = JoinTimer(backend)
     if documents:

@@ -57,7 +57,6 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
         sampling=sampling,
         seed=7,
         stop_ids=(CLOSE,),
-        stop_text=("a.b", "", "x" * 300),
         banned_ids=(13, CLOSE),
     )
     body = server.sent("/generate")[-1]
@@ -76,7 +75,6 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
         "stop_token_ids": [CLOSE],
-        "stop_regex": [r"(?:a\.b)"],
         "logit_bias": {"13": -1e4, str(CLOSE): -1e4},
         "sampling_seed": 7,
     }
@@ -400,9 +398,8 @@ async def test_a_tokenizer_at_hand_saves_asking_and_serves_a_server_without(tabl
     server = OddServer({"/server_info": {"version": "0.5.23", "skip_tokenizer_init": True}})
     server.decoding = [stream([sse(events)])]
     made = backend(server, tokenizer=table_folder)
-    pieces = await pieces_of(made, stop_text=("x",))
+    pieces = await pieces_of(made)
     assert words(pieces) == [((ids[0],), "a"), ((ids[1],), "<sync/>"), ((ids[2], end), "b")]
-    assert "stop_regex" not in server.sent("/generate")[-1]["sampling_params"]
     typed = await made.encode("<sync/>")
     assert await made.detokenize(typed) == "<sync/>" and ids[1] not in typed
     assert (

@@ -222,22 +222,6 @@ def test_some_samples_may_be_drawn_without_syncs(tmp_path: Path) -> None:
     assert with_tags == [True, True, False, False]  # each goes on behind the join
 
 
-def test_what_main_took_back_is_not_in_the_tokens(tmp_path: Path) -> None:
-    """Main keeps its promise itself, after the thread had begun: that sample is not trained on."""
-    written = 'See <promise topic="causes" tokens="10"/><async>something else</async> here.'
-    inline = Fault(0, 7, kind="garbage", text="<async>the causes</async>", skip=1)
-    backend = ScriptedBackend(written, faults=[inline], latency=1.0, thread_latency={1: 0.1})
-    prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"), n=1, together=1, clock=backend.clock)
-    (sample,) = prompts[0].samples
-    assert [thread.finish_reason for thread in sample.threads] == ["stop", "superseded"]
-    assert sample.text == "See the causes here."
-    assert not sample.exact
-    (said,) = (play.ids for play in backend.played if play.request.thread)
-    assert backend.tokenizer.decode(said[:2]) == "something else"
-    assert not {*said[:2]} & {*sample.ids}
-    assert sample.tokens == len(sample.targets) + len(said)
-
-
 def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path: Path) -> None:
     cut, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "cut.jsonl", records("one"), max_tokens=20)
     assert {(s.finish_reason, s.exact, s.well_formed) for s in cut[0].samples} == {("length", False, False)}
