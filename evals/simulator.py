@@ -20,7 +20,8 @@ from pydantic import Field
 from pasta_async.clock import Clock
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.load import EngineLoad, StepMeter
-from pasta_async.protocol import DecodeRequest, FinishReason, Piece
+from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.results import FinishReason
 from pasta_async.testing import ScriptedBackend, Tokenizer, VirtualClock
 from pasta_async.testing.backend import PrefixCache
 from pasta_async.training.corpus import StrictModel

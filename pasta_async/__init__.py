@@ -14,7 +14,8 @@ from pasta_async.client import Client, generate, stream
 from pasta_async.clock import Clock, RealClock
 from pasta_async.errors import *
 from pasta_async.events import *
-from pasta_async.lang.diagnostics import Code, Diagnostic, ParseError
+from pasta_async.lang.checks import ParseError
+from pasta_async.lang.diagnostics import Code, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.load import EngineLoad, StepTimes
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer, Turn
@@ -23,7 +24,6 @@ from pasta_async.prompting import Prompt
 from pasta_async.protocol import (
     Backend,
     DecodeRequest,
-    FinishReason,
     LoadReporting,
     Message,
     ModelInfo,
@@ -50,7 +50,6 @@ __all__: list[str] = [
     "Diagnostic",
     "Document",
     "EngineLoad",
-    "FinishReason",
     "Limits",
     "LoadReporting",
     "Message",

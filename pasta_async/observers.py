@@ -22,8 +22,8 @@ from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 from pasta_async.errors import ThreadFailedError
 from pasta_async.options import Limits, Options, Parallel, Sampling
 from pasta_async.prompting import Prompt
-from pasta_async.protocol import DecodeRequest, FinishReason, ModelInfo
-from pasta_async.results import Generation, RequestRecord
+from pasta_async.protocol import DecodeRequest, ModelInfo
+from pasta_async.results import FinishReason, Generation, RequestRecord
 
 Turn = Literal["waiting", "decoding", "over"]
 """A thread waits for a slot of its answer and of its client, holds both, has given them back or up."""

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pasta_async.load import EngineLoad
 from pasta_async.options import Sampling
+from pasta_async.results import FinishReason
 from pasta_async.tag_tokens import TagGrammar, TagIds
-
-FinishReason = Literal["stop", "length", "abort", "error"]
-"""Why a request, a thread or an answer ended; a backend says one of the first three.
-
-* `stop`: end-of-text, a stop text or, in a chunk, `</async>`.
-* `length`: a limit on tokens.
-* `abort`: we ended it, because it was cancelled or not wanted any more.
-* `error`: it failed.
-"""
 
 Message = dict[str, Any]
 """A chat message: ``{"role": ..., "content": ...}``, both text. Further fields (``name``,

@@ -17,10 +17,18 @@ from pydantic import (
 
 from pasta_async.lang.diagnostics import STYLE_CODES, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
-from pasta_async.lang.parser import parse
-from pasta_async.protocol import FinishReason
+from pasta_async.lang.parser import read_document
 
-__all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage", "Width"]
+__all__ = ["FinishReason", "Generation", "RequestRecord", "Span", "ThreadRecord", "Usage", "Width"]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+"""Why a request, a thread or an answer ended; a backend says one of the first three.
+
+* `stop`: end-of-text, a stop text or, in a chunk, `</async>`.
+* `length`: a limit on tokens.
+* `abort`: we ended it, because it was cancelled or not wanted any more.
+* `error`: it failed.
+"""
 
 Width = Literal["full", "limited", "one", "plain"]
 """How parallel an answer was decoded.
@@ -154,7 +162,7 @@ class Generation(_Record):
         given = {**cast("dict[str, Any]", data)}
         given.pop("text_speedup", None)
         found = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
-        return {**given, "document": Document(parse(given["document"]).nodes, found)}
+        return {**given, "document": Document(read_document(given["document"]).nodes, found)}
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """What a notebook shows: the text and a few figures, not every record."""

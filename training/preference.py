@@ -19,8 +19,8 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document, Node, Text, parse
-from pasta_async.protocol import FinishReason, Message
-from pasta_async.results import ThreadRecord
+from pasta_async.protocol import Message
+from pasta_async.results import FinishReason, ThreadRecord
 from pasta_async.training.corpus import Asked, StrictModel, read_lines
 from pasta_async.training.faults import Faults, count_faults, soundness
 from pasta_async.training.packing import Trie

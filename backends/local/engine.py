@@ -20,7 +20,7 @@ from pasta_async.backends.local.scheduler import Job, Scheduler
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.jobs import progress
 from pasta_async.load import StepMeter
-from pasta_async.protocol import FinishReason
+from pasta_async.results import FinishReason
 
 _LARGE = 10**9  # weights; how far the loading of such a model is gets shown
 

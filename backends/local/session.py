@@ -18,7 +18,8 @@ from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.clock import wait_out
 from pasta_async.errors import BackendError
-from pasta_async.protocol import DecodeRequest, FinishReason, Piece
+from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.results import FinishReason
 
 Delivery = list[tuple["Stream", Sequence[Piece]]]
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pasta_async.backends.sglang.replies import Count, Id, Listed, Reply, read
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import FinishReason, Piece
+from pasta_async.protocol import Piece
+from pasta_async.results import FinishReason
 from pasta_async.tag_tokens import TagIds
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import cast
 from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
 from pasta_async.interpreter.visible import Visible
 from pasta_async.lang import Chunk, Code, Diagnostic, Document, Ignored, Node, Promise, Text
-from pasta_async.protocol import FinishReason
-from pasta_async.results import Generation, Span, Usage, Width
+from pasta_async.results import FinishReason, Generation, Span, Usage, Width
 
 
 @dataclass(slots=True, eq=False)

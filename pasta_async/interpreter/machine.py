@@ -17,8 +17,8 @@ from pasta_async.interpreter.reading import Part, Reader, ReasoningRead, Recorde
 from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
 from pasta_async.interpreter.visible import Visible
 from pasta_async.observers import AnswerStart
-from pasta_async.protocol import FinishReason, ModelInfo, Piece
-from pasta_async.results import Generation, RequestRecord, Span, Width
+from pasta_async.protocol import ModelInfo, Piece
+from pasta_async.results import FinishReason, Generation, RequestRecord, Span, Width
 from pasta_async.tag_tokens import TagGrammar, TagIds
 
 

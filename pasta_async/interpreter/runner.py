@@ -27,8 +27,8 @@ from pasta_async.interpreter.reading import Part
 from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.interpreter.width import Share
 from pasta_async.observers import AnswerObserver, observed_request
-from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Piece
-from pasta_async.results import Generation, RequestRecord
+from pasta_async.protocol import Backend, DecodeRequest, Piece
+from pasta_async.results import FinishReason, Generation, RequestRecord
 
 
 def thread_seed(seed: int | None, thread: int) -> int | None:

@@ -10,8 +10,8 @@ from pasta_async.interpreter.reading import Reader, RecordedTokens
 from pasta_async.interpreter.visible import Lane
 from pasta_async.lang import ClosedBy, Promise
 from pasta_async.options import Limits
-from pasta_async.protocol import FinishReason, Piece
-from pasta_async.results import RequestRecord, ThreadRecord
+from pasta_async.protocol import Piece
+from pasta_async.results import FinishReason, RequestRecord, ThreadRecord
 
 
 @dataclass(slots=True, eq=False)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from pasta_async.errors import PastaError
-
-__all__ = ["MAX_DIAGNOSTICS", "STYLE_CODES", "Code", "Diagnostic", "ParseError"]
+__all__ = ["MAX_DIAGNOSTICS", "STYLE_CODES", "Code", "Diagnostic"]
 
 MAX_DIAGNOSTICS = 1000
 """A reader records no more than this, so that a hostile text costs in proportion to its length."""
@@ -78,11 +76,3 @@ class Diagnostic:
 
     def __str__(self) -> str:
         return f"{self.line}:{self.column}: {self.code}: {self.message} ({self.hint})"
-
-
-class ParseError(PastaError):
-    """Strict reading met a malformed document."""
-
-    def __init__(self, diagnostic: Diagnostic) -> None:
-        super().__init__(str(diagnostic))
-        self.diagnostic = diagnostic

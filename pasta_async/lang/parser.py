@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
-from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, STYLE_CODES, Code, Diagnostic, ParseError
+from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, Code, Diagnostic
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -34,8 +34,6 @@ __all__ = [
     "PromiseRead",
     "Reading",
     "SyncRead",
-    "check",
-    "parse",
 ]
 
 _PIECE = 1 << 16  # readings of a long text are dropped as it goes
@@ -97,18 +95,14 @@ class Parser:
             "chunk": what a chunk's thread writes. It starts inside the chunk and is over with its `</async>`.
             A promise or sync ends it too: the thread forgot that tag, and white space and a list marker
             before it are left out. So is a list marker before `</async>`.
-        strict: Raise `ParseError` at the first diagnostic that is not about style.
     """
 
-    def __init__(
-        self, part: Literal["document", "main", "chunk"] = "document", *, strict: bool = False
-    ) -> None:
+    def __init__(self, part: Literal["document", "main", "chunk"] = "document") -> None:
         self.diagnostics: list[Diagnostic] = []
         """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
         self.end: int | None = None
         """Of a chunk: the offset at which the text was over (`ChunkEnded.end`). No more is read."""
         self._inside, self._main, self._whole = part == "chunk", part == "main", part == "document"
-        self._strict = strict
         self._marker = ""  # white space and a list marker at the end of its text, which may yet be left out
         self._lexer = Lexer()
         self._nodes: list[Node] = []
@@ -152,9 +146,6 @@ class Parser:
         Returns:
             What happened. For any cut of a text into pieces the events are the same, once adjacent
             text is joined.
-
-        Raises:
-            ParseError: In strict reading; the parser cannot be used any further.
         """
         lexer = self._lexer
         if "<" not in piece and not lexer.held:
@@ -204,11 +195,7 @@ class Parser:
         return events
 
     def feed_tag(self, token: str) -> list[Reading]:
-        """Read a tag token (one of `TAG_TOKENS`) that came as its id.
-
-        Raises:
-            ParseError: In strict reading; the parser cannot be used any further.
-        """
+        """Read a tag token (one of `TAG_TOKENS`) that came as its id."""
         events: list[Reading] = []
         if self.end is not None:
             return events
@@ -275,8 +262,6 @@ class Parser:
 
     def _report(self, code: Code, place: Place) -> None:
         diagnostic = Diagnostic(code, *place)
-        if self._strict and code not in STYLE_CODES:
-            raise ParseError(diagnostic)
         if len(self.diagnostics) < MAX_DIAGNOSTICS:
             self.diagnostics.append(diagnostic)
 
@@ -438,26 +423,10 @@ class Parser:
         self._target.append(node)
 
 
-def parse(text: str, strict: bool = False) -> Document:
-    """Read a document in its written form.
-
-    Args:
-        text: The written form; anything is accepted unless `strict`.
-        strict: Raise at the first diagnostic, except for those about style (`STYLE_CODES`).
-
-    Returns:
-        The document, with what was found wrong in `diagnostics` (at most `MAX_DIAGNOSTICS`).
-
-    Raises:
-        ParseError: In strict reading, with the diagnostic.
-    """
-    parser = Parser(strict=strict)
+def read_document(text: str) -> Document:
+    """Read a document in its written form; whatever is wrong with it is in its `diagnostics`."""
+    parser = Parser()
     for start in range(0, len(text), _PIECE):
         parser.feed(text[start : start + _PIECE])
     parser.close()
     return parser.document()
-
-
-def check(text: str) -> list[Diagnostic]:
-    """What is wrong with a document in its written form, in the order of the text."""
-    return list(parse(text).diagnostics)

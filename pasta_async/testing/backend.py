@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang.document import Document
-from pasta_async.protocol import DecodeRequest, FinishReason, Message, ModelInfo, Piece
+from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
+from pasta_async.results import FinishReason
 from pasta_async.testing.clock import VirtualClock
 from pasta_async.testing.script import AnswerState, Passage, Passages, ScriptSource, read_script
 from pasta_async.testing.tokenizer import Chat, Tokenizer, WordTokenizer

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pasta_async.lang.checks import parse
 from pasta_async.lang.document import TAG_TOKENS, Document
-from pasta_async.lang.parser import parse
 from pasta_async.lang.views import Segment, views
-from pasta_async.protocol import DecodeRequest, FinishReason, Piece
+from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.results import FinishReason
 from pasta_async.testing.tokenizer import Tokenizer
 
 _TAG = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")

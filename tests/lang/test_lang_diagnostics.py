@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_async.lang import STYLE_CODES, Code, Diagnostic, Parser, check, parse
-from pasta_async.lang.diagnostics import ParseError
+from pasta_async.lang import STYLE_CODES, Code, Diagnostic, ParseError, check, parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^### `([a-z-]+)`\n\n```text\n(.*?)\n```$", PAGE, re.M | re.S))
@@ -59,12 +58,6 @@ def test_strict_reading_raises_unless_the_diagnostic_is_mild(code: Code) -> None
         parse(text, strict=True)
     assert raised.value.diagnostic in check(text)
     assert str(raised.value) == str(raised.value.diagnostic)
-    parser = Parser(strict=True)
-    with pytest.raises(ParseError) as by_character:
-        for character in text:
-            parser.feed(character)
-        parser.close()
-    assert by_character.value.diagnostic == raised.value.diagnostic
 
 
 def test_a_diagnostic_reads_like_a_compilers() -> None:

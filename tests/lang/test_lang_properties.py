@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 from hypothesis import example, given
@@ -20,15 +19,12 @@ from language_texts import (
 
 from pasta_async.lang import (
     MAX_TAG,
-    STYLE_CODES,
     TAG_TOKENS,
-    Diagnostic,
     Document,
     Parser,
     check,
     parse,
 )
-from pasta_async.lang.diagnostics import ParseError
 
 
 @st.composite
@@ -48,24 +44,6 @@ def test_any_cut_gives_the_same_events_nodes_and_diagnostics(
     whole = outcome(Parser("chunk" if inside_chunk else "document"), [text])
     pieces = data.draw(cuts(text))
     assert outcome(Parser("chunk" if inside_chunk else "document"), pieces) == whole
-
-
-def refused(pieces: Iterable[str]) -> Diagnostic | None:
-    """What strict reading raises."""
-    try:
-        outcome(Parser(strict=True), pieces)
-    except ParseError as error:
-        return error.diagnostic
-    return None
-
-
-@thorough
-@given(texts)
-@example("<promise/> <sync <")
-def test_strict_reading_raises_the_same_for_any_cut(text: str) -> None:
-    diagnostic = refused([text])
-    assert refused(text) == diagnostic
-    assert (diagnostic is None) == all(found.code in STYLE_CODES for found in check(text))
 
 
 @thorough
