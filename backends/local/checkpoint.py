@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors import torch as safetensors_torch
 
 from pasta_async.backends.tokenization import TextCodec, TokenizerFiles, read_object
-from pasta_async.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    import torch
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.jobs import progress, write_json
 
 _REFUSAL = "the embedded engine does not support it. SGLang may."
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -137,8 +138,13 @@ def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
             are plain, divided by a factor, or Llama 3's.
     """
     path = folder / "config.json"
+    return model_config(read_json(path), path, refusal)
+
+
+def model_config(raw: dict[str, Any], path: Path, refusal: str = _REFUSAL) -> ModelConfig:
+    """The shape that a parsed config.json says; `path` is where it comes from. Raises as `read_config`."""
     with well_formed(path):
-        return ConfigReader(path, read_json(path), refusal).config()
+        return ConfigReader(path, raw, refusal).config()
 
 
 @contextmanager
@@ -197,8 +203,6 @@ class ConfigReader:
     path: Path
     raw: dict[str, Any]  # what a config.json holds
     refusal: str = _REFUSAL  # how a message goes on about what is not supported
-    keys: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What keys of a config.json are called in this file, if they are called otherwise."""
 
     def refuse(self, why: str) -> UnsupportedModelError:
         """The error that says why."""
@@ -220,7 +224,7 @@ class ConfigReader:
         return int(value)
 
     def _mistaken(self, key: str, kind: str, value: object) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self.path}: {self.keys.get(key, key)} must be {kind}, not {value!r}")
+        return UnsupportedModelError(f"{self.path}: {key} must be {kind}, not {value!r}")
 
     def config(self) -> ModelConfig:
         """The shape of a model that the engine computes."""
@@ -278,7 +282,7 @@ class ConfigReader:
         """Both spellings: `rope_theta` with `rope_scaling`, and `rope_parameters`."""
         nested: dict[str, Any] = self.raw.get("rope_parameters") or {}
         scaling: dict[str, Any] = nested or self.raw.get("rope_scaling") or {}
-        reader = ConfigReader(self.path, {**self.raw, **scaling}, self.refusal, self.keys)
+        reader = ConfigReader(self.path, {**self.raw, **scaling}, self.refusal)
         theta = reader.number("rope_theta", 10000.0)
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if reader.raw.get("partial_rotary_factor", 1.0) != 1.0:
@@ -290,6 +294,8 @@ class ConfigReader:
                 return theta, (reader.number("factor"),) * half
             case "llama3":
                 return theta, tuple(reader._llama3_divisor(f) for f in _frequencies(theta, half))
+            case "longrope" if scaling["long_factor"] == scaling["short_factor"]:
+                return theta, reader._longrope_divisors(half)
             case _:
                 raise self.refuse(f"rope_scaling is of type {kind!r}, not 'default', 'linear' or 'llama3'")
 
@@ -299,6 +305,15 @@ class ConfigReader:
         low, high = self.number("low_freq_factor"), self.number("high_freq_factor")
         blend = min(max((original * frequency / (2 * math.pi) - low) / (high - low), 0.0), 1.0)
         return 1 / ((1 - blend) / factor + blend)
+
+    def _longrope_divisors(self, half: int) -> tuple[float, ...]:
+        """Given one by one, and the same for every length, as a converted GGUF file may have them."""
+        divisors = tuple(map(float, self.raw["long_factor"]))
+        if len(divisors) != half or not all(0 < divisor < math.inf for divisor in divisors):
+            raise self._mistaken("long_factor", f"{half} positive numbers", divisors)
+        if self.number("attention_factor") != 1:
+            raise self.refuse("rope_scaling has an attention_factor")
+        return divisors
 
 
 def _frequencies(theta: float, half: int) -> list[float]:
@@ -400,3 +415,118 @@ def compare_shapes(
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UnsupportedModelError(f"{path}: {title} for its config: {', '.join(names[:5])}{more}")
+
+
+# Writing a folder ------------------------------------------------------------------------------------------
+
+ExportDType = Literal["float32", "bfloat16", "float16"]
+Files = dict[str, Mapping[str, Any] | str]
+"""Files of a model folder beside the weights, by name: text, or an object that is written as JSON."""
+
+FILE_BYTES = 10**9
+"""Of weights in one file, and in memory while it is written; more only where a single tensor has more."""
+
+_save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
+
+
+def model_files(config: Mapping[str, Any], tokenizer: TokenizerFiles, generation: Mapping[str, Any]) -> Files:
+    """The files of a model folder beside the weights.
+
+    Args:
+        config: For config.json.
+        tokenizer: For tokenizer.json, tokenizer_config.json and the chat template.
+        generation: For generation_config.json; what says nothing is left out.
+    """
+    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    named = {key: value for key, value in tokenizer.config.items() if key != "chat_template"}
+    files: Files = {
+        "config.json": {key: value for key, value in config.items() if value is not None},
+        "generation_config.json": {key: value for key, value in generation.items() if value},
+        "tokenizer.json": {"version": "1.0", "truncation": None, "padding": None, **tokenizer.tokenizer},
+        "tokenizer_config.json": {**plain, **named},
+    }
+    return {**files, "chat_template.jinja": tokenizer.template} if tokenizer.template else files
+
+
+def write_folder(
+    out: Path, files: Files, sizes: Mapping[str, int], read: Callable[[str], torch.Tensor], label: str
+) -> None:
+    """Write a model folder, which appears when it is complete. Weights are read and written file by file.
+
+    Args:
+        out: The new folder.
+        files: All but the weights.
+        sizes: Bytes of each tensor, by name.
+        read: Gives the tensor of a name.
+        label: Says what is done, beside the progress bar.
+    """
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir(parents=True)
+    try:
+        for name, content in files.items():
+            if isinstance(content, str):
+                (partial / name).write_text(content, encoding="utf-8")
+            else:
+                write_json(partial / name, content)
+        _write_weights(partial, sizes, read, label)
+        partial.rename(out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_weights(
+    folder: Path, sizes: Mapping[str, int], read: Callable[[str], torch.Tensor], label: str
+) -> None:
+    parts = _parts(sizes)
+    places: dict[str, str] = {}
+    with progress(len(sizes), label) as advance:
+        for number, names in enumerate(parts, 1):
+            part = "" if len(parts) == 1 else f"-{number:05}-of-{len(parts):05}"
+            file = f"model{part}.safetensors"
+            tensors: dict[str, torch.Tensor] = {}
+            for name in names:
+                tensors[name] = read(name).contiguous()
+                advance()
+            _save_file(tensors, folder / file, {"format": "pt"})
+            places |= dict.fromkeys(names, file)
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+        write_json(folder / "model.safetensors.index.json", index)
+
+
+def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
+    """The tensors of each file, in order."""
+    parts: list[list[str]] = [[]]
+    for name, size in sizes.items():
+        if parts[-1] and sum(sizes[other] for other in parts[-1]) + size > FILE_BYTES:
+            parts.append([])
+        parts[-1].append(name)
+    return parts
+
+
+def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float32") -> None:
+    """Write config, weights, tokenizer with chat template, and ids that end an answer; adapters are merged.
+
+    transformers and SGLang load the folder.
+
+    Args:
+        checkpoint: The model.
+        out: The folder; it appears when it is complete.
+        dtype: Of the weights; float32 loses nothing.
+
+    Raises:
+        InvalidRequestError: `out` is there already.
+        UnsupportedModelError: The tokenizer cannot be used.
+    """
+    if out.exists():
+        raise InvalidRequestError(f"{out} is there already: name a new folder")
+    ends = checkpoint.codec().end_ids  # what cannot be used is not written
+    config = {key: value for key, value in checkpoint.raw.items() if key != "torch_dtype"}
+    generation = {"eos_token_id": [*ends], **checkpoint.generation_defaults()._asdict()}
+    files = model_files({**config, "dtype": dtype}, checkpoint.tokenizer(), generation)
+    stored: torch.dtype = getattr(torch, dtype)
+    sizes = {
+        name: math.prod(shape) * stored.itemsize for name, shape in expected_shapes(checkpoint.config).items()
+    }
+    write_folder(out, files, sizes, lambda name: checkpoint.tensor(name).to(stored), f"writing {out.name}")

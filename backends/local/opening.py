@@ -30,10 +30,10 @@ def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
 
 
 def _whole(path: Path) -> Checkpoint:
-    if path.is_dir():
-        return CheckpointFolder(path)
-    if not path.is_file():
-        raise UnsupportedModelError(f"there is no model folder or GGUF file {path}")
-    from pasta_async.backends.local.gguf import GGUFFile
+    if path.is_file():
+        from pasta_async.backends.local.convert import converted
 
-    return GGUFFile(path)
+        return CheckpointFolder(converted(path))
+    if not path.is_dir():
+        raise UnsupportedModelError(f"there is no model folder or GGUF file {path}")
+    return CheckpointFolder(path)

@@ -65,7 +65,7 @@ def export(options: ExportOptions, _: object) -> None:
         PastaError: The model cannot be opened, or the folder is there already.
     """
     checkpoint = _opened(find_model(options.model))
-    from pasta_async.backends.local.export import export_folder
+    from pasta_async.backends.local.checkpoint import export_folder
 
     export_folder(checkpoint, options.out, options.dtype)
     say(f"{options.model} is in {options.out}")

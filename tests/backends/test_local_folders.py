@@ -14,7 +14,9 @@ import safetensors.torch
 import torch
 
 from pasta_async import Client, Sampling
-from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local import LocalBackend, memory
+from pasta_async.backends.local.engine import Engine, EngineOptions
+from pasta_async.backends.local.memory import available_memory
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.protocol import DecodeRequest
 
@@ -215,3 +217,72 @@ async def _greedy(model: Path) -> list[int]:
         return [token async for piece in pieces for token in piece.ids]
     finally:
         await backend.aclose()
+
+
+def test_a_model_that_does_not_fit_in_memory_is_refused(folder: Path) -> None:
+    with pytest.raises(UnsupportedModelError):
+        Engine(folder, EngineOptions(device="cpu", slots=10**12))
+
+
+def machine(root: Path, free: int, files: dict[str, str]) -> Path:
+    """What Linux says about memory."""
+    for name, content in {"proc/meminfo": f"MemTotal: 64 kB\nMemAvailable: {free} kB\n", **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+GROUPS: dict[str, tuple[dict[str, str], int]] = {
+    "none": ({}, 4096),
+    "version 2": (
+        {
+            "proc/self/cgroup": "0::/user/shell\n",
+            "sys/fs/cgroup/user/memory.max": "2048000\n",
+            "sys/fs/cgroup/user/memory.current": "1524000\n",
+            "sys/fs/cgroup/user/memory.stat": "anon 1000000\ninactive_file 500000\n",
+            "sys/fs/cgroup/user/shell/memory.max": "max\n",
+            "sys/fs/cgroup/user/shell/memory.current": "1000\n",
+        },
+        1000,
+    ),
+    "version 1, in a container": (
+        {
+            "proc/self/cgroup": "4:memory:/docker/1234\n3:cpu:/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "1024000\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "512000\n",
+            "sys/fs/cgroup/memory/memory.stat": "cache 9\ntotal_inactive_file 0\n",
+        },
+        500,
+    ),
+    "no limit": (
+        {
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": "max\n",
+        },
+        4096,
+    ),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_available_memory_is_the_least_that_anybody_leaves(group: str, tmp_path: Path) -> None:
+    files, expected = GROUPS[group]
+    found = available_memory(torch.device("cpu"), machine(tmp_path, 4096, files))
+    assert found is not None
+    assert found // 1000 == expected * 1024 // 1000 if expected == 4096 else found == expected * 1024
+
+
+def test_where_there_is_little_memory_the_cache_is_smaller(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Engine(folder, EngineOptions(device="cpu")).slots
+    free = [10_000_000]
+
+    def available(device: torch.device) -> int:
+        return free[0]
+
+    monkeypatch.setattr(memory, "available_memory", available)
+    assert 1024 <= Engine(folder, EngineOptions(device="cpu")).slots < usual
+    free[0] = 1_000_000
+    with pytest.raises(UnsupportedModelError):
+        Engine(folder, EngineOptions(device="cpu"))

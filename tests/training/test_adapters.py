@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.local import export as exporting
-from pasta_async.backends.local.checkpoint import expected_shapes
-from pasta_async.backends.local.export import export_folder
+from pasta_async.backends.local import checkpoint as exporting
+from pasta_async.backends.local.checkpoint import expected_shapes, export_folder
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.training import ship

@@ -1,11 +1,16 @@
-"""GGUF files in the embedded engine: the numbers and ids of a Hugging Face folder, and what is refused."""
+"""GGUF files become folders: their numbers and ids, files as found in the wild, and what is refused."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import gguf
@@ -19,15 +24,14 @@ from gguf import GGUFValueType, GGUFWriter
 from local_models import tk
 
 from pasta_async import Client, Sampling
-from pasta_async.backends.local import LocalBackend, memory
+from pasta_async.backends.local import LocalBackend, convert
+from pasta_async.backends.local.convert import converted
 from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.export import export_folder
-from pasta_async.backends.local.memory import available_memory
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.tokenization import TextCodec
-from pasta_async.errors import UnsupportedModelError
+from pasta_async.errors import BackendError, UnsupportedModelError
 from pasta_async.protocol import Message
 
 Metadata = dict[str, Any]
@@ -67,6 +71,13 @@ PARTS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own; where the folders are in it."""
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "converted"
+
+
 def write(
     path: Path, model: Any, tokenizer: Any = None, kind: Type = Type.F32, changes: Metadata | None = None
 ) -> Path:
@@ -75,7 +86,7 @@ def write(
     Matrices are of the type `kind`. `changes` are metadata and tensors: (value, type), None to leave one out.
     """
     config, changes = model.config, changes or {}
-    tokens = {} if tokenizer is None else vocabulary(tokenizer)
+    tokens = vocabulary(tokenizer or local_models.byte_level())
     writer = GGUFWriter(path, changes.pop("general.architecture", config.model_type))
     for key, value in {**metadata(config), **tokens, **changes}.items():
         if value is not None and not isinstance(value, tuple):
@@ -108,7 +119,9 @@ def kinds(value: Any) -> list[GGUFValueType]:
     """Types of a value in the metadata: of an array also that of what is in it."""
     if isinstance(value, list):
         return [GGUFValueType.ARRAY, *kinds(cast("list[Any]", value)[0])]
-    return [GGUFValueType.INT32 if isinstance(value, int) else GGUFValueType.get_type(value)]
+    if type(value) is int:
+        return [GGUFValueType.INT32 if value < 2**31 else GGUFValueType.UINT32]
+    return [GGUFValueType.get_type(value)]
 
 
 def metadata(config: Any) -> Metadata:
@@ -209,22 +222,6 @@ def test_logits_and_tokens_are_those_of_a_folder_and_of_transformers(variant: st
     assert tokens == expected == out[0, len(ids) :].tolist()
 
 
-def test_every_tensor_is_that_of_the_folder(tmp_path: Path) -> None:
-    model = local_models.model()
-    file = open_checkpoint(write(tmp_path / "model.gguf", model, kind=Type.Q8_0))
-    for name, expected in model.state_dict().items():
-        assert torch.equal(file.tensor(name), expected)
-
-
-def test_a_file_is_exported_as_a_folder_of_the_same_model(tmp_path: Path) -> None:
-    model = local_models.model()
-    file = open_checkpoint(write(tmp_path / "model.gguf", model, local_models.byte_level()))
-    export_folder(file, tmp_path / "out")
-    folder = open_checkpoint(tmp_path / "out")
-    assert folder.config == file.config and folder.codec().end_ids == file.codec().end_ids
-    assert all(torch.equal(folder.tensor(name), file.tensor(name)) for name in model.state_dict())
-
-
 QUANTISED = [
     kind for kind in Type if kind.name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
 ]
@@ -321,6 +318,7 @@ def test_sentencepiece_tokenizers_encode_as_sentencepiece(tmp_path: Path) -> Non
         "tokenizer.ggml.bos_token_id": theirs.bos_id(),
         "tokenizer.ggml.eos_token_id": theirs.eos_id(),
         "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": None,
     }
     codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
     for text in TEXTS:
@@ -348,14 +346,158 @@ async def test_a_file_is_a_backend_that_answers(tmp_path: Path) -> None:
     assert answers[0].text
 
 
+# As found in the wild --------------------------------------------------------------------------------------
+
+KEY = "tokenizer.ggml."
+NONE = 2**32 - 1
+WILD: dict[str, Metadata] = {
+    "ends that are none": {f"{KEY}{name}_token_id": NONE for name in ("eos", "eot", "bos", "padding")},
+    "a padding outside": {f"{KEY}padding_token_id": 10_000},
+    "sizes by layer, all alike": {
+        "llama.attention.head_count_kv": [2, 2, 2],
+        "llama.feed_forward_length": [160, 160, 160],
+    },
+}
+
+
+@pytest.mark.parametrize("wild", WILD)
+def test_what_says_nothing_is_no_reason_to_refuse(wild: str, tmp_path: Path) -> None:
+    model = local_models.model()
+    plain = open_checkpoint(write(tmp_path / "plain.gguf", model))
+    file = open_checkpoint(write(tmp_path / "wild.gguf", model, changes={**WILD[wild]}))
+    assert file.config == plain.config
+    assert set(file.codec().end_ids) == set(plain.codec().end_ids)  # they are special tokens as well
+    assert file.codec().encode_chat([{"role": "user", "content": "x"}], {})
+
+
+@pytest.mark.parametrize("name", ["eos", "eot", "bos"])
+def test_an_id_outside_the_vocabulary_is_named(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.gguf", local_models.model(), changes={f"{KEY}{name}_token_id": 10_000})
+    with pytest.raises(UnsupportedModelError, match=f"{name}_token_id is 10000"):
+        open_checkpoint(file)
+
+
+def test_without_types_of_tokens_what_is_written_as_special_is(tmp_path: Path) -> None:
+    changes: Metadata = {f"{KEY}token_type": None}
+    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
+    plain = open_checkpoint(write(tmp_path / "b.gguf", local_models.model())).codec()
+    chat: list[Message] = [{"role": "user", "content": "<|im_end|> and so on"}]
+    assert codec.encode_chat(chat, {}) == plain.encode_chat(chat, {})
+    assert codec.end_ids == plain.end_ids
+
+
+def test_a_description_in_latin_1_is_nobodys_business(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.gguf", local_models.model(), changes={"general.description": "caf_"})
+    file.write_bytes(file.read_bytes().replace(b"caf_", b"caf\xe9"))
+    assert open_checkpoint(file).codec().encode("x")
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}", None])
+def test_a_text_begins_once_whoever_writes_the_beginning(template: str | None, tmp_path: Path) -> None:
+    begin = local_models.byte_level().convert_tokens_to_ids("<|im_start|>")
+    changes: Metadata = {f"{KEY}bos_token_id": begin, f"{KEY}add_bos_token": True}
+    changes["tokenizer.chat_template"] = template
+    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
+    ids = codec.encode_chat([{"role": "user", "content": "x"}], {})
+    assert ids[0] == begin and ids.count(begin) == 1
+
+
+def test_a_beginning_that_is_none_is_not_written(tmp_path: Path) -> None:
+    changes: Metadata = {f"{KEY}bos_token_id": NONE, f"{KEY}add_bos_token": True}
+    changes["tokenizer.chat_template"] = "{{ bos_token }}" + local_models.TEMPLATE
+    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
+    ids = codec.encode_chat([{"role": "user", "content": "x"}], {})
+    assert codec.detokenize(ids) == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("names", [["default", "rag"], ["rag", "default"], ["tool_use", "rag"]], ids=str)
+def test_of_templates_that_all_have_names_one_is_taken(names: list[str], tmp_path: Path) -> None:
+    changes: Metadata = {"tokenizer.chat_template": None, "tokenizer.chat_templates": names}
+    changes |= {f"tokenizer.chat_template.{name}": f"{name}: {{{{ messages[0].content }}}}" for name in names}
+    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
+    written = codec.detokenize(codec.encode_chat([{"role": "user", "content": "x"}], {}))
+    assert written == ("default: x" if "default" in names else "tool_use: x")
+
+
+# The cache -------------------------------------------------------------------------------------------------
+
+
+def folders(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_a_file_is_converted_once_and_anew_when_it_changes(tmp_path: Path, cache: Path) -> None:
+    file = write(tmp_path / "model.gguf", local_models.model())
+    first = converted(file)
+    assert folders(cache) == [first] and first.name.startswith("model-")
+    before = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
+    assert converted(file) == first
+    assert {path.name: path.stat().st_mtime_ns for path in first.iterdir()} == before
+    write(file, local_models.model("qwen2"))
+    again = converted(file)
+    assert again != first
+    assert open_checkpoint(again).config.architecture == "Qwen2ForCausalLM"
+
+
+def test_a_conversion_that_is_killed_is_begun_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "model.gguf", local_models.model())
+    expected = {path.name: path.read_bytes() for path in converted(file).iterdir()}
+    shutil.rmtree(cache)
+    code = f"""
+import os, pasta_async.backends.local.checkpoint as checkpoint
+from pathlib import Path
+from pasta_async.backends.local.convert import converted
+checkpoint._save_file = lambda *_: os._exit(9)
+converted(Path({str(file)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert [path.suffix for path in folders(cache)] == [".partial"]
+    assert {path.name: path.read_bytes() for path in converted(file).iterdir()} == expected
+    assert len(folders(cache)) == 1
+
+
+def test_of_two_that_convert_at_once_one_waits_for_the_other(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, written = write(tmp_path / "model.gguf", local_models.model()), list[Path]()
+    write_folder = convert.write_folder
+
+    def counted(out: Path, *arguments: Any) -> None:
+        written.append(out)
+        write_folder(out, *arguments)
+
+    monkeypatch.setattr(convert, "write_folder", counted)
+    with ThreadPoolExecutor(4) as threads:
+        results = {*threads.map(converted, [file] * 4)}
+    assert [*results] == folders(cache) == written
+
+
+@pytest.mark.parametrize("reason", ["full", "in the way"])
+def test_a_cache_that_cannot_be_written_is_named(
+    reason: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "model.gguf", local_models.model())
+    if reason == "full":
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))  # pyright: ignore[reportUnknownLambdaType]
+    else:
+        cache.parent.write_text("a file")
+    with pytest.raises(BackendError, match="PASTA_ASYNC_CACHE") as caught:
+        open_checkpoint(file)
+    assert str(cache) in str(caught.value)
+
+
+# Refused ---------------------------------------------------------------------------------------------------
+
 REFUSED: dict[str, tuple[Metadata, str]] = {
     "architecture": ({"general.architecture": "gemma3"}, "general.architecture is 'gemma3'"),
     "split": ({"split.count": 2}, "split.count"),
     "no layers": ({"llama.block_count": None}, "llama.block_count"),
     "nonsense": ({"llama.block_count": "many"}, "llama.block_count must be a positive number"),
-    "heads by layer": ({"llama.attention.head_count": [4, 4, 2]}, "llama.attention.head_count must be"),
+    "heads by layer": ({"llama.attention.head_count": [4, 4, 2]}, "head_count must be a positive number"),
     "billions of layers": ({"llama.block_count": 2**31 - 1}, "2147483647 layers"),
-    "one enormous head": ({"llama.attention.key_length": 2**30}, "head_dim 1073741824"),
+    "one enormous head": ({"llama.attention.key_length": 2**30}, "value_length is 16, not 1073741824"),
     "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn'"),
     "part of a head": ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),
     "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8"),
@@ -366,7 +508,7 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     "shape": ({"output_norm.weight": (np.zeros(3, np.float32), Type.F32)}, r"model\.norm\.weight is \[3\]"),
     "type": ({"output_norm.weight": (np.zeros(64, np.int8), Type.I8)}, "of the type I8"),
     "alignment": ({"general.alignment": "none"}, "not a readable GGUF file"),
-    "tokenizer": ({"tokenizer.ggml.model": "bert"}, "'bert', not 'gpt2' or 'llama'"),
+    "tokenizer": ({"tokenizer.ggml.model": "bert"}, "'bert', not 'gpt2'"),
     "pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, "'tekken', not one of gpt-2, smollm, llama-bpe"),
     "no tokens": ({"tokenizer.ggml.tokens": None}, "tokens"),
     "unknown merge": ({"tokenizer.ggml.merges": ["xx yy"]}, "tokenizer cannot be used"),
@@ -418,79 +560,4 @@ def test_no_damage_to_a_header_does_more_than_refuse_the_file(tmp_path: Path) ->
             damaged[place] = draw.integers(256)
         file.write_bytes(damaged[: draw.integers(1, len(data))] if draw.random() < 0.3 else damaged)
         with suppress(UnsupportedModelError):
-            open_checkpoint(file).codec()
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_model_that_does_not_fit_in_memory_is_refused(kind: str, tmp_path: Path) -> None:
-    model = local_models.model()
-    path = write(tmp_path / "model.gguf", model)
-    if kind == "folder":
-        path = local_models.save(tmp_path / "folder", model, local_models.byte_level())
-    with pytest.raises(UnsupportedModelError):
-        Engine(path, EngineOptions(device="cpu", slots=10**12))
-
-
-def machine(root: Path, free: int, files: dict[str, str]) -> Path:
-    """What Linux says about memory."""
-    for name, content in {"proc/meminfo": f"MemTotal: 64 kB\nMemAvailable: {free} kB\n", **files}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content)
-    return root
-
-
-GROUPS: dict[str, tuple[dict[str, str], int]] = {
-    "none": ({}, 4096),
-    "version 2": (
-        {
-            "proc/self/cgroup": "0::/user/shell\n",
-            "sys/fs/cgroup/user/memory.max": "2048000\n",
-            "sys/fs/cgroup/user/memory.current": "1524000\n",
-            "sys/fs/cgroup/user/memory.stat": "anon 1000000\ninactive_file 500000\n",
-            "sys/fs/cgroup/user/shell/memory.max": "max\n",
-            "sys/fs/cgroup/user/shell/memory.current": "1000\n",
-        },
-        1000,
-    ),
-    "version 1, in a container": (
-        {
-            "proc/self/cgroup": "4:memory:/docker/1234\n3:cpu:/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "1024000\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": "512000\n",
-            "sys/fs/cgroup/memory/memory.stat": "cache 9\ntotal_inactive_file 0\n",
-        },
-        500,
-    ),
-    "no limit": (
-        {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.max": "max\n",
-        },
-        4096,
-    ),
-}
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_available_memory_is_the_least_that_anybody_leaves(group: str, tmp_path: Path) -> None:
-    files, expected = GROUPS[group]
-    found = available_memory(torch.device("cpu"), machine(tmp_path, 4096, files))
-    assert found is not None
-    assert found // 1000 == expected * 1024 // 1000 if expected == 4096 else found == expected * 1024
-
-
-def test_where_there_is_little_memory_the_cache_is_smaller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "model.gguf", local_models.model())
-    usual = Engine(path, EngineOptions(device="cpu")).slots
-    free = [10_000_000]
-
-    def available(device: torch.device) -> int:
-        return free[0]
-
-    monkeypatch.setattr(memory, "available_memory", available)
-    assert 1024 <= Engine(path, EngineOptions(device="cpu")).slots < usual
-    free[0] = 1_000_000
-    with pytest.raises(UnsupportedModelError):
-        Engine(path, EngineOptions(device="cpu"))
+            open_checkpoint(file)

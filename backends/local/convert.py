@@ -1,0 +1,571 @@
+"""GGUF files: converted once into a folder in Hugging Face's layout, the one format that the engine reads.
+
+The header is read and checked as a whole before anything is written: architecture, sizes, names and shapes of
+the tensors, tokenizer. Tensors that are quantised become float32; others keep their type.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from filelock import FileLock
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFValueType,
+    dequantize,
+    get_tensor_name_map,
+)
+
+from pasta_async.backends.local.bases import cache_folder
+from pasta_async.backends.local.checkpoint import (
+    Files,
+    ModelConfig,
+    compare_shapes,
+    expected_shapes,
+    model_config,
+    model_files,
+    write_folder,
+)
+from pasta_async.backends.tokenization import TokenizerFiles
+from pasta_async.errors import BackendError, UnsupportedModelError
+
+_LOG = logging.getLogger(__name__)
+
+_FORM = 1
+"""Goes up when folders are written in another way: those of before are not used any more."""
+
+_BLOCK = 2**17  # weights that are dequantised at a time: they stay in the processor's cache
+_NONE = 2**31  # ids from here on are a negative number that was written without a sign
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_SIZES = {  # key of a config.json: key of a GGUF file, behind the architecture; whether it must be there
+    "hidden_size": ("embedding_length", True),
+    "intermediate_size": ("feed_forward_length", True),
+    "max_position_embeddings": ("context_length", True),
+    "num_attention_heads": ("attention.head_count", True),
+    "num_hidden_layers": ("block_count", True),
+    "rms_norm_eps": ("attention.layer_norm_rms_epsilon", True),
+    "num_key_value_heads": ("attention.head_count_kv", False),
+    "head_dim": ("attention.key_length", False),
+    "rope_theta": ("rope.freq_base", False),
+}
+_ROPE_DIVISORS = "rope_freqs.weight"
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def converted(path: Path) -> Path:
+    """The folder that a GGUF file becomes, in the cache; written first where it is not there yet.
+
+    Its name has the file's, and a hash of the file's path, size and time of change, so a file that changes is
+    converted anew. The folder appears when it is complete: a conversion that is killed is begun again by the
+    next caller, and of two processes one waits for the other.
+
+    Raises:
+        UnsupportedModelError: It is no whole GGUF file of version 2 or 3, of a Llama, Qwen2 or Qwen3 model
+            that the engine computes, or has tensors of a type that the `gguf` package cannot dequantise.
+        BackendError: The folder cannot be written.
+    """
+    try:
+        source = path.stat()
+    except OSError as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
+    identity = f"{_FORM} {path.resolve()} {source.st_size} {source.st_mtime_ns}"
+    key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
+    folder = cache_folder() / "converted" / f"{path.stem[:64]}-{key}"
+    if folder.is_dir():
+        return folder
+    file = _GGUFFile(path)
+    files = file.model_files()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f"{folder.name}.lock")):
+            if not folder.is_dir():
+                _convert(file, files, folder)
+    except OSError as error:
+        raise BackendError(
+            f"{path} is converted once, into {folder}, which cannot be written: {error}; "
+            "PASTA_ASYNC_CACHE names another place"
+        ) from error
+    return folder
+
+
+def _convert(file: _GGUFFile, files: Files, folder: Path) -> None:
+    sizes = file.tensor_bytes()
+    needed, free = sum(sizes.values()), shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise OSError(f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there")
+    _LOG.info("%s is converted, once: %.1f GB in %s", file.path, needed / 1e9, folder)
+    write_folder(folder, files, sizes, file.tensor, f"converting {file.path.name}")
+    _LOG.info("%s is converted", file.path)
+
+
+class _Tensor(NamedTuple):
+    shape: tuple[int, ...]  # `[out, in]` for matrices
+    kind: GGMLQuantizationType
+    offset: int
+    size: int  # bytes
+
+
+class _GGUFFile:
+    """A GGUF file: what its header says, in Hugging Face's terms, and its tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:  # torch wants memory that could be written to
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            header = _Header(self._data)
+            self.metadata: dict[str, Any] = header.metadata
+            self._prefix: Any = self.metadata.get("general.architecture")
+            self._tensors = {entry[0]: self._checked(*entry) for entry in header.tensors()}
+            self.raw: dict[str, Any] = self._raw_config()
+            self.config: ModelConfig = model_config(self.raw, path)
+        except (OSError, ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
+            raise UnsupportedModelError(f"{path} is not a readable GGUF file: {error}") from error
+        architecture = MODEL_ARCH[self._prefix.upper()]
+        names = get_tensor_name_map(architecture, self.config.layers)
+        expected = expected_shapes(self.config)
+        self._names = {name: names.get_name(name, (".weight", ".bias")) or name for name in expected}
+        known = {theirs: name for name, theirs in self._names.items()}
+        shapes = {known.get(name, name): entry.shape for name, entry in self._tensors.items()}
+        shapes.pop(_ROPE_DIVISORS, None)
+        compare_shapes(path, expected, shapes)
+
+    def model_files(self) -> Files:
+        """All files of the model's folder but the weights."""
+        try:
+            vocabulary = _Vocabulary(self.metadata)
+            files = vocabulary.files()
+        except (LookupError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(f"{self.path}: its tokenizer cannot be used: {error!r}") from error
+        files.codec(self.path)  # a tokenizer that cannot be used is not written
+        raw = {**self.raw, **vocabulary.special_ids()}
+        return model_files(raw, files, {"eos_token_id": [*files.end_ids]})
+
+    def tensor_bytes(self) -> dict[str, int]:
+        """Bytes of each tensor that is to be written, by its Hugging Face name."""
+        entries = {name: self._tensors[theirs] for name, theirs in self._names.items()}
+        return {
+            name: math.prod(entry.shape) * _FLOATS.get(entry.kind.name, torch.float32).itemsize
+            for name, entry in entries.items()
+        }
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor by its Hugging Face name; float types are the file's own pages, others become float32."""
+        values = self._values(self._tensors[self._names[name]])
+        part = name.rsplit(".", 2)[-2]
+        if self.config.architecture == "LlamaForCausalLM" and part in ("q_proj", "k_proj"):
+            return _halves(values, self.config.head_dim)
+        return values
+
+    def _checked(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> _Tensor:
+        stored = GGMLQuantizationType(kind)
+        block, size = GGML_QUANT_SIZES[stored]
+        if not shape or shape[-1] % block or 0 in shape:
+            raise ValueError(f"{name} is of the shape {list(shape)}, in blocks of {block}")
+        try:
+            if stored.name not in _FLOATS:
+                dequantize(np.zeros((1, size), np.uint8), stored)
+        except NotImplementedError:
+            raise ValueError(f"{name} is of the type {stored.name}, which cannot be dequantised") from None
+        entry = _Tensor(shape, stored, offset, math.prod(shape) // block * size)
+        if offset + entry.size > len(self._data):
+            raise ValueError(f"it is truncated: {name} ends behind its end, at {offset + entry.size} bytes")
+        return entry
+
+    def _values(self, entry: _Tensor) -> torch.Tensor:
+        data, count, start = self._data, math.prod(entry.shape), entry.offset
+        if (dtype := _FLOATS.get(entry.kind.name)) is not None:
+            return torch.frombuffer(data, dtype=dtype, count=count, offset=start).view(entry.shape)
+        block, size = GGML_QUANT_SIZES[entry.kind]
+        raw = np.frombuffer(data, np.uint8, entry.size, start)
+        values = np.empty(count, np.float32)
+        step = _BLOCK // block
+
+        def fill(first: int) -> None:
+            part = raw[first * size : (first + step) * size]
+            values[first * block : (first + step) * block] = dequantize(part[None], entry.kind)[0]
+
+        with ThreadPoolExecutor() as threads:  # numpy lets others run while it computes
+            for _ in threads.map(fill, range(0, entry.size // size, step)):
+                pass
+        return torch.from_numpy(values).view(entry.shape)
+
+    def _raw_config(self) -> dict[str, Any]:
+        """A config.json that says the same, but for the ids of special tokens."""
+        meta, tensors = self.metadata, self._tensors
+        prefix = self._prefix
+        if prefix not in _ARCHITECTURES:
+            raise ValueError(f"general.architecture is {prefix!r}, not one of {', '.join(_ARCHITECTURES)}")
+        if meta.get("split.count", 1) > 1:
+            raise ValueError("it is one of several files (split.count): merge them with llama-gguf-split")
+        if missing := [f"{prefix}.{key}" for key, must in _SIZES.values() if must and not self._has(key)]:
+            raise ValueError(f"its metadata lacks {', '.join(missing)}")
+        if "token_embd.weight" not in tensors:
+            raise ValueError("it has no token_embd.weight")
+        sizes = {ours: self._number(theirs) for ours, (theirs, _) in _SIZES.items() if self._has(theirs)}
+        head_dim = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
+        self._refuse_extras(head_dim, sizes["max_position_embeddings"])
+        return {
+            "architectures": [_ARCHITECTURES[prefix]],
+            "model_type": prefix,
+            "hidden_act": "silu",
+            "vocab_size": tensors["token_embd.weight"].shape[0],
+            "tie_word_embeddings": "output.weight" not in tensors,
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+            "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+            **sizes,
+            **self._rope_scaling(sizes["max_position_embeddings"]),
+        }
+
+    def _has(self, key: str) -> bool:
+        return f"{self._prefix}.{key}" in self.metadata
+
+    def _get(self, key: str, default: Any = None) -> Any:
+        """What the metadata say under a key of the architecture's."""
+        return self.metadata.get(f"{self._prefix}.{key}", default)
+
+    def _number(self, key: str) -> Any:
+        """A positive number; some writers have one for each layer, which must all be the same."""
+        value = self._get(key)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            value = value[0]
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"{self._prefix}.{key} must be a positive number, not {value!r:.80}")
+        return value
+
+    def _refuse_extras(self, head_dim: int, positions: int) -> None:
+        """Refuse what changes the computation in a way that the engine does not know."""
+        plain: dict[str, Any] = {
+            "attention.value_length": head_dim,
+            "rope.dimension_count": head_dim,
+            "rope.scaling.attn_factor": 1.0,
+            "expert_count": 0,
+            "attention.causal": True,
+        }
+        for key, value in plain.items():
+            if (said := self._get(key, value)) != value:
+                raise ValueError(f"{self._prefix}.{key} is {said}, not {value}")
+        if (self._get("attention.sliding_window") or positions) < positions:
+            raise ValueError(f"it uses a sliding window ({self._prefix}.attention.sliding_window)")
+
+    def _rope_scaling(self, positions: int) -> dict[str, Any]:
+        """`rope_scaling` of a config.json, where there is any."""
+        kind, factor = self._get("rope.scaling.type", "none"), self._get("rope.scaling.factor")
+        if self._has("rope.scale_linear"):  # older files
+            kind, factor = "linear", self._get("rope.scale_linear")
+        scaling: dict[str, Any] = {} if kind == "none" else {"rope_type": kind, "factor": factor}
+        if (entry := self._tensors.get(_ROPE_DIVISORS)) is not None:
+            # The divisors that Llama 3.1's scaling comes to; a config.json can list them as "longrope".
+            if scaling:
+                raise ValueError(f"it has {_ROPE_DIVISORS} beside other scaling")
+            divisors = self._values(entry).float().tolist()
+            scaling = {"rope_type": "longrope", "long_factor": divisors, "short_factor": divisors}
+            scaling |= {"attention_factor": 1.0, "original_max_position_embeddings": positions}
+        return {"rope_scaling": scaling} if scaling else {}
+
+
+class _Header:
+    """Reads from the beginning of a file. The `gguf` package's reader takes half a minute for 150,000 tokens."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._at = data, 0
+        magic, version = self._take("4sI")
+        if magic != b"GGUF":
+            raise ValueError("it does not begin with GGUF")
+        if version & 0xFFFF == 0:
+            raise ValueError("it is big-endian")
+        if version not in (2, 3):
+            raise ValueError(f"its version is {version}, not 2 or 3")
+        self._tensors, count = self._take("QQ")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(count):
+            key = self._string()
+            self.metadata[key] = self._value(*self._take("I"))
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...], int, int]]:
+        """Name, shape, type and place of each tensor."""
+        entries: list[tuple[str, tuple[int, ...], int, int]] = []
+        for _ in range(self._tensors):
+            name = self._string()
+            shape = self._take(f"{self._take('I')[0]}Q")[::-1]
+            entries.append((name, shape, *self._take("IQ")))
+        alignment = self.metadata.get("general.alignment", 32)
+        start = -(-self._at // alignment) * alignment
+        return ((name, shape, kind, start + offset) for name, shape, kind, offset in entries)
+
+    def _take(self, layout: str) -> tuple[Any, ...]:
+        layout = "<" + layout
+        values = struct.unpack_from(layout, self._data, self._at)
+        self._at += struct.calcsize(layout)
+        return values
+
+    def _string(self) -> str:
+        # Some writers put Latin-1 into descriptions, which nobody reads here.
+        return self._bytes(*self._take("Q")).decode(errors="surrogateescape")
+
+    def _bytes(self, size: int) -> bytes:
+        if size > len(self._data) - self._at:
+            raise ValueError("it is truncated")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _value(self, number: int) -> Any:
+        kind = GGUFValueType(number)
+        if kind is GGUFValueType.STRING:
+            return self._string()
+        if kind is not GGUFValueType.ARRAY:
+            return self._take(_LAYOUTS[kind])[0]
+        of, count = self._take("IQ")
+        if of == GGUFValueType.STRING:
+            return [self._string() for _ in range(count)]
+        if of == GGUFValueType.ARRAY:
+            raise ValueError("it has arrays of arrays in its metadata")
+        layout = np.dtype("<" + _LAYOUTS[GGUFValueType(of)])
+        return np.frombuffer(self._bytes(count * layout.itemsize), layout).tolist()
+
+
+_LAYOUTS = {
+    GGUFValueType.UINT8: "B",
+    GGUFValueType.INT8: "b",
+    GGUFValueType.UINT16: "H",
+    GGUFValueType.INT16: "h",
+    GGUFValueType.UINT32: "I",
+    GGUFValueType.INT32: "i",
+    GGUFValueType.FLOAT32: "f",
+    GGUFValueType.BOOL: "?",
+    GGUFValueType.UINT64: "Q",
+    GGUFValueType.INT64: "q",
+    GGUFValueType.FLOAT64: "d",
+}
+
+
+def _halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows `[heads * head_dim, ...]`, rotated in pairs, in the order in which halves of heads are rotated."""
+    pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+# The tokenizer --------------------------------------------------------------------------------------------
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_CUTS: dict[str, tuple[str | None, bool]] = {
+    # how a text is cut before it is merged: by which expression, and whether by GPT-2's after that
+    "gpt-2": (None, True),
+    "smollm": (r"\p{N}", True),
+    "llama-bpe": (_LLAMA3, False),
+    "llama3": (_LLAMA3, False),
+    "llama-v3": (_LLAMA3, False),
+    "qwen2": (_QWEN2, False),
+    "deepseek-r1-qwen": (_QWEN2, False),
+}
+
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
+"""Tokens that end a text or a turn, whichever of them the metadata name."""
+
+
+class _Vocabulary:
+    """The tokenizer that a GGUF file's metadata describe.
+
+    Raises:
+        LookupError, TypeError, ValueError: A key is missing or malformed, or an id is outside the vocabulary.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        prefix = "tokenizer.ggml."
+        self._given = {
+            key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
+        }
+        self._tokens: list[str] = self._given["tokens"]
+        self._bos, *ends = (self._id(name) for name in ("bos", "eos", "eot", "eom"))
+        self._kinds: list[int] = self._given.get("token_type") or self._guessed_kinds({self._bos, *ends})
+        if len(self._kinds) < len(self._tokens):
+            raise ValueError(f"token_type has {len(self._kinds)} entries for {len(self._tokens)} tokens")
+        control = {token: i for i, token in enumerate(self._tokens) if self._kinds[i] == _CONTROL}
+        named = (*ends, *map(control.get, _ENDS))
+        self._end_ids = tuple(dict.fromkeys(i for i in named if i is not None))
+        self._template = _template(metadata)
+
+    def files(self) -> TokenizerFiles:
+        """The tokenizer and the chat template, in the form of Hugging Face's files.
+
+        Raises:
+            KeyError: A key is missing.
+            ValueError: The tokenizer is of another kind than byte-level BPE or SentencePiece's BPE, or cuts
+                texts in another way than GPT-2, SmolLM, Llama 3 or Qwen2.
+        """
+        match self._given["model"]:
+            case "gpt2":
+                tokenizer = self._byte_level()
+            case "llama":
+                tokenizer = self._sentencepiece()
+            case other:
+                raise ValueError(f"it is of the kind {other!r}, not 'gpt2' or 'llama'")
+        ids = {
+            "bos": self._bos,
+            "eos": self._id("eos"),
+            "unk": self._id("unknown"),
+            "pad": self._id("padding"),
+        }
+        config: dict[str, Any] = {
+            f"{name}_token": self._tokens[token] for name, token in ids.items() if token is not None
+        }
+        return TokenizerFiles(tokenizer, config, self._template, self._end_ids)
+
+    def special_ids(self) -> dict[str, int | None]:
+        """Ids as a config.json has them."""
+        return {
+            "bos_token_id": self._bos,
+            "eos_token_id": self._id("eos"),
+            "pad_token_id": self._id("padding"),
+        }
+
+    def _id(self, name: str) -> int | None:
+        """The id of a special token; None if there is none, which some writers say with -1."""
+        token = self._given.get(f"{name}_token_id")
+        if token is None or token < 0 or token >= _NONE:
+            return None
+        if token < len(self._tokens):
+            return token
+        if name in ("padding", "unknown"):  # unused here, so no reason to refuse a model
+            return None
+        raise ValueError(f"{name}_token_id is {token}, and there are {len(self._tokens)} tokens")
+
+    def _guessed_kinds(self, special: set[int | None]) -> list[int]:
+        """Types of the tokens, for a file that does not say."""
+        _LOG.warning("the GGUF file does not say which tokens are special; those written <|...|> are")
+        marked = [token.startswith("<|") and token.endswith("|>") for token in self._tokens]
+        kinds = [_CONTROL if m or i in special else _NORMAL for i, m in enumerate(marked)]
+        if self._given["model"] == "llama":
+            for i, token in enumerate(self._tokens):
+                if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+                    kinds[i] = _BYTE
+            if (unknown := self._id("unknown")) is not None:
+                kinds[unknown] = _UNKNOWN
+        return kinds
+
+    def _byte_level(self) -> dict[str, Any]:
+        """As GPT-2 has it."""
+        kind = self._given.get("pre", "default")
+        if kind == "default":
+            _LOG.warning("the GGUF file does not say how texts are cut into words; GPT-2's way is taken")
+            kind = "gpt-2"
+        if kind not in _CUTS:
+            raise ValueError(f"its pre-tokenizer is {kind!r}, not one of {', '.join(_CUTS)}")
+        cut, gpt2 = _CUTS[kind]
+        llama3 = cut is _LLAMA3
+        split = {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+        bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": gpt2}
+        return {
+            "model": {
+                "type": "BPE",
+                "vocab": self._by_text(),
+                "merges": [merge.split(" ") for merge in self._given["merges"]],
+                "ignore_merges": llama3,
+            },
+            "added_tokens": self._added(),
+            "normalizer": {"type": "NFC"} if kind == "qwen2" else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_] if cut else [bytes_]},
+            "post_processor": self._opening(default=llama3),
+            "decoder": bytes_,
+        }
+
+    def _sentencepiece(self) -> dict[str, Any]:
+        """As Llama 2 has it."""
+        vocabulary = self._by_text()
+        prefix = [{"type": "Prepend", "prepend": "▁"}] if self._given.get("add_space_prefix", True) else []
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+        decoders: list[dict[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]
+        if prefix:
+            decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        return {
+            "model": {
+                "type": "BPE",
+                "vocab": vocabulary,
+                "merges": self._merges(vocabulary, self._given["scores"]),
+                "unk_token": self._tokens[self._id("unknown") or 0],
+                "fuse_unk": True,
+                "byte_fallback": _BYTE in self._kinds,
+            },
+            "added_tokens": self._added(),
+            "normalizer": {"type": "Sequence", "normalizers": [*prefix, replace]},
+            "pre_tokenizer": None,
+            "post_processor": self._opening(default=True),
+            "decoder": {"type": "Sequence", "decoders": decoders},
+        }
+
+    def _by_text(self) -> dict[str, int]:
+        return {token: i for i, token in enumerate(self._tokens) if self._kinds[i] != _UNUSED}
+
+    def _added(self) -> list[dict[str, Any]]:
+        """Tokens that are found in a text as they are, before it is cut."""
+        rest = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        kinds = zip(self._tokens, self._kinds, strict=False)
+        return [
+            {"id": i, "content": token, "special": kind != _USER_DEFINED, **rest}
+            for i, (token, kind) in enumerate(kinds)
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ]
+
+    def _merges(self, vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+        """Every way to put a token together from two others, best token first: what its scores amount to."""
+        unmerged = (_UNKNOWN, _CONTROL, _BYTE)
+        pieces = {token: i for token, i in vocabulary.items() if self._kinds[i] not in unmerged}
+        ways = [
+            (-scores[i], cut, pieces[token[:cut]], token[:cut], token[cut:])
+            for token, i in pieces.items()
+            for cut in range(1, len(token))
+            if token[:cut] in pieces and token[cut:] in pieces
+        ]
+        return [(left, right) for *_, left, right in sorted(ways)]
+
+    def _opening(self, *, default: bool) -> dict[str, Any] | None:
+        """The beginning-of-text token, where texts have one."""
+        if self._bos is None or not self._given.get("add_bos_token", default):
+            return None
+        token = self._tokens[self._bos]
+        first = {"SpecialToken": {"id": token, "type_id": 0}}
+        text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+        return {
+            "type": "TemplateProcessing",
+            "single": [first, text],
+            "pair": [first, text, other],
+            "special_tokens": {token: {"id": token, "ids": [self._bos], "tokens": [token]}},
+        }
+
+
+def _template(metadata: Mapping[str, Any]) -> str | None:
+    """The chat template: the one without a name, else the one named default, else the first."""
+    key = "tokenizer.chat_template"
+    if key in metadata:
+        return metadata[key]
+    named = {name: value for name, value in metadata.items() if name.startswith(f"{key}.")}
+    if not named:
+        return None
+    name = f"{key}.default" if f"{key}.default" in named else next(iter(named))
+    _LOG.info("the GGUF file has several chat templates; %s is taken", name)
+    return named[name]
