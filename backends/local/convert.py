@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -242,8 +242,8 @@ class _GGUFFile:
     def _number(self, key: str) -> Any:
         """A positive number; some writers have one for each layer, which must all be the same."""
         value = self._get(key)
-        if isinstance(value, list) and value and value.count(value[0]) == len(value):
-            value = value[0]
+        if isinstance(value, list) and len({*cast("list[Any]", value)}) == 1:
+            value: Any = value[0]
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{self._prefix}.{key} must be a positive number, not {value!r:.80}")
         return value
@@ -273,14 +273,14 @@ class _GGUFFile:
             # The divisors that Llama 3.1's scaling comes to; a config.json can list them as "longrope".
             if scaling:
                 raise ValueError(f"it has {_ROPE_DIVISORS} beside other scaling")
-            divisors = self._values(entry).float().tolist()
+            divisors = [*map(float, self._values(entry))]
             scaling = {"rope_type": "longrope", "long_factor": divisors, "short_factor": divisors}
             scaling |= {"attention_factor": 1.0, "original_max_position_embeddings": positions}
         return {"rope_scaling": scaling} if scaling else {}
 
 
 class _Header:
-    """Reads from the beginning of a file. The `gguf` package's reader takes half a minute for 150,000 tokens."""
+    """Reads from the beginning of a file. The `gguf` package's takes half a minute for 150,000 tokens."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 0

@@ -394,7 +394,7 @@ def test_a_description_in_latin_1_is_nobodys_business(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}", None])
 def test_a_text_begins_once_whoever_writes_the_beginning(template: str | None, tmp_path: Path) -> None:
-    begin = local_models.byte_level().convert_tokens_to_ids("<|im_start|>")
+    begin: Any = local_models.byte_level().convert_tokens_to_ids("<|im_start|>")
     changes: Metadata = {f"{KEY}bos_token_id": begin, f"{KEY}add_bos_token": True}
     changes["tokenizer.chat_template"] = template
     codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
@@ -474,13 +474,17 @@ def test_of_two_that_convert_at_once_one_waits_for_the_other(
     assert [*results] == folders(cache) == written
 
 
+def full(_: Path) -> SimpleNamespace:
+    return SimpleNamespace(free=1000)
+
+
 @pytest.mark.parametrize("reason", ["full", "in the way"])
 def test_a_cache_that_cannot_be_written_is_named(
     reason: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(tmp_path / "model.gguf", local_models.model())
     if reason == "full":
-        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))  # pyright: ignore[reportUnknownLambdaType]
+        monkeypatch.setattr(shutil, "disk_usage", full)
     else:
         cache.parent.write_text("a file")
     with pytest.raises(BackendError, match="PASTA_ASYNC_CACHE") as caught:

@@ -114,15 +114,21 @@ def test_transformers_loads_an_export(
     assert not [*tmp_path.glob("*.partial")]
 
 
-def test_an_export_is_whole_or_not_there(made: AdapterRun, tmp_path: Path) -> None:
+def test_an_export_is_whole_or_not_there(
+    made: AdapterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint, out = open_checkpoint(made.model), tmp_path / "out"
-    checkpoint.raw["rope_parameters"] = {"rope_type": "linear", "factor": 3.0}  # not what it computes
-    with pytest.raises(UnsupportedModelError):
+
+    def broken(name: str) -> torch.Tensor:
+        raise OSError(name)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="embed_tokens"):
+        patch.setattr(checkpoint, "tensor", broken)
         export_folder(checkpoint, out)
     assert [*tmp_path.iterdir()] == []
     out.mkdir()
     with pytest.raises(InvalidRequestError):
-        export_folder(open_checkpoint(made.model), out)
+        export_folder(checkpoint, out)
 
 
 # What ships ------------------------------------------------------------------------------------------------
