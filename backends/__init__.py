@@ -155,9 +155,9 @@ class WrappingBackend:
         """See `pasta_async.protocol.Backend`."""
         return self.inner.decode(request)
 
-    async def load(self, answer: str) -> EngineLoad | None:
+    async def load(self) -> EngineLoad | None:
         """See `pasta_async.protocol.LoadReporting`; None if the inner backend is none."""
-        return await self.inner.load(answer) if isinstance(self.inner, LoadReporting) else None
+        return await self.inner.load() if isinstance(self.inner, LoadReporting) else None
 
     async def aclose(self) -> None:
         """Close the inner backend."""

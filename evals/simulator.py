@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl
@@ -19,7 +18,7 @@ from pydantic import Field
 
 from pasta_async.clock import Clock
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
-from pasta_async.load import EngineLoad, StepMeter
+from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.results import FinishReason
 from pasta_async.testing import ScriptedBackend, Tokenizer, VirtualClock
@@ -102,10 +101,9 @@ class SimulatedBackend(ScriptedBackend):
         finally:
             engine.remove(job)
 
-    async def load(self, answer: str) -> EngineLoad:
-        """What the answer's engine counts, and how long its steps take. Never waits."""
-        engine = self._engine(answer)
-        return replace(engine.load(), engine=str(self._engines.index(engine)))
+    async def load(self) -> EngineLoad:
+        """What the first engine counts. Never waits."""
+        return self._engines[0].load()
 
     def _engine(self, answer: str) -> _Engine:
         turn = self._engines[len(self._engine_of) % len(self._engines)]
@@ -144,7 +142,6 @@ class _Engine:
     def __init__(self, model: EngineModel, clock: Clock) -> None:
         self._model, self._clock = model, clock
         self._cache = PrefixCache()
-        self._meter = StepMeter()
         self._waiting: list[_Job] = []
         self._running: list[_Job] = []
         self._task: asyncio.Task[None] | None = None
@@ -164,8 +161,7 @@ class _Engine:
             self._task.cancel()
 
     def load(self) -> EngineLoad:
-        meter, running, queued = self._meter, len(self._running), len(self._waiting)
-        return EngineLoad(self._model.max_running, running, queued, steps=meter.steps, prefill=meter.prefill)
+        return EngineLoad(self._model.max_running, len(self._running), len(self._waiting))
 
     def close(self) -> None:
         for job in (*self._waiting, *self._running):
@@ -182,7 +178,6 @@ class _Engine:
                 model.step + model.sequence * decoding + model.context * tokens + model.prefill * prefilled
             )
             await self._clock.sleep(seconds)
-            self._meter.add(decoding, tokens, prefilled, seconds)
             for job in [*self._running]:
                 if job.write():
                     self._running.remove(job)

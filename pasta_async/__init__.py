@@ -17,7 +17,7 @@ from pasta_async.events import *
 from pasta_async.lang.checks import ParseError
 from pasta_async.lang.diagnostics import Code, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
-from pasta_async.load import EngineLoad, StepTimes
+from pasta_async.load import EngineLoad
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer, Turn
 from pasta_async.options import AnswerOptions, Limits, Parallel, Sampling
 from pasta_async.prompting import Prompt
@@ -61,7 +61,6 @@ __all__: list[str] = [
     "Prompt",
     "RealClock",
     "Sampling",
-    "StepTimes",
     "TagIds",
     "Turn",
     "__version__",

@@ -21,11 +21,12 @@ from pasta_async.errors import (
     PastaError,
 )
 from pasta_async.events import Emit
+from pasta_async.interpreter.admission import Admission, AnswerSlots
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import THINK_OPEN
 from pasta_async.interpreter.retry import with_retries
 from pasta_async.interpreter.runner import Runner
-from pasta_async.interpreter.width import Share, WidthControl
+from pasta_async.load import EngineLoad
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listing_options
 from pasta_async.prompting import (
@@ -37,7 +38,7 @@ from pasta_async.prompting import (
     check_text,
     read_prompt,
 )
-from pasta_async.protocol import Backend, Message, ModelInfo
+from pasta_async.protocol import Backend, LoadReporting, Message, ModelInfo
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream, Watch
 from pasta_async.tag_tokens import TagIds
@@ -101,7 +102,7 @@ class Client:
         self.observers: list[Observer] = list(observers)
         """Told of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
-        self._width = WidthControl(self._backend, self.limits.client_threads, clock)
+        self._admission = Admission(self.limits.client_threads, self._load, clock)
         self._connecting = SingleFlight[ModelInfo]()
         self._encoding = SingleFlight[list[int]]()
         self._info: ModelInfo | None = None
@@ -237,12 +238,12 @@ class Client:
     ) -> Generation:
         asked, limits = read_prompt(start.prompt), start.limits
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
-        with self._width.answering(start.answer, limited=start.parallel == "auto") as share:
+        with self._admission.answer(limited=start.parallel == "auto") as slots:
             async with self._time_limit(limits):
                 info = await self._connected(limits)
                 observation.begin(info)
                 began = self._clock.time()
-                ready = await self._prepare(info, start, *asked, share)
+                ready = await self._prepare(info, start, *asked, slots)
             check_length(ready.ids, info, limits)
 
             machine = Machine(
@@ -257,7 +258,7 @@ class Client:
                 self._backend,
                 machine,
                 prompt=ready.ids,
-                share=share,
+                slots=slots,
                 clock=self._clock,
                 began=began,
                 deadline=deadline,
@@ -267,20 +268,24 @@ class Client:
             observation.partial = runner.partial
             if watch:
                 watch(runner.partial)
-            generation = await runner.run()
-        self._width.learn(generation)
-        return generation
+            return await runner.run()
+
+    async def _load(self) -> EngineLoad | None:
+        """How busy the engine is; None if the backend does not tell."""
+        return await self._backend.load() if isinstance(self._backend, LoadReporting) else None
 
     async def _prepare(
-        self, info: ModelInfo, start: AnswerStart, messages: list[Message], ids: list[int], share: Share
+        self, info: ModelInfo, start: AnswerStart, messages: list[Message], ids: list[int], slots: AnswerSlots
     ) -> _Ready:
         """Decide in which form an answer is written, and encode its prompt for that."""
         tags = None if start.baseline else info.tags
         notes = _notes(info, start)
         check_ids(ids, info.vocab_size)
-        if tags and (crowd := await share.crowded()) and messages and await self._has_switch(start):
-            tags = None
-            notes = (*notes, f"answered without tags: {crowd}")
+        # An answer with a seed repeats only in the form that does not follow the load.
+        if tags and messages and start.sampling.seed is None and (crowd := await slots.crowded()):
+            if await self._has_switch(start):
+                tags = None
+                notes = (*notes, f"answered without tags: {crowd}")
         if not ids:
             kwargs = {**({} if tags else _PLAIN), **start.chat_template_kwargs}
             ids = await self._encode_chat(messages, kwargs, start)

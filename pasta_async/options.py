@@ -89,7 +89,8 @@ class Sampling(Options):
     one multiplied (CTRL, arXiv 1909.05858). None: as the model's `generation_config.json` says, on SGLang
     where the server was told (docs/backends.md); else 1, which is none."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    """Seed of the answer; every thread derives its own from it."""
+    """Seed of the answer; every thread derives its own from it. An answer with a seed keeps its tags whatever
+    the load, so that it repeats."""
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...],
         BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop),
@@ -125,9 +126,8 @@ class Limits(Options):
     before), waiting for its turn, encoding, decoding, retries. None: no limit."""
     retries: int = Field(default=2, ge=0, le=100)
     """How often a request is sent again that failed before its first token, in a way that may pass: within
-    0.25 s, twice that with each try, or when the server said. Connecting and encoding likewise. An answer
-    whose server was lost before anything of it was shown starts again elsewhere, which counts as one of the
-    retries. Time-outs are final."""
+    0.25 s, twice that with each try, or when the server said. Connecting and encoding likewise.
+    Time-outs are final."""
     on_failure: Literal["fail", "sequence"] = "fail"
     """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""
 

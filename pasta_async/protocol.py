@@ -135,8 +135,8 @@ class Backend(Protocol):
 class LoadReporting(Protocol):
     """A backend that knows how busy its engine is. Of others, the client counts its own requests."""
 
-    async def load(self, answer: str) -> EngineLoad | None:
-        """How busy the engine is that has an answer, or would get it; None if it does not tell.
+    async def load(self) -> EngineLoad | None:
+        """How busy the engine is; None if it does not tell.
 
         It is asked when an answer starts, at each promise, and twice a second while threads wait for
         room, so a backend that asks a server does that a few times a second at most.

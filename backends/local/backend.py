@@ -157,12 +157,11 @@ class LocalBackend:
         finally:
             await session.close(stream)
 
-    async def load(self, answer: str) -> EngineLoad | None:
+    async def load(self) -> EngineLoad | None:
         """What the scheduler counts, and how long steps take. Never waits, so there is nothing to cancel."""
         if (engine := self.engine) is None:
             return None
-        meter = engine.meter
-        return replace(engine.scheduler.load(), steps=meter.steps, prefill=meter.prefill)
+        return replace(engine.scheduler.load(), step_doubles_at=engine.step_times.doubles_at)
 
     async def aclose(self) -> None:
         """End open requests with an error and let the model go.

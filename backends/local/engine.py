@@ -19,7 +19,7 @@ from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Job, Scheduler
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.jobs import progress
-from pasta_async.load import StepMeter
+from pasta_async.load import StepTimes
 from pasta_async.results import FinishReason
 
 _LARGE = 10**9  # weights; how far the loading of such a model is gets shown
@@ -80,9 +80,9 @@ class Engine:
                 return checkpoint.tensor(name).to(self._device)
 
             self._model = CausalLM(config, read, self.context_length, self.dtype, self._threads)
-        self.meter: StepMeter = StepMeter()  # is told how long steps take by whoever calls `step`
-        self.latest: tuple[int, int, int] = 0, 0, 0
-        """Requests that the latest step decoded for, tokens these attended to, tokens of prompts computed."""
+        self.step_times: StepTimes = StepTimes()  # of steps that only decode, from whoever calls `step`
+        self.latest: tuple[int, int] = 0, 0
+        """Requests that the latest step decoded for, and tokens of prompts that it computed."""
         self.reset()
         if self._model.compiled:  # numba compiles the kernels, or loads them, now rather than in an answer
             token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
@@ -122,8 +122,8 @@ class Engine:
         tasks = self.scheduler.plan()
         if not tasks:
             return None
-        decoding = [job.filled + 1 for job, count in tasks if count == 1]
-        self.latest = len(decoding), sum(decoding), sum(count for _, count in tasks) - len(decoding)
+        decoding = sum(count == 1 for _, count in tasks)
+        self.latest = decoding, sum(count for _, count in tasks) - decoding
         batch = self._batch(
             [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
         )

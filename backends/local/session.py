@@ -159,7 +159,10 @@ class EngineLoop:
             outputs = self._engine.step()
             if outputs is not None:
                 self._hand_out(outputs)
-                self._engine.meter.add(*self._engine.latest, perf_counter() - began)
+                requests, prefilled = self._engine.latest
+                if requests and not prefilled:
+                    seconds = perf_counter() - began
+                    self._engine.step_times.add(1, requests, seconds, requests**2, requests * seconds)
             elif not self._commands:
                 return
 

@@ -213,7 +213,7 @@ class SGLangBackend:
             if not call.over:
                 raise BackendProtocolError(f"{self._server.url} ended the stream without a finish reason")
 
-    async def load(self, answer: str) -> EngineLoad | None:
+    async def load(self) -> EngineLoad | None:
         """What the server says of its batches, not older than a quarter of a second.
 
         Of a router, what its workers say, together.

@@ -13,7 +13,7 @@ from pasta_async.backends.sglang.replies import Amount, Count, Listed, Reply, Si
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.errors import BackendError, BackendStatusError, BackendTimeoutError
-from pasta_async.load import EngineLoad, RecentSums, StepTimes
+from pasta_async.load import EngineLoad, StepTimes
 
 FRESH_SECONDS = 0.25
 """How long a reading serves; no server is asked more often."""
@@ -36,10 +36,8 @@ class _Rank(Reply):
     max_running_requests: Size
     token_usage: float
     decode_moments: Annotated[list[Amount], Field(min_length=6, max_length=6)] | None = None
-    """Steps; and over them requests, microseconds, requests squared, requests x microseconds, tokens. Like
-    the next two, it counts from the server's start on."""
-    total_prefill_uncached_tokens: Count = 0
-    total_prefill_busy_us: Count = 0
+    """Decode steps; and over them requests, microseconds, requests squared, requests x microseconds, tokens.
+    It counts from the server's start on."""
 
 
 class _Loads(Reply):
@@ -54,8 +52,8 @@ class LoadReader:
         self._latest: EngineLoad | None = None
         self._error: BackendError | None = None
         self._until = 0.0
-        self._last: dict[_Key, tuple[float, ...]] = {}  # what each rank had counted
-        self._recent = RecentSums(8)
+        self._last: dict[_Key, list[float]] = {}  # what each rank had counted
+        self._steps = StepTimes()
 
     async def read(self, servers: Sequence[Server]) -> EngineLoad | None:
         """The latest reading, taken now if it is older than a quarter of a second; None: it has no endpoint.
@@ -88,25 +86,23 @@ class LoadReader:
         self._until = monotonic() + (PAUSE_SECONDS if self._error else FRESH_SECONDS)
 
     def _together(self, ranks: Mapping[_Key, _Rank]) -> EngineLoad:
-        """All ranks together; what they count, over the latest steps instead of all."""
-        news = [self._growth(key, rank) for key, rank in ranks.items()]
-        self._recent.add(*map(sum, zip(*news, strict=True)))
-        steps, requests, micros, squares, products, _, tokens, busy = self._recent.sums
+        """The load of all ranks together."""
+        for key, rank in ranks.items():
+            steps, requests, micros, squares, products, _ = self._growth(key, rank)
+            self._steps.add(steps, requests, micros / 1e6, squares, products / 1e6)
+        doubles_at = self._steps.doubles_at
         return EngineLoad(
             capacity=sum(rank.max_running_requests for rank in ranks.values()),
             running=sum(rank.num_running_reqs for rank in ranks.values()),
             queued=sum(rank.num_waiting_reqs for rank in ranks.values()),
             kv_use=max(rank.token_usage for rank in ranks.values()),
-            steps=StepTimes(steps, requests, micros / 1e6, squares, products / 1e6),
-            prefill=busy / 1e6 / tokens if tokens else 0.0,
-            replicas=len(ranks),
+            step_doubles_at=None if doubles_at is None else doubles_at * len(ranks),
         )
 
-    def _growth(self, key: _Key, rank: _Rank) -> Sequence[float]:
-        """What a rank has counted since the last time: all of it, if it was started since."""
-        moments = rank.decode_moments or (0.0,) * 6
-        totals: tuple[float, ...] = (*moments, rank.total_prefill_uncached_tokens, rank.total_prefill_busy_us)
-        growth = [new - old for new, old in zip(totals, self._last.get(key, (0.0,) * 8), strict=True)]
+    def _growth(self, key: _Key, rank: _Rank) -> list[float]:
+        """Decode steps of a rank since the last reading; all of its steps, if it was started since."""
+        totals = [float(total) for total in rank.decode_moments or [0.0] * 6]
+        growth = [new - old for new, old in zip(totals, self._last.get(key, [0.0] * 6), strict=True)]
         self._last[key] = totals
         return totals if min(growth) < 0 else growth
 

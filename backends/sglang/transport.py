@@ -72,8 +72,9 @@ class Connections:
         self._owned = client is None
         count = max_connections + SPARE_CONNECTIONS
         self.client: httpx.AsyncClient = client or httpx.AsyncClient(
+            # No limit: the client's slots are one, and requests whose readers are behind hold none of these.
             limits=httpx.Limits(
-                max_connections=count, max_keepalive_connections=count, keepalive_expiry=KEEPALIVE
+                max_connections=None, max_keepalive_connections=count, keepalive_expiry=KEEPALIVE
             )
         )
         self._waits: set[anyio.CancelScope] = set()

@@ -22,10 +22,10 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.events import Emit
+from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import Part
 from pasta_async.interpreter.retry import retry_delay, with_retries
-from pasta_async.interpreter.width import Share
 from pasta_async.observers import AnswerObserver, observed_request
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.results import FinishReason, Generation, RequestRecord
@@ -58,7 +58,7 @@ class Runner:
         machine: Machine,
         *,
         prompt: Sequence[int],
-        share: Share,
+        slots: AnswerSlots,
         clock: Clock,
         began: float,
         deadline: float | None,
@@ -68,7 +68,8 @@ class Runner:
         self.machine = machine
         self._backend, self._prompt = backend, tuple(prompt)
         self._start, self._limits = machine.start, machine.start.limits
-        self._share = share
+        self._slots = slots
+        self._slot_of: dict[int, Slot] = {}
         self._clock, self._began, self._deadline = clock, began, deadline
         self._emit, self._observer = emit, observer
         self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
@@ -115,8 +116,8 @@ class Runner:
             alarm.cancel()
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
-        if self._share.trouble:
-            self.machine.answer.notes += (self._share.trouble,)
+        if self._slots.trouble:
+            self.machine.answer.notes += (self._slots.trouble,)
         generation = self.machine.finish(finish_reason, self._now())
         await self._flush()
         return generation
@@ -183,7 +184,7 @@ class Runner:
         again = self._limits.on_failure == "sequence" and number not in self._failed
         self.machine.fail(number, error, "sequence" if again else "fail")
         self._failed[number] = error
-        await self._flush()
+        await self._flush(number)
         return again
 
     @asynccontextmanager
@@ -191,14 +192,26 @@ class Runner:
         """Hold a slot of the answer, and one of the client and room on the engine."""
         self._observer.turn(number, "waiting")
         try:
-            async with self._turns, self._share.thread() as waited:
-                if waited and (answer := self.machine.answer).width == "full":
+            async with self._turns, self._slots.thread() as slot:
+                if slot.waited and (answer := self.machine.answer).width == "full":
                     answer.width = "limited"
-                    answer.notes += (f"threads waited for room: {waited}",)
+                    answer.notes += (f"threads waited for room: {slot.waited}",)
                 self._observer.turn(number, "decoding")
-                yield
+                self._slot_of[number] = slot
+                try:
+                    yield
+                finally:
+                    del self._slot_of[number]
         finally:
             self._observer.turn(number, "over")
+
+    async def _without_slot(self, number: int, wait: Awaitable[None]) -> None:
+        """Wait for something else than the engine; a slot that the thread holds serves others meanwhile."""
+        if slot := self._slot_of.get(number):
+            async with slot.released():
+                await wait
+        else:
+            await wait
 
     # Requests ---------------------------------------------------------------------------------------------
 
@@ -215,8 +228,8 @@ class Runner:
                 if decoded or not error.retryable or attempt >= self._limits.retries:
                     raise
                 machine.fail(number, error, "retry")
-                await self._flush()
-                await self._clock.sleep(retry_delay(attempt, error))
+                await self._flush(number)
+                await self._without_slot(number, self._clock.sleep(retry_delay(attempt, error)))
 
     async def _exchange(self, request: DecodeRequest) -> None:
         """Send a request, decode what comes, and keep the record of it."""
@@ -226,7 +239,7 @@ class Runner:
             return machine.end_request(number, began, self._now(), finish_reason)
 
         machine.begin_request(number, len(request.ids), began)
-        await self._flush()
+        await self._flush(number)
         await observed_request(self._observer, request, self._decode, record)
 
     async def _request(self, number: int) -> DecodeRequest | None:
@@ -236,7 +249,7 @@ class Runner:
         max_tokens = min(machine.allowance(number), machine.info.context_length - len(ids))
         if max_tokens < 1:
             machine.exhaust(number, self._now())
-            await self._flush()
+            await self._flush(number)
             return None
         return DecodeRequest(
             answer=self._start.answer,
@@ -283,8 +296,8 @@ class Runner:
                     over = machine.feed(number, piece, self._clock.time() - self._began)
                     if machine.dropped or machine.spawned:
                         self._drop_and_spawn()
-                    if machine.events and (wait := self._hand_on()):
-                        await wait
+                    if machine.events:
+                        await self._flush(number)
                     if over or finished:
                         break
                 else:
@@ -335,14 +348,11 @@ class Runner:
         for number in spawned:
             self._begin(number)
 
-    def _hand_on(self) -> Awaitable[None] | None:
-        """Hand the events on; what is returned is to be awaited before more is decoded."""
+    async def _flush(self, number: int = 0) -> None:
+        """Hand the events on, and wait if the reader is behind; `number` is the thread that waits."""
         events, self.machine.events = self.machine.events, []
-        return self._emit(events) if self._emit else None
-
-    async def _flush(self) -> None:
-        if self.machine.events and (wait := self._hand_on()):
-            await wait
+        if events and self._emit and (wait := self._emit(events)):
+            await self._without_slot(number, wait)
 
 
 def _common(one: str, other: str) -> int:

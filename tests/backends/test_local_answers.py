@@ -137,19 +137,18 @@ async def test_forks_share_and_joins_start_from_the_longest_prefix(backend: Reco
 
 
 async def test_the_load_is_the_schedulers_own(backend: Recorder) -> None:
-    assert await backend.load("a") is None
+    assert await backend.load() is None
     async with pasta_async.Client(backend) as client:
         await client.connect()
-        idle = await backend.load("a")
+        idle = await backend.load()
         assert idle is not None
         assert (idle.capacity, idle.running, idle.queued, idle.kv_use) == (256, 0, 0, 0)
         async with client.stream(prompt("fair"), parallel="never") as answer:
             await anext(answer.text_deltas())
-            busy = await backend.load("a")
+            busy = await backend.load()
         assert busy is not None
         assert (busy.running, busy.queued) == (1, 0) and busy.kv_use > 0
         await client.generate(prompt("fair"))
-    done = await backend.load("a")
-    assert done is not None and done.steps is not None
+    done = await backend.load()
+    assert done is not None
     assert (done.running, done.kv_use) == (0, 0)
-    assert done.steps.requests > done.steps.steps > 0 and done.steps.seconds > 0

@@ -8,9 +8,7 @@ from itertools import pairwise
 import pytest
 
 from pasta_async import Client, GenerationTimeoutError, Limits, Sampling
-from pasta_async.clock import REAL_CLOCK
 from pasta_async.interpreter.runner import thread_seed
-from pasta_async.interpreter.width import WidthControl
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
@@ -69,32 +67,6 @@ async def test_chunks_of_started_answers_go_before_new_answers() -> None:
         first = next(n for n, request in enumerate(backend.requests) if request.answer == newer)
         earlier = [request.thread for request in backend.requests[:first] if request.answer == older]
         assert earlier == [0, 1, 2]
-
-
-async def test_threads_that_are_cancelled_in_the_queue_or_with_a_slot_in_hand_take_none_away() -> None:
-    control, decoding = WidthControl(ScriptedBackend(""), 2, REAL_CLOCK), set[int]()
-
-    async def decode(number: int) -> None:
-        async with share.thread():
-            decoding.add(number)
-            for _ in range(2):
-                await asyncio.sleep(0)
-            decoding.remove(number)
-
-    for turns in range(5):
-        with control.answering("a", limited=True) as share:
-            tasks = [asyncio.create_task(decode(number)) for number in range(8)]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            for task in tasks[::2]:
-                task.cancel()
-            await asyncio.wait(tasks)
-            assert not any(task.cancelled() for task in tasks[1::2])
-            decoding.clear()
-            tasks = [asyncio.create_task(decode(number)) for number in range(3)]
-            await asyncio.sleep(0)
-            assert decoding == {0, 1}
-            await asyncio.wait(tasks)
 
 
 async def test_the_chunk_cap_can_be_set() -> None:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST_MODULE = 500
+LONGEST_MODULE = 700
 
 # Written in halves, so that this file keeps its own rule.
 ELSEWHERE = re.compile(

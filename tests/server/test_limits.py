@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +281,17 @@ def test_reasoning_stands_beside_the_answer() -> None:
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Tea first."
     assert "".join(delta.get("content", "") for delta in deltas) == "Both are fine."
     assert reply.json()["choices"][0]["text"] == "Both are fine."
+
+
+def test_readers_that_take_nothing_keep_no_slot_from_others() -> None:
+    long = "word " * 3000
+    engine = WatchedBackend(ScriptedBackend(lambda prompt: long if "long" in prompt else ANSWER))
+    app = create_app(engine, ServerSettings(max_answers=65), limits=Limits(client_threads=64))
+    asked = {"model": "scripted", "messages": [{"role": "user", "content": "long"}], "stream": True}
+    with serving(app, send_buffer=2**13) as url, ExitStack() as stack:
+        server = LiveServer(url, app)
+        for _ in range(64):
+            connection = stack.enter_context(server.connect(receive_buffer=2**13))
+            connection.sendall(http_request("/v1/chat/completions", json.dumps(asked).encode()))
+        engine.wait(lambda e: len(e.pieces) == 64)
+        assert ask(server).status_code == 200

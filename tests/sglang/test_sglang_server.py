@@ -280,9 +280,7 @@ async def test_the_server_tells_how_busy_it_is(
     pieces = backend.decode(request(await chat(backend)))
     for _ in range(20):
         await anext(pieces)
-    busy = await backend.load("answer")
+    busy = await backend.load()
     assert busy is not None and busy.running == 1
     assert 0 < busy.kv_use < 1 <= busy.capacity
-    assert busy.steps is not None and busy.steps.steps >= 10 and busy.steps.seconds > 0
-    assert busy.prefill > 0
     await pieces.aclose()

@@ -155,7 +155,7 @@ async def test_threads_that_wait_are_seen() -> None:
     client = Client(backend, limits=Limits(client_threads=1), observers=[Metrics(registry)])
     first = asyncio.create_task(client.generate("x"))
     await anyio.wait_all_tasks_blocked()
-    second = asyncio.create_task(client.generate("y"))
+    second = asyncio.create_task(client.generate("y", parallel="always"))
     await anyio.wait_all_tasks_blocked()
     assert Samples.of(registry).value("pasta_threads_waiting") == 1
     assert Samples.of(registry).value("pasta_threads_decoding") == 1
