@@ -1,44 +1,39 @@
-"""Who wants to know what a client's answers do: metrics, traces, logs (`pasta_async.telemetry`), or your own.
+"""Observers of a client's answers: metrics, traces, logs (`pasta_async.telemetry`), or your own.
 
-An `Observer` is told of every answer of its `Client` and gives an `AnswerObserver` for it, whose methods are
-called as the answer goes on: a few calls for each request, none for a token. Records that exist anyway carry
-the rest: `RequestRecord` when a request is over, `Generation` with every `ThreadRecord` in the end.
+An `Observer` is told of every answer of its `Client`, and gives an `AnswerObserver` for it. That is called a
+few times for each request, and never for a token. The records of the answer (`Generation`) carry the rest.
 
-All calls come from the event loop of the answer, so they must return at once. What they raise is logged and
-goes no further.
+All calls come from the event loop of the answer, so they must return at once. An error that they raise is
+logged and goes no further.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
-from pasta_async.errors import ThreadFailedError
 from pasta_async.options import Limits, Options, Parallel, Sampling
 from pasta_async.prompting import Prompt
 from pasta_async.protocol import DecodeRequest, ModelInfo
-from pasta_async.results import FinishReason, Generation, RequestRecord
+from pasta_async.results import FinishReason, Generation
+
+_T = TypeVar("_T")
 
 Turn = Literal["waiting", "decoding", "over"]
-"""A thread waits for a slot of its answer and of its client, holds both, has given them back or up."""
+"""A thread waits for a slot of its answer and of its client, decodes, or needs none any more."""
 
 
 class AnswerStart(Options):
-    """An answer that is asked for: what `Client.generate` was given, with the client's limits laid under.
-
-    Its prompt is not checked yet, and not encoded.
-    """
+    """An answer that is asked for: what `Client.generate` was given, with the client's limits as defaults."""
 
     answer: str
     """Its id, the same as `DecodeRequest.answer`."""
     prompt: SkipValidation[Prompt]
-    """What was asked. Keep it out of logs and traces unless somebody wants it there."""
+    """As it was given, not checked yet. Keep it out of logs and traces unless it is wanted there."""
     sampling: InstanceOf[Sampling]
     limits: InstanceOf[Limits]
     baseline: StrictBool = False
@@ -46,7 +41,7 @@ class AnswerStart(Options):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     whole_chunks: StrictBool = False
     streamed: bool = False
-    """Whether somebody watches it, rather than waiting for the whole."""
+    """Whether it is read as a stream."""
     model: InstanceOf[ModelInfo] | None = None
     """None if the answer ends at once, since its prompt is bad or the backend cannot be reached."""
 
@@ -55,24 +50,20 @@ class AnswerObserver:
     """Is told what one answer does. Each method does nothing until it is overridden."""
 
     def turn(self, thread: int, turn: Turn) -> None:
-        """A thread waits, decodes, or has left. The main thread takes a turn for each stretch between syncs.
+        """A thread waits for a slot, has it, or needs none any more.
 
-        The first and the last call of a turn come from one task; the last comes whatever happens.
+        The main thread does this anew for each stretch between syncs. A thread that waits for its reader, or
+        to send a request again, is "waiting" once more. "over" comes last, whatever happens.
         """
 
-    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+    def request(self, request: DecodeRequest) -> Mapping[str, str] | None:
         """A request is about to be sent; returns headers to send along, a trace context for instance."""
 
-    def request_ended(
-        self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
-    ) -> None:
-        """That request is over, called from the same task.
-
-        `error` is why, if `record.finish_reason` is "error".
-        """
+    def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
+        """A request failed. It may be sent again."""
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
-        """The answer is over, and so are its turns and requests. Called from the task that began it.
+        """The answer is over, and so are its turns and requests.
 
         Args:
             generation: The answer, or the part of it that there is; None if nothing was sent.
@@ -85,34 +76,34 @@ class Observer(Protocol):
     """Is told of every answer of a client."""
 
     def answer(self, start: AnswerStart) -> AnswerObserver:
-        """An answer begins; what is returned is told the rest of it."""
+        """An answer begins; the returned observer is told the rest of it."""
         ...
 
 
 class Observation(AnswerObserver):
-    """One answer before its observers: entered when it begins, left when it is over, one way or the other.
+    """The observers of one answer, as one observer.
 
-    It passes on what it is told, from `begin` on or, where that is not reached, when it is left. A mistake in
+    It is entered when the answer begins, and left when the answer is over, one way or the other. An error in
     one of the observers harms neither the answer nor the others.
+
+    Attributes:
+        partial: Gives the answer so far.
+        generation: The answer, once it is there.
     """
 
     def __init__(self, observers: Sequence[Observer], start: AnswerStart) -> None:
         self._observers, self._start = observers, start
         self._answers: list[AnswerObserver] | None = None
         self.partial: Callable[[], Generation] | None = None
-        """The answer so far."""
         self.generation: Generation | None = None
-        """The answer, once it is there."""
 
     def __enter__(self) -> Self:
         return self
 
     def begin(self, model: ModelInfo | None) -> None:
-        """Tell the observers of the answer, and of its model."""
-        self._answers = []
-        for observer in self._observers:
-            with _logged(observer):
-                self._answers.append(observer.answer(self._start.model_copy(update={"model": model})))
+        """Tell the observers of the answer, and of its model; None if the answer ends before it is known."""
+        start = self._start.model_copy(update={"model": model})
+        self._answers = _each(self._observers, lambda observer: observer.answer(start))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._observers:
@@ -122,75 +113,58 @@ class Observation(AnswerObserver):
             self.ended(self.generation or partial, error)
 
     def turn(self, thread: int, turn: Turn) -> None:
-        """See `AnswerObserver`, as for the others."""
-        for observer in self._answers or ():
-            with _logged(observer):
-                observer.turn(thread, turn)
+        """See `AnswerObserver`."""
+        _each(self._answers, lambda observer: observer.turn(thread, turn))
 
-    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+    def request(self, request: DecodeRequest) -> Mapping[str, str] | None:
         """The headers of all observers together."""
-        headers: dict[str, str] = {}
-        for observer in self._answers or ():
-            with _logged(observer):
-                headers |= observer.request_started(request) or {}
-        return headers
+        headers = _each(self._answers, lambda observer: observer.request(request))
+        return {name: value for given in headers if given for name, value in given.items()}
 
-    def request_ended(
-        self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
-    ) -> None:
-        """The observer that came last is told first."""
-        for observer in reversed(self._answers or ()):
-            with _logged(observer):
-                observer.request_ended(request, record, error)
+    def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
+        """See `AnswerObserver`."""
+        _each(self._answers, lambda observer: observer.request_failed(request, error))
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
-        """The observer that came last is told first."""
-        for observer in reversed(self._answers or ()):
-            with _logged(observer):
-                observer.ended(generation, error)
+        """See `AnswerObserver`."""
+        _each(self._answers, lambda observer: observer.ended(generation, error))
+
+
+def _each(observers: Sequence[Any] | None, call: Callable[[Any], _T]) -> list[_T]:
+    """Call each observer; an error is logged, and that observer's result left out."""
+    results: list[_T] = []
+    for observer in observers or ():
+        try:
+            results.append(call(observer))
+        except Exception:
+            name = type(observer).__name__
+            logging.getLogger(__name__).exception("%s failed; the answer goes on", name)
+    return results
 
 
 async def observed_request(
     observer: AnswerObserver,
     request: DecodeRequest,
     decode: Callable[[DecodeRequest], Awaitable[FinishReason]],
-    record: Callable[[FinishReason], RequestRecord],
+    record: Callable[[FinishReason], object],
 ) -> None:
-    """Decode a request, and tell an observer of it; the headers that it gives are sent along.
+    """Decode a request with the headers that an observer gives, and tell the observer if it fails.
 
-    `decode` says why the request ended; `record` makes the record of one that ended so, also by an error
-    ("error") or a cancellation ("abort"), which go on.
+    Args:
+        observer: The observer.
+        request: The request.
+        decode: Decodes it, and says why it ended.
+        record: Keeps the record of a request that ended so: by an error ("error"), a cancellation ("abort"),
+            or for the reason that `decode` said.
     """
-    if headers := observer.request_started(request):
+    if headers := observer.request(request):
         request = replace(request, headers=headers)
     finish_reason: FinishReason = "abort"
-    problem = None
     try:
         finish_reason = await decode(request)
     except Exception as error:
-        finish_reason, problem = "error", error
+        finish_reason = "error"
+        observer.request_failed(request, error)
         raise
     finally:
-        observer.request_ended(request, record(finish_reason), problem)
-
-
-def error_type(error: BaseException) -> str:
-    """The name that metrics, traces and logs give an error: its class, or that of what made a thread fail."""
-    if isinstance(error, ThreadFailedError) and error.__cause__ is not None:
-        error = error.__cause__
-    return type(error).__name__
-
-
-def outcome(generation: Generation | None, error: BaseException | None) -> FinishReason:
-    """Why an answer ended: as `Generation.finish_reason` says, or "abort" if it was cancelled, or "error"."""
-    if error is not None:
-        return "abort" if isinstance(error, asyncio.CancelledError) else "error"
-    return generation.finish_reason if generation else "stop"
-
-
-@contextmanager
-def _logged(observer: object) -> Generator[None]:
-    try:
-        yield
-    except Exception:
-        logging.getLogger(__name__).exception("%s failed; the answer goes on", type(observer).__name__)
+        record(finish_reason)

@@ -1,4 +1,4 @@
-"""What an operator sees of a client's answers: Prometheus metrics, OpenTelemetry traces, structured logs.
+"""Prometheus metrics, OpenTelemetry traces and structured logs of a client's answers.
 
     from pasta_async.telemetry.metrics import Metrics
 
@@ -6,6 +6,42 @@
         ...
 
 Each is an `Observer`, and each has its optional extra: `metrics` for `Metrics`, `otel` for `Tracing`; `Logs`
-needs none. Nothing here is imported, and nothing costs anything, before it is used. docs/serving.md has every
-name.
+needs none. docs/serving.md lists every name.
 """
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pasta_async.errors import InvalidRequestError, ThreadFailedError
+from pasta_async.results import Generation
+
+
+def error_type(error: BaseException) -> str:
+    """The name that metrics, traces and logs give an error: its class, or that of what made a thread fail."""
+    if isinstance(error, ThreadFailedError) and error.__cause__ is not None:
+        error = error.__cause__
+    return type(error).__name__
+
+
+def outcome(generation: Generation | None, error: BaseException | None) -> str:
+    """Why an answer ended: its `finish_reason`, "abort" (cancelled), "refused" (a bad request) or "error"."""
+    if error is None:
+        return generation.finish_reason if generation else "stop"
+    if isinstance(error, InvalidRequestError):
+        return "refused"
+    return "abort" if isinstance(error, asyncio.CancelledError) else "error"
+
+
+def figures(generation: Generation) -> dict[str, Any]:
+    """The numbers of an answer that logs and traces show."""
+    return {
+        "threads": len(generation.threads),
+        "width": generation.width,
+        "seconds": round(generation.elapsed, 6),
+        "first_token": generation.threads[0].first_token,
+        **generation.usage.model_dump(),
+        "critical_path": generation.critical_path,
+        "text_speedup": round(generation.text_speedup, 3),
+    }

@@ -7,13 +7,13 @@ rules) and, where there is the same thing, the names of SGLang and vLLM: `model_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import monotonic
 
 from pasta_async.errors import missing_extra
-from pasta_async.observers import AnswerObserver, AnswerStart, Turn, error_type, outcome
+from pasta_async.observers import AnswerObserver, AnswerStart, Turn
 from pasta_async.protocol import DecodeRequest
-from pasta_async.results import Generation, RequestRecord
+from pasta_async.results import Generation
+from pasta_async.telemetry import error_type, outcome
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -25,13 +25,13 @@ _WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 _RATIOS = (0.75, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7.5, 10)
 _THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
-_COUNTERS = (
+_COUNTERS: tuple[tuple[str, ...], ...] = (
     ("answers", "Answers that ended, by how.", "finish_reason"),
     ("answer_errors", "Answers that failed, by the class of the error.", "error_type"),
     ("answer_widths", "Answers that were decoded, by how parallel the load let them be.", "width"),
     ("text_tokens", "Tokens of text and reasoning, without tags."),
     ("critical_path_tokens", "Tokens that had to be decoded one after another."),
-    ("diagnostics", "What was not well-formed in what the model wrote.", "code"),
+    ("diagnostics", "Places where what the model wrote is not well-formed.", "code"),
     ("threads", "Threads of answers that ended.", "kind", "finish_reason"),
     ("requests", "Requests to the backend, by how.", "finish_reason"),
     ("request_errors", "Requests that failed, retried ones too.", "error_type"),
@@ -43,16 +43,15 @@ _COUNTERS = (
 """Name, documentation, and labels besides `model_name`."""
 _GAUGES = (
     ("answers_in_flight", "Answers under way."),
-    ("threads_decoding", "Threads that hold a slot."),
-    ("threads_waiting", "Threads that wait for a slot, or for room on the engine."),
-    ("requests_in_flight", "Requests under way."),
+    ("threads_decoding", "Threads that hold a slot, each with a request to the backend."),
+    ("threads_waiting", "Threads that wait for a slot, for room on the engine, or for their reader."),
 )
 _HISTOGRAMS = (
     ("answer_duration_seconds", "From the beginning of an answer to its end.", _SECONDS),
     ("time_to_first_token_seconds", "From the beginning of an answer to its first token.", _SECONDS),
     ("text_speedup_ratio", "Tokens of an answer's text over its critical path.", _RATIOS),
     ("answer_threads", "Threads of an answer, the main thread counted.", _THREADS),
-    ("thread_wait_seconds", "How long a thread waited for that.", _WAITS),
+    ("thread_wait_seconds", "From when a thread asks for a slot until it has one.", _WAITS),
     ("chunk_time_to_first_token_seconds", "From a promise to its chunk's first token.", _SECONDS),
 )
 
@@ -89,7 +88,7 @@ class _AnswerMetrics(AnswerObserver):
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics, self._model = metrics, model
         self._began = monotonic()
-        self._turns: dict[int, tuple[Turn, float]] = {}
+        self._turns: dict[int, tuple[Turn, float]] = {}  # of each thread: what it does, and since when
         self._gauge("answers_in_flight", 1)
 
     def turn(self, thread: int, turn: Turn) -> None:
@@ -103,30 +102,17 @@ class _AnswerMetrics(AnswerObserver):
             self._gauge(f"threads_{turn}", 1)
             self._turns[thread] = (turn, now)
 
-    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
-        self._gauge("requests_in_flight", 1)
-
-    def request_ended(
-        self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
-    ) -> None:
-        cached = record.cached_tokens or 0
-        self._gauge("requests_in_flight", -1)
-        self._count("requests", 1, record.finish_reason or "error")
-        if error:
-            self._count("request_errors", 1, error_type(error))
-        self._count("generation_tokens", record.completion_tokens, _kind(request.thread))
-        self._count("cached_tokens", cached)
-        if request.max_tokens or record.cached_tokens is not None:  # else it was aborted, and others count it
-            self._count("prefilled_tokens", record.prompt_tokens - cached)
+    def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
+        self._count("request_errors", 1, error_type(error))
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
-        finish_reason = outcome(generation, error)
+        reason = outcome(generation, error)
         self._gauge("answers_in_flight", -1)
-        self._count("answers", 1, finish_reason)
-        if finish_reason == "error" and error:
+        self._count("answers", 1, reason)
+        if reason == "error" and error:
             self._count("answer_errors", 1, error_type(error))
-        elapsed = generation.elapsed if generation else monotonic() - self._began
-        self._observe("answer_duration_seconds", elapsed)
+        seconds = generation.elapsed if generation else monotonic() - self._began
+        self._observe("answer_duration_seconds", seconds)
         if generation:
             self._count_generation(generation)
         if generation and not error:
@@ -136,12 +122,18 @@ class _AnswerMetrics(AnswerObserver):
     def _count_generation(self, generation: Generation) -> None:
         self._count("answer_widths", 1, generation.width)
         self._count("prompt_tokens", generation.usage.prompt_tokens)
+        self._count("cached_tokens", generation.usage.cached_tokens)
+        self._count("prefilled_tokens", generation.usage.prefilled_tokens)
         self._count("text_tokens", generation.text_tokens)
         self._count("critical_path_tokens", generation.critical_path)
         for diagnostic in generation.diagnostics:
             self._count("diagnostics", 1, diagnostic.code)
         for thread in generation.threads:
-            self._count("threads", 1, _kind(thread.thread), thread.finish_reason)
+            kind = "chunk" if thread.thread else "main"
+            self._count("threads", 1, kind, thread.finish_reason)
+            self._count("generation_tokens", thread.tokens, kind)
+            for request in thread.requests:
+                self._count("requests", 1, request.finish_reason or "abort")
             if thread.first_token is not None:
                 name = "chunk_time_to_first_token_seconds" if thread.thread else "time_to_first_token_seconds"
                 self._observe(name, thread.first_token - thread.opened)
@@ -154,7 +146,3 @@ class _AnswerMetrics(AnswerObserver):
 
     def _observe(self, name: str, value: float) -> None:
         self._metrics.histograms[name].labels(self._model).observe(value)
-
-
-def _kind(thread: int) -> str:
-    return "chunk" if thread else "main"

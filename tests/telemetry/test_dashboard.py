@@ -59,17 +59,6 @@ def test_expressions_name_metrics_and_labels_that_exist(expression: str, scrape:
         assert used - OUTSIDE <= scrape.labels(name)
 
 
-def test_panels_do_not_overlap() -> None:
-    dashboard: Any = json.loads((DOCS / "grafana" / "pasta-async.json").read_text())
-    places = [panel["gridPos"] for panel in dashboard["panels"]]
-    cells = [
-        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
-    ]
-    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) == 23
-    ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(ids) == len(set(ids))
-
-
 def test_the_documentation_lists_every_metric(scrape: Samples) -> None:
     text = (DOCS / "serving.md").read_text()
     listed = set(re.findall(r"^\| `(pasta_[a-z_]+)`", text, re.MULTILINE))

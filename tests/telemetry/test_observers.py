@@ -23,7 +23,7 @@ class Heading(AnswerObserver):
         assert start.model is not None and start.prompt == "x"
         return self
 
-    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+    def request(self, request: DecodeRequest) -> Mapping[str, str] | None:
         return {"x-thread": str(request.thread)}
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
@@ -39,10 +39,10 @@ class Broken(AnswerObserver):
     def turn(self, thread: int, turn: object) -> None:
         raise RuntimeError("broken")
 
-    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+    def request(self, request: DecodeRequest) -> Mapping[str, str] | None:
         raise RuntimeError("broken")
 
-    def request_ended(self, request: DecodeRequest, record: object, error: BaseException | None) -> None:
+    def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
         raise RuntimeError("broken")
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
