@@ -24,7 +24,7 @@ from pasta_async.errors import (
 _LOG = logging.getLogger("pasta_async.server")
 
 _UNION_MEMBERS = ("str", "int", "constrained-str")
-"""Pydantic puts the member of a union into the place of an error: `content.str`, or `content.list[Part]`."""
+"""Pydantic puts the member of a union into an error's location: `content.str`, or `content.list[Part]`."""
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 
 def api_error(error: Exception) -> ApiError:
-    """The error that a client sees for one that ended its request."""
+    """The error that a client sees for an exception that ended its request."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, PastaError):
@@ -85,7 +85,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 def stopping(partial: str | None = None) -> ApiError:
-    """For an answer that has not ended when the server does."""
+    """The error for an answer that is still open when the server stops."""
     return ApiError(
         "the server is stopping, and there was no time to end this answer; ask again",
         503,
@@ -114,33 +114,36 @@ def _status(cause: PastaError) -> tuple[int, str | None]:
 
 
 def log_failure(error: Exception, *, text: bool) -> ApiError:
-    """As `api_error`; what is not the client's fault is logged.
+    """Like `api_error`; failures that are not the client's fault are logged.
 
-    With `text` its message is logged as well, which may quote a prompt.
+    With `text` the message is logged as well, which may quote a prompt.
     """
-    found = api_error(error)
-    if found.status >= 500:
+    reply = api_error(error)
+    if reply.status >= 500:
         message = str(error) if text or isinstance(error, BackendConnectError) else "(no text in logs)"
-        trace = error.__traceback__ if found.code == "internal_error" else None
+        trace = error.__traceback__ if reply.code == "internal_error" else None
         frames = "".join(traceback.format_tb(trace))
         _LOG.error("%s: %s\n%s", type(error).__name__, message, frames)
-    return found
+    return reply
 
 
 def invalid_body(error: ValidationError) -> ApiError:
-    """What is wrong with a body that is not what the API takes, in OpenAI's words: its first mistake."""
+    """The first mistake of a body, in OpenAI's words."""
     order = {"missing": 0, "extra_forbidden": 1}
     first = min(
         error.errors(include_url=False, include_context=False, include_input=False),
-        key=lambda found: (len(found["loc"]), order.get(found["type"], 2)),
+        key=lambda mistake: (len(mistake["loc"]), order.get(mistake["type"], 2)),
     )
     parts = (str(part) for part in first["loc"] if part not in _UNION_MEMBERS)
-    param = ".".join(part for part in parts if "[" not in part)
+    param = ".".join(part for part in parts if "[" not in part) or None
+    if param is None:
+        return ApiError(f"The body cannot be read: {first['msg']}.", code="invalid_value")
     match first["type"]:
         case "missing":
-            message, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
+            return ApiError(
+                f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param
+            )
         case "extra_forbidden":
-            message, code = f"Unknown parameter: '{param}'.", "unknown_parameter"
+            return ApiError(f"Unknown parameter: '{param}'.", code="unknown_parameter", param=param)
         case _:
-            message, code = f"Invalid '{param}': {first['msg']}.", "invalid_value"
-    return ApiError(message, code=code, param=param)
+            return ApiError(f"Invalid '{param}': {first['msg']}.", code="invalid_value", param=param)

@@ -1,26 +1,29 @@
-"""What OpenAI's API is asked, as pydantic models, and what `Client.generate` is called with for it.
+"""Requests of OpenAI's API as pydantic models, and the arguments of `Client.generate` for them.
 
-Fields are those of OpenAI's reference, and a few of SGLang's. A request that sets one that only an engine's
-own endpoint can honour (`passed_on`) is passed through to it, as it is.
+Fields are those of OpenAI's reference, and a few of SGLang's. Fields of `Sampling` are not declared again:
+they are read as options of the library. A request that sets a field of `passed_on` is for the engine's own
+endpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from pasta_async.options import MIN_PENALTY, Limits, Parallel, Sampling
+from pasta_async.errors import InvalidRequestError
+from pasta_async.options import Limits, Options, Parallel, Sampling
 from pasta_async.protocol import Message
+from pasta_async.server.admission import Service
 from pasta_async.server.errors import ApiError, invalid_body
-from pasta_async.server.service import Service
 from pasta_async.server.settings import ServerSettings
 
 _T = TypeVar("_T")
 _Form = TypeVar("_Form", bound="GenerateRequest")
+_Options = TypeVar("_Options", bound=Options)
 
 MAX_MESSAGES = 2048
 """Messages of a conversation, parts of a message; checked as they are read: a long list costs nothing."""
@@ -28,72 +31,75 @@ MAX_MESSAGES = 2048
 _IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 """Fields that say nothing about the answer."""
 
-_Stop = Annotated[str, Field(min_length=1)]
-_Count = Annotated[int, Field(ge=1)]
 _Listed = Annotated[list[_T], Field(fail_fast=True)]
 """A list whose first bad item is the only one that is reported: there may be millions."""
 _Short = Annotated[list[_T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class _Body(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, strict=True, protected_namespaces=()
+    )
 
 
 class PastaOptions(_Body):
     """`extra_body={"pasta": {...}}`: options that OpenAI's API does not have."""
 
     parallel: Parallel | None = None
-    """How parallel the answer may be; None: what the server's settings say."""
-    baseline: bool = False
+    """Width of the answer; None: as the server's settings say."""
+    baseline: bool | None = None
     """Answer without any tag, for comparison."""
-    limits: Limits = Limits()
-    """Limits of one answer; none may be above the server's own."""
-    record: bool = False
+    limits: dict[str, Any] | None = None
+    """Fields of `Limits` for this answer; none may be above the server's own."""
+    record: bool | None = None
     """Ask for the whole record: threads, timeline, written form."""
-    events: bool = False
+    events: bool | None = None
     """In a stream, ask for every event as it happens, in chunks without choices."""
 
 
 class StreamOptions(_Body):
-    """Options of a stream."""
+    """Options of a stream; the last two are accepted and change nothing."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
-class Part(BaseModel):
-    """A part of a message's content: text; or an image, a sound, a refusal, for the engine's own endpoint."""
+class Part(_Body):
+    """A part of a message's content: text, or something for the engine's own endpoint."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     type: str
     text: str | None = None
 
 
 class ChatMessage(_Body):
-    """One message of a conversation."""
+    """One message of a conversation. Fields that are not known are ignored: clients replay what they got."""
 
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | _Short[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    refusal: str | None = None
-    annotations: Any = None
-    audio: Any = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    function_call: dict[str, Any] | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
 
     @property
-    def foreign(self) -> bool:
-        """Whether it is for the engine's own endpoint: calls and results of tools, images, sound."""
-        calls = self.role in ("tool", "function") or self.tool_calls or self.function_call
-        parts = self.content if isinstance(self.content, list) else []
-        return bool(calls) or any(part.type != "text" or part.text is None for part in parts)
+    def engine_only(self) -> str | None:
+        """The first thing in it that only the engine's own endpoint can read; None: it is text."""
+        if self.role in ("tool", "function"):
+            return "role"
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            if part.type != "text" or part.text is None:
+                return f"content.{index} (a part of type {part.type!r:.40})"
+        if self.tool_calls or self.function_call:
+            return "tool_calls"
+        return None
 
     @property
     def as_message(self) -> Message:
         """The message as the library takes it, parts of text joined."""
-        role = "system" if self.role == "developer" else self.role  # what chat templates know
+        role = "system" if self.role == "developer" else self.role  # the name that chat templates know
         text = self.content or ""
         if isinstance(text, list):
             text = "".join(part.text or "" for part in text)
@@ -101,10 +107,10 @@ class ChatMessage(_Body):
         return {"role": role, "content": text, **more}
 
 
-class GenerateRequest(BaseModel):
-    """What both endpoints take. Fields that are passed through or ignored are in tables, not declared."""
+class GenerateRequest(_Body):
+    """Fields of both endpoints. Further ones are in `model_extra`, and are checked by `parse_body`."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
     passed_on: ClassVar[dict[str, tuple[Any, ...]]] = {
         "frequency_penalty": (None, 0),
         "presence_penalty": (None, 0),
@@ -114,23 +120,20 @@ class GenerateRequest(BaseModel):
     }
     """Fields that only an engine's own endpoint can honour, with the values that ask for nothing."""
     default_tokens: ClassVar[int | None] = None
-    """Tokens that an answer may have where the request says nothing; None: as the server has it."""
+    """Tokens that an answer may have where the request does not say; None: the server's limit."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    max_tokens: _Count | None = None
-    stop: _Stop | _Short[_Stop] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    top_k: int | None = None
-    """SGLang's; -1 is all."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=2)] | None = None
-    """SGLang's too."""
-    pasta: PastaOptions = PastaOptions()
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    pasta: PastaOptions | None = None
+
+    @property
+    def options(self) -> PastaOptions:
+        """The options that OpenAI's API does not have."""
+        return self.pasta or PastaOptions()
 
     @property
     def choices(self) -> int:
@@ -139,20 +142,26 @@ class GenerateRequest(BaseModel):
 
     @property
     def prompts(self) -> Sequence[str | list[int] | list[Message]]:
-        """What is to be answered, each with as many choices: texts and token ids have no chat template."""
+        """Prompts to answer, each with as many choices: texts and token ids have no chat template."""
         raise NotImplementedError
 
     @property
+    def count(self) -> int:
+        """Answers in all."""
+        return len(self.prompts) * self.choices
+
+    @property
     def token_limit(self) -> int | None:
-        """Tokens that an answer may have, as was asked for."""
+        """Tokens that an answer may have, as the request says."""
         return self.max_tokens
 
     @property
-    def engine_only(self) -> tuple[str, ...]:
-        """Fields that ask for what only the engine's own endpoint does."""
-        return tuple(
-            name for name, nothing in self.passed_on.items() if getattr(self, name, None) not in nothing
-        )
+    def engine_only(self) -> str | None:
+        """The first field that only the engine's own endpoint can honour; None: the library answers."""
+        for name, nothing in self.passed_on.items():
+            if getattr(self, name, None) not in nothing:
+                return name
+        return None
 
 
 class ChatRequest(GenerateRequest):
@@ -176,7 +185,7 @@ class ChatRequest(GenerateRequest):
     }
 
     messages: Annotated[_Short[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: _Count | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """SGLang's: for the model's chat template."""
     tools: _Short[dict[str, Any]] | None = None
@@ -191,14 +200,18 @@ class ChatRequest(GenerateRequest):
 
     @property
     def token_limit(self) -> int | None:
-        """`max_completion_tokens`, or what it was called before."""
+        """`max_completion_tokens`, or its older name."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def engine_only(self) -> tuple[str, ...]:
-        """As for every request, and `messages` if one of them holds such things."""
-        foreign = any(message.foreign for message in self.messages)
-        return (*super().engine_only, *(["messages"] if foreign else []))
+    def engine_only(self) -> str | None:
+        """The first field, or part of a message, that only the engine's own endpoint can honour."""
+        if field := super().engine_only:
+            return field
+        for index, message in enumerate(self.messages):
+            if field := message.engine_only:
+                return f"messages.{index}.{field}"
+        return None
 
 
 class CompletionRequest(GenerateRequest):
@@ -212,7 +225,7 @@ class CompletionRequest(GenerateRequest):
     }
     default_tokens: ClassVar[int | None] = 16  # OpenAI's at this endpoint
 
-    prompt: str | _Listed[StrictInt] | _Short[str] | _Short[_Listed[StrictInt]]
+    prompt: str | _Listed[int] | _Short[str] | _Short[_Listed[int]]
     best_of: int | None = None
 
     @property
@@ -225,41 +238,43 @@ class CompletionRequest(GenerateRequest):
         return cast("list[str] | list[list[int]]", self.prompt)
 
 
-async def read_body(request: Request, form: type[_Form], settings: ServerSettings) -> _Form:
-    """Read and check a body. Cancelling it is safe.
+async def read_body(request: Request, settings: ServerSettings) -> bytes:
+    """Read the body of a request. Cancelling it is safe.
 
     Raises:
-        ApiError: It is no JSON, not in that form, too large or too slow.
+        ApiError: It is not said to be JSON, too large or too slow.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # which a page of another origin may not send unasked
+    # A page of another origin may not send these unasked.
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(f"the content type must be application/json, not {kind or 'missing'!r}", 415)
-    raw, most = bytearray(), settings.max_body_bytes
+    raw, limit = bytearray(), settings.max_body_bytes
     try:
         with anyio.fail_after(settings.body_timeout):
             async for part in request.stream():
                 raw += part
-                if len(raw) > most:
-                    raise ApiError(f"the body has more than {most} bytes", 413, code="request_too_large")
+                if len(raw) > limit:
+                    raise ApiError(f"the body has more than {limit} bytes", 413, code="request_too_large")
     except TimeoutError:
         raise ApiError(f"the body took longer than {settings.body_timeout:g} s", 408) from None
-    return parse_body(raw, form)
+    return bytes(raw)
 
 
-def parse_body(raw: bytes | bytearray, form: type[_Form]) -> _Form:
-    """Check a body; an `ApiError` says what is wrong with it."""
+def parse_body(raw: bytes, form: type[_Form]) -> _Form:
+    """Check the form of a body; an `ApiError` says what is wrong with it. Null is as good as absent."""
     try:
         body = form.model_validate_json(raw)
     except ValidationError as error:
         raise invalid_body(error) from None
-    for field in body.model_extra or ():
-        if field not in body.passed_on.keys() | _IGNORED:
+    known = body.passed_on.keys() | Sampling.model_fields.keys() | _IGNORED
+    for field, value in (body.model_extra or {}).items():
+        if value is not None and field not in known:
             raise ApiError(f"Unknown parameter: '{field}'.", code="unknown_parameter", param=field)
     return body
 
 
 def check_request(request: GenerateRequest, service: Service) -> None:
-    """Refuse with an `ApiError` what no way of answering could honour."""
+    """Refuse with an `ApiError` what neither the library nor the engine's own endpoint can honour."""
     settings, names = service.settings, service.model_names
     if request.model not in names:
         message = f"the model {request.model!r} does not exist here; there is {', '.join(names)}"
@@ -272,13 +287,13 @@ def check_request(request: GenerateRequest, service: Service) -> None:
         if request.best_of not in (None, request.choices):
             message = "best_of is not supported: it must equal n"
             raise ApiError(message, code="unsupported_parameter", param="best_of")
-    if (count := len(request.prompts) * request.choices) > settings.max_choices:
-        raise ApiError(f"at most {settings.max_choices} answers for a request, not {count}", param="n")
+    if request.count > settings.max_choices:
+        raise ApiError(f"at most {settings.max_choices} answers for a request, not {request.count}", param="n")
     if settings.max_tokens and (request.token_limit or 0) > settings.max_tokens:
         raise ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
-    if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
-        raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
-    drawn = sampling_values(request, settings)["temperature"] > 0
+    if request.max_tokens not in (None, request.token_limit):
+        raise ApiError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
+    drawn = sampling_of(request, settings).temperature > 0
     if request.seed is not None and drawn and not service.info.honours_seeds:
         message = (
             "this engine does not honour seeds (SGLang does with --enable-deterministic-inference); "
@@ -287,47 +302,72 @@ def check_request(request: GenerateRequest, service: Service) -> None:
         raise ApiError(message, code="unsupported_parameter", param="seed")
 
 
-def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str, Any]]:
-    """For each choice of a prompt the arguments of `Client.generate`, without the prompt.
+def sampling_of(request: GenerateRequest, settings: ServerSettings) -> Sampling:
+    """Sampling as the request says, or else the server; without a seed, which each choice has of its own.
 
     Raises:
-        ApiError: More is asked for than the server gives.
-        InvalidRequestError: A value is out of range.
+        ApiError: A value is bad.
     """
-    options = request.pasta
+    extra = request.model_extra or {}
+    values = {name: extra[name] for name in Sampling.model_fields if extra.get(name) is not None}
+    if values.get("top_k") == -1:  # SGLang's word for all tokens
+        del values["top_k"]
+    if values.get("top_p") == 0:  # OpenAI takes it: the likeliest token alone
+        values["top_p"] = 1e-9
+    default_tokens = min(filter(None, (request.default_tokens, settings.max_tokens)), default=None)
+    if limit := request.token_limit or default_tokens:
+        values["max_tokens"] = limit
+    return _checked(Sampling, {"temperature": settings.temperature, **values})
+
+
+def answer_limits(request: GenerateRequest, limits: Limits) -> Limits:
+    """The limits of one answer.
+
+    Raises:
+        ApiError: A value is bad, or more than the server gives.
+    """
+    asked = request.options.limits or {}
+    values = {name: value for name, value in asked.items() if value is not None}
+    wanted = _checked(Limits, values, "pasta.limits.")
+    for name in values.keys() - {"on_failure"}:
+        most = getattr(limits, name)
+        if most is not None and getattr(wanted, name) > most:
+            raise ApiError(f"at most {most:g}, not {values[name]:g}", param=f"pasta.limits.{name}")
+    return wanted.over(limits)
+
+
+_TEXTS = {"stop", "on_failure"}
+"""Options that are texts; all others are numbers, and texts and booleans are not taken for them."""
+
+
+def _checked(kind: type[_Options], values: Mapping[str, Any], prefix: str = "") -> _Options:
+    """Options made of a request's values; an `ApiError` names the first bad one."""
+    for name, value in values.items():
+        try:
+            if name not in _TEXTS and not isinstance(value, int | float) or isinstance(value, bool):
+                raise InvalidRequestError(f"it needs to be a number, not {value!r:.40}")
+            kind(**{name: value})
+        except InvalidRequestError as error:
+            param = f"{prefix}{name}"
+            raise ApiError(f"Invalid '{param}': {error}", code="invalid_value", param=param) from None
+    return kind(**values)
+
+
+def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str, Any]]:
+    """The arguments of `Client.generate` for each choice of a prompt, without the prompt.
+
+    Raises:
+        ApiError: A value is bad, or more than the server gives.
+    """
+    options = request.options
     kwargs: dict[str, Any] = {
-        "limits": answer_limits(options.limits, service.limits),
-        "baseline": options.baseline,
+        "limits": answer_limits(request, service.limits),
+        "baseline": bool(options.baseline),
         "parallel": options.parallel or service.settings.parallel,
-        "sampling": Sampling(**sampling_values(request, service.settings)),
+        "sampling": sampling_of(request, service.settings),
     }
     if isinstance(request, ChatRequest):
         kwargs["chat_template_kwargs"] = request.chat_template_kwargs
     if request.seed is None:
-        return [kwargs] * request.choices
+        return [kwargs for _ in range(request.choices)]
     return [{**kwargs, "seed": (request.seed + index) % 2**63} for index in range(request.choices)]
-
-
-def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[str, Any]:
-    """What the request, or else the server, says about sampling, by its name in OpenAI's API."""
-    default = min(filter(None, (request.default_tokens, settings.max_tokens)), default=None)
-    values: dict[str, Any] = {
-        "temperature": settings.temperature if request.temperature is None else request.temperature,
-        "top_p": None if request.top_p is None else max(request.top_p, 1e-9),  # 0 is the likeliest token
-        "top_k": None if request.top_k == -1 else request.top_k,
-        "min_p": request.min_p,
-        "repetition_penalty": request.repetition_penalty,
-        "stop": request.stop,
-        "max_tokens": request.token_limit or default,
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def answer_limits(wanted: Limits, own: Limits) -> Limits:
-    """The limits of one answer; an `ApiError` if more is asked for than the server gives."""
-    values = wanted.model_dump(exclude_unset=True, exclude_none=True)
-    for name in values.keys() - {"on_failure"}:
-        most = getattr(own, name)
-        if most is not None and values[name] > most:
-            raise ApiError(f"at most {most:g}, not {values[name]:g}", param=f"pasta.limits.{name}")
-    return own.model_copy(update=values)

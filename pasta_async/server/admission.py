@@ -1,17 +1,17 @@
-"""What the endpoints of a server share: a connected client, and a bounded queue for its answers."""
+"""Shared state of the endpoints: a connected client, and a bounded queue for its answers."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.types import Scope
 
 from pasta_async.client import Client
-from pasta_async.errors import InvalidStateError
+from pasta_async.errors import GenerationTimeoutError, InvalidStateError
 from pasta_async.options import Limits
 from pasta_async.protocol import ModelInfo
 from pasta_async.server.errors import ApiError
@@ -20,7 +20,7 @@ from pasta_async.server.settings import ServerSettings
 
 @dataclass(frozen=True)
 class Service:
-    """A connected client, and who may use it when. `request.app.state.service` of a running app."""
+    """A connected client and its queue: `request.app.state.service` of a running app."""
 
     client: Client
     info: ModelInfo
@@ -30,16 +30,16 @@ class Service:
     @property
     def limits(self) -> Limits:
         """Limits of an answer that asks for none of its own."""
-        own, settings = self.client.limits, self.settings
+        client, settings = self.client.limits, self.settings
         timeout = settings.timeout
-        if own.timeout is not None and "timeout" in own.model_fields_set:
-            timeout = min(own.timeout, timeout)
-        prompt = settings.max_prompt_tokens or own.prompt_tokens
-        return own.model_copy(update={"timeout": timeout, "prompt_tokens": prompt})
+        if client.timeout is not None and "timeout" in client.model_fields_set:
+            timeout = min(client.timeout, timeout)
+        prompt_tokens = settings.max_prompt_tokens or client.prompt_tokens
+        return client.model_copy(update={"timeout": timeout, "prompt_tokens": prompt_tokens})
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names that requests may call the model by."""
+        """The model's own name, and those that the settings give it."""
         return tuple(dict.fromkeys((self.info.name, *self.settings.model_names)))
 
 
@@ -58,46 +58,45 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def path_in_app(scope: Scope) -> str:
-    """The path of a request below where the app is mounted."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
-
-
 class Admission:
     """Lets a number of answers decode at once; a bounded queue, first come first served, waits for its turn.
 
     A request for several choices takes as many places. It takes them one by one as they become free, while
-    whoever came later waits behind it.
+    later requests wait behind it.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.max_answers)
-        self._head = asyncio.Lock()
+        self._head = asyncio.Lock()  # held by the request that takes places; the others queue for it
         self.in_flight: int = 0
         """Answers that decode."""
         self.queued: int = 0
         """Answers that wait."""
 
     @asynccontextmanager
-    async def enter(self, count: int) -> AsyncGenerator[None]:
-        """Hold places for so many answers.
+    async def enter(self, count: int, timeout: float | None) -> AsyncGenerator[float | None]:
+        """Hold places for `count` answers that may take `timeout` seconds in all (None: no limit).
+
+        Yields:
+            The seconds that are left for the answers after the wait.
 
         Raises:
             ApiError: 429: the queue is full, or the wait took too long. 400: more than there are places.
+            GenerationTimeoutError: The answers' own time was up before their turn came.
 
         Cancelling it gives the places, or the place in the queue, back.
         """
+        start = time.monotonic()
         async with AsyncExitStack() as held:
-            await self._acquire(held, count)
+            await self._acquire(held, count, timeout)
             self.in_flight += count
             try:
-                yield
+                yield None if timeout is None else max(timeout - (time.monotonic() - start), 1e-3)
             finally:
                 self.in_flight -= count
 
-    async def _acquire(self, held: AsyncExitStack, count: int) -> None:
+    async def _acquire(self, held: AsyncExitStack, count: int, timeout: float | None) -> None:
         settings = self._settings
         if count > settings.max_answers:
             raise ApiError(f"at most {settings.max_answers} answers decode at once here, not {count}")
@@ -105,18 +104,23 @@ class Admission:
         if count > free and self.queued + count > settings.max_queue:
             raise self._busy("too many answers wait already")
         self.queued += count
+        own_time = timeout is not None and timeout <= settings.queue_timeout
         try:
-            async with asyncio.timeout(settings.queue_timeout), self._head:
+            async with asyncio.timeout(timeout if own_time else settings.queue_timeout), self._head:
                 for _ in range(count):
                     await held.enter_async_context(self._places)
         except TimeoutError:
+            if own_time:
+                raise GenerationTimeoutError(
+                    f"no place became free within the answer's own {timeout:g} s"
+                ) from None
             raise self._busy("no place became free in time") from None
         finally:
             self.queued -= count
 
-    def _busy(self, why: str) -> ApiError:
+    def _busy(self, reason: str) -> ApiError:
         return ApiError(
-            f"the server is busy: {why}; {self.in_flight} answers decode, {self.queued} wait",
+            f"the server is busy: {reason}; {self.in_flight} answers decode, {self.queued} wait",
             429,
             code="rate_limit_exceeded",
             retry_after=min(1 + self.queued / self._settings.max_answers, 60),
