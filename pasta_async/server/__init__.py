@@ -5,8 +5,8 @@
 docs/serving.md has the rest.
 """
 
-from pasta_async.server.app import create_app, uvicorn_server
-from pasta_async.server.connections import http_protocol
+from pasta_async.server.app import create_app
+from pasta_async.server.running import http_protocol, uvicorn_server
 from pasta_async.server.settings import ServerSettings
 from pasta_async.server.streaming import AnswerResponse, event_fields
 

@@ -1,12 +1,11 @@
-"""What an operator sees of a server: `/metrics`, traces, and logs with the ids of answers and threads."""
+"""Metrics and traces of an app: `/metrics`, and spans of HTTP requests and answers."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,27 +16,22 @@ from prometheus_client import (
     ProcessCollector,
 )
 from prometheus_client.exposition import choose_encoder
-from pythonjsonlogger.core import RESERVED_ATTRS
-from pythonjsonlogger.json import JsonFormatter
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.logging import DefaultFormatter
 
 from pasta_async.client import Client
 from pasta_async.errors import missing_extra
 from pasta_async.observers import Observer
-from pasta_async.server.service import Admission, path_in_app
+from pasta_async.server.guards import path_in_app
+from pasta_async.server.service import Admission
 from pasta_async.server.settings import ServerSettings
-from pasta_async.telemetry.logs import Logs, with_ids
+from pasta_async.telemetry.logs import Logs
 from pasta_async.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-
-_LOGGERS = ("uvicorn", "pasta_async")
-_KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])
 
 
 class Operations:
@@ -60,7 +54,7 @@ class Operations:
         return Gauge(f"pasta_server_answers_{name}", documentation, registry=self._registry)
 
     def _trace(self, *, text: bool) -> Middleware:
-        """Trace answers, and each HTTP request around them, continuing the trace of whoever asks."""
+        """Trace answers, and each HTTP request around them, continuing the trace of the caller."""
         try:
             from opentelemetry.instrumentation.asgi import (  # pyright: ignore[reportMissingTypeStubs]
                 OpenTelemetryMiddleware,
@@ -80,12 +74,12 @@ class Operations:
         )
 
     def middleware(self, paths: Collection[str]) -> list[Middleware]:
-        """What goes around everything else; `paths` are counted under their names, others together."""
+        """The outermost middleware; `paths` are counted under their names, others together."""
         return [*self._traced, Middleware(_CountResponses, responses=self._responses, paths=frozenset(paths))]
 
     @contextmanager
     def watching(self, client: Client, admission: Admission) -> Generator[None]:
-        """Observe a client's answers and what waits for it."""
+        """Observe a client's answers, and its queue."""
         self._in_flight.set_function(lambda: admission.in_flight)
         self._queued.set_function(lambda: admission.queued)
         client.observers.extend(self._observers)
@@ -96,14 +90,17 @@ class Operations:
                 client.observers.remove(observer)
 
     async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`: Prometheus's text, or OpenMetrics for who accepts it."""
+        """`GET /metrics`: Prometheus's text, or OpenMetrics for clients that accept it."""
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"content-type": kind})
 
-    async def aclose(self) -> None:
-        """Send the spans that are left, for as long as OTLP's time-out; cancelling it does not stop that."""
+    async def flush(self) -> None:
+        """Send the spans that are left, for as long as OTLP's time-out; cancelling it does not stop that.
+
+        The provider itself shuts down with the process: the app may start again.
+        """
         if self._provider is not None:
-            await asyncio.to_thread(self._provider.shutdown)
+            await asyncio.to_thread(self._provider.force_flush)
 
 
 class _CountResponses:
@@ -143,41 +140,3 @@ def _open_provider() -> TracerProvider | None:
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider
-
-
-def log_config(settings: ServerSettings) -> dict[str, Any]:
-    """A configuration for `logging.config.dictConfig`: a line on standard error for each record."""
-    level = settings.log_level.upper()
-    json_formatter = {
-        "()": JsonFormatter,
-        "fmt": ["levelname", "name", "message"],
-        "timestamp": "time",
-        "rename_fields": {"levelname": "level", "name": "logger"},
-        "reserved_attrs": sorted(_KNOWN_FIELDS),
-    }
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"json": json_formatter, "text": {"()": _TextFormatter}},
-        "filters": {"ids": {"()": lambda: with_ids}},
-        "handlers": {
-            "stderr": {
-                "class": "logging.StreamHandler",
-                "stream": "ext://sys.stderr",
-                "formatter": settings.log_format,
-                "filters": ["ids"],
-            }
-        },
-        "loggers": {name: {"handlers": ["stderr"], "level": level, "propagate": False} for name in _LOGGERS},
-    }
-
-
-class _TextFormatter(DefaultFormatter):
-    """uvicorn's lines, with the fields of a record behind its message."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelprefix)s %(message)s")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        fields = [f" {name}={value}" for name, value in vars(record).items() if name not in _KNOWN_FIELDS]
-        return super().formatMessage(record) + "".join(fields)

@@ -1,7 +1,7 @@
 """Requests of OpenAI's API as pydantic models, and the arguments of `Client.generate` for them.
 
 Fields are those of OpenAI's reference, and a few of SGLang's. Fields of `Sampling` are not declared again:
-they are read as options of the library. A request that sets a field of `passed_on` is for the engine's own
+they are read as options of the library. A request that sets a field of `_ENGINE_ONLY` is for the engine's own
 endpoint.
 """
 
@@ -17,8 +17,8 @@ from starlette.requests import Request
 from pasta_async.errors import InvalidRequestError
 from pasta_async.options import Limits, Options, Parallel, Sampling
 from pasta_async.protocol import Message
-from pasta_async.server.admission import Service
 from pasta_async.server.errors import ApiError, invalid_body
+from pasta_async.server.service import Service
 from pasta_async.server.settings import ServerSettings
 
 _T = TypeVar("_T")
@@ -28,8 +28,18 @@ _Options = TypeVar("_Options", bound=Options)
 MAX_MESSAGES = 2048
 """Messages of a conversation, parts of a message; checked as they are read: a long list costs nothing."""
 
-_IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-"""Fields that say nothing about the answer."""
+_IGNORED = {
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("tool_choice", "parallel_tool_calls", "function_call", "top_logprobs"),
+}
+"""Fields that by themselves say nothing about the answer; the last four only beside others."""
+
+_ENGINE_ONLY = (
+    *("tools", "functions", "response_format", "logprobs", "logit_bias", "regex", "ebnf", "echo", "suffix"),
+    *("frequency_penalty", "presence_penalty", "reasoning_effort", "verbosity", "prediction"),
+    *("web_search_options", "audio"),
+)
+"""Fields that only an engine's own endpoint can honour."""
 
 _Listed = Annotated[list[_T], Field(fail_fast=True)]
 """A list whose first bad item is the only one that is reported: there may be millions."""
@@ -111,14 +121,6 @@ class GenerateRequest(_Body):
     """Fields of both endpoints. Further ones are in `model_extra`, and are checked by `parse_body`."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
-    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "frequency_penalty": (None, 0),
-        "presence_penalty": (None, 0),
-        "logit_bias": (None, {}),
-        "regex": (None,),
-        "ebnf": (None,),
-    }
-    """Fields that only an engine's own endpoint can honour, with the values that ask for nothing."""
     default_tokens: ClassVar[int | None] = None
     """Tokens that an answer may have where the request does not say; None: the server's limit."""
 
@@ -158,31 +160,17 @@ class GenerateRequest(_Body):
     @property
     def engine_only(self) -> str | None:
         """The first field that only the engine's own endpoint can honour; None: the library answers."""
-        for name, nothing in self.passed_on.items():
-            if getattr(self, name, None) not in nothing:
+        for name in _ENGINE_ONLY:
+            value = getattr(self, name, None)
+            if name == "logprobs" and value == 0 and value is not False:  # those of the chosen tokens
+                return name
+            if value and value != {"type": "text"}:
                 return name
         return None
 
 
 class ChatRequest(GenerateRequest):
     """`POST /v1/chat/completions`."""
-
-    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerateRequest.passed_on,
-        "tools": (None, []),
-        "tool_choice": (None, "auto", "none"),
-        "parallel_tool_calls": (None, True, False),
-        "response_format": (None, {"type": "text"}),
-        "functions": (None, []),
-        "function_call": (None, "auto", "none"),
-        "reasoning_effort": (None,),
-        "verbosity": (None,),
-        "prediction": (None,),
-        "web_search_options": (None,),
-        "audio": (None,),
-        "logprobs": (None, False),
-        "top_logprobs": (None, 0),
-    }
 
     messages: Annotated[_Short[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -217,12 +205,6 @@ class ChatRequest(GenerateRequest):
 class CompletionRequest(GenerateRequest):
     """`POST /v1/completions`."""
 
-    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **GenerateRequest.passed_on,
-        "echo": (None, False),
-        "suffix": (None, ""),
-        "logprobs": (None,),  # 0 asks for those of the chosen tokens
-    }
     default_tokens: ClassVar[int | None] = 16  # OpenAI's at this endpoint
 
     prompt: str | _Listed[int] | _Short[str] | _Short[_Listed[int]]
@@ -266,7 +248,7 @@ def parse_body(raw: bytes, form: type[_Form]) -> _Form:
         body = form.model_validate_json(raw)
     except ValidationError as error:
         raise invalid_body(error) from None
-    known = body.passed_on.keys() | Sampling.model_fields.keys() | _IGNORED
+    known = {*_ENGINE_ONLY, *Sampling.model_fields, *_IGNORED}
     for field, value in (body.model_extra or {}).items():
         if value is not None and field not in known:
             raise ApiError(f"Unknown parameter: '{field}'.", code="unknown_parameter", param=field)
@@ -288,7 +270,9 @@ def check_request(request: GenerateRequest, service: Service) -> None:
             message = "best_of is not supported: it must equal n"
             raise ApiError(message, code="unsupported_parameter", param="best_of")
     if request.count > settings.max_choices:
-        raise ApiError(f"at most {settings.max_choices} answers for a request, not {request.count}", param="n")
+        raise ApiError(
+            f"at most {settings.max_choices} answers for a request, not {request.count}", param="n"
+        )
     if settings.max_tokens and (request.token_limit or 0) > settings.max_tokens:
         raise ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
     if request.max_tokens not in (None, request.token_limit):
@@ -344,7 +328,7 @@ def _checked(kind: type[_Options], values: Mapping[str, Any], prefix: str = "") 
     """Options made of a request's values; an `ApiError` names the first bad one."""
     for name, value in values.items():
         try:
-            if name not in _TEXTS and not isinstance(value, int | float) or isinstance(value, bool):
+            if isinstance(value, bool) or (name not in _TEXTS and not isinstance(value, int | float)):
                 raise InvalidRequestError(f"it needs to be a number, not {value!r:.40}")
             kind(**{name: value})
         except InvalidRequestError as error:

@@ -1,26 +1,97 @@
-"""HTTP connections: how long a client may keep one waiting, and what is no HTTP."""
+"""uvicorn for an app of this server: time limits on connections, signals, and its log."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
 import sys
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import h11
+import uvicorn
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.json import JsonFormatter
+from starlette.applications import Starlette
+from uvicorn.logging import DefaultFormatter
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pasta_async.errors import InvalidRequestError
 from pasta_async.server.errors import ApiError
+from pasta_async.server.guards import HostGuard
 from pasta_async.server.settings import ServerSettings
+from pasta_async.telemetry.logs import with_ids
+
+_SEND_BUFFER = 2**16
+"""Bytes that the kernel buffers for a reader, at most: a slow one is then seen to take something."""
+
+_KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])
+
+
+def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
+    """A uvicorn server that runs an app of `create_app` with the same settings.
+
+    The first SIGTERM or SIGINT lets open answers end for `drain_seconds`, a second one ends them at once. One
+    that comes while the backend is reached, or the model loads, ends that.
+
+    Raises:
+        InvalidRequestError: It is to listen where others can reach it, and has no key.
+    """
+    keys = settings.keys()
+    if not keys and not settings.loopback:
+        raise InvalidRequestError(
+            f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
+            "PASTA_SERVER_API_KEYS"
+        )
+    if not keys:  # or any page on the web could ask, under a name of its own for this machine
+        app.add_middleware(HostGuard, hosts={"localhost", "127.0.0.1", "::1", settings.host})
+    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=http_protocol(settings),
+        timeout_graceful_shutdown=round(settings.drain_seconds),
+        server_header=False,
+        log_config=_log_config(settings),
+    )
+    return _Server(config, app)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which by itself ends no start for a signal, and no answers for a second SIGTERM."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # the app has not started; if a signal is why, it is raised again after this
+            if not self.should_exit:
+                raise
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            for task in self.server_state.tasks:  # as at the end of the drain time
+                task.cancel()
+            return
+        super().handle_exit(sig, frame)
+        if not self.started and (lifespan := getattr(self._app.state, "lifespan", None)):
+            self._loop.call_soon_threadsafe(lifespan.cancel)
 
 
 def http_protocol(settings: ServerSettings) -> Any:
-    """What uvicorn is to make connections with, so that `body_timeout` and `stall_timeout` hold.
+    """The protocol for uvicorn's connections that enforces `body_timeout` and `stall_timeout`.
 
         uvicorn.run(create_app(backend, settings), http=http_protocol(settings))
 
-    `uvicorn_server` and `pasta-async serve` do that by themselves.
+    `uvicorn_server` and `pasta-async serve` use it by themselves.
     """
     return partial(_HttpProtocol, settings=settings)
 
@@ -28,7 +99,7 @@ def http_protocol(settings: ServerSettings) -> Any:
 class _HttpProtocol(H11Protocol):
     """uvicorn's HTTP with time-outs: by itself it waits for ever for a request's head, or for a reader.
 
-    To headers and URLs that are too long it answers 400; here it is 431 and 414.
+    It answers 400 to headers and URLs that are too long; here it is 431 and 414.
     """
 
     def __init__(self, *args: Any, settings: ServerSettings, **options: Any) -> None:
@@ -39,6 +110,9 @@ class _HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > _SEND_BUFFER:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
@@ -47,31 +121,38 @@ class _HttpProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()  # the reader is behind: it has a while to take something
-        self._stall = self._later(self._stall, self._settings.stall_timeout)
+        self._watch_reader(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stall = self._later(self._stall, None)
+        self._stall = _stop(self._stall)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head, self._stall = self._later(self._head, None), self._later(self._stall, None)
+        self._head, self._stall = _stop(self._head), _stop(self._stall)
         super().connection_lost(exc)
 
-    def _watch_head(self) -> None:
-        answered = self.conn.our_state is h11.DONE  # then what comes is a body that nobody reads
-        if self.conn.their_state is not h11.IDLE and not answered:
-            self._head = self._later(self._head, None)
-        elif self._head is None:  # more bytes of a head give it no more time
-            self._head = self._later(None, self._settings.body_timeout)
+    def _watch_reader(self, unsent: int) -> None:
+        """End the connection unless fewer bytes are unsent after the time-out; else look again."""
 
-    def _later(self, timer: asyncio.TimerHandle | None, seconds: float | None) -> asyncio.TimerHandle | None:
-        """End the connection after so many seconds (None: do not) instead of when `timer` would have."""
-        if timer:
-            timer.cancel()
-        return None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+        def look() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < unsent:
+                self._watch_reader(left)
+            else:
+                self.transport.abort()
+
+        _stop(self._stall)
+        self._stall = self.loop.call_later(self._settings.stall_timeout, look)
+
+    def _watch_head(self) -> None:
+        answered = self.conn.our_state is h11.DONE  # then more bytes are a body that nobody reads
+        if self.conn.their_state is not h11.IDLE and not answered:
+            self._head = _stop(self._head)
+        elif self._head is None:  # more bytes of a head give it no more time
+            self._head = self.loop.call_later(self._settings.body_timeout, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what h11 could not read, which is the error at hand, and close the connection."""
+        """Answer bytes that h11 could not read, its error being at hand, and close the connection."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         if status == 431 and b"\r\n" not in self.conn.trailing_data[0]:
@@ -84,3 +165,46 @@ class _HttpProtocol(H11Protocol):
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+def _stop(timer: asyncio.TimerHandle | None) -> None:
+    """Cancel a timer, if there is one."""
+    if timer:
+        timer.cancel()
+
+
+def _log_config(settings: ServerSettings) -> dict[str, Any]:
+    """A configuration for `logging.config.dictConfig`: a line on standard error for each record."""
+    json_formatter = {
+        "()": JsonFormatter,
+        "fmt": ["levelname", "name", "message"],
+        "timestamp": "time",
+        "rename_fields": {"levelname": "level", "name": "logger"},
+        "reserved_attrs": sorted(_KNOWN_FIELDS),
+    }
+    handler = {
+        "class": "logging.StreamHandler",
+        "stream": "ext://sys.stderr",
+        "formatter": settings.log_format,
+        "filters": ["ids"],
+    }
+    logger = {"handlers": ["stderr"], "level": settings.log_level.upper(), "propagate": False}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"json": json_formatter, "text": {"()": _TextFormatter}},
+        "filters": {"ids": {"()": lambda: with_ids}},
+        "handlers": {"stderr": handler},
+        "loggers": {"uvicorn": logger, "pasta_async": logger},
+    }
+
+
+class _TextFormatter(DefaultFormatter):
+    """uvicorn's lines, with the fields of a record behind its message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelprefix)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = [f" {name}={value}" for name, value in vars(record).items() if name not in _KNOWN_FIELDS]
+        return super().formatMessage(record) + "".join(fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, TypeVar
 
@@ -19,8 +19,6 @@ from pasta_async.events import Event
 from pasta_async.server.errors import ApiError, api_error, log_failure, stopping
 from pasta_async.server.settings import ServerSettings
 from pasta_async.streaming import AnswerStream
-
-Chunks = AsyncGenerator[list[dict[str, Any]], None]
 
 _T = TypeVar("_T")
 
@@ -39,7 +37,7 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 class _EventResponse(EventSourceResponse):
     """Server-sent events from a generator, which is closed whatever becomes of the response.
 
-    `stopped` makes the last event of a stream that has to end because the server does.
+    `last_words` makes the last event of a stream that has to end because the server does.
     """
 
     def __init__(
@@ -48,17 +46,17 @@ class _EventResponse(EventSourceResponse):
         headers: Mapping[str, str],
         ping: float,
         drain: float,
-        stopped: Callable[[], bytes],
+        last_words: Callable[[], bytes],
     ) -> None:
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - its dict has no type arguments
             events, headers=headers, ping=ping, shutdown_grace_period=drain
         )
-        self._events, self._stopped = events, stopped
+        self._events, self._last_words = events, last_words
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. A client that goes away, or a cancellation, closes the generator.
 
-        A cancellation is how an ASGI server ends what is open when it stops. It ends here, since the client
+        A cancellation is how an ASGI server ends open requests when it stops. It ends here, since the client
         is told of it.
         """
         open_body = False
@@ -75,7 +73,7 @@ class _EventResponse(EventSourceResponse):
                 with anyio.CancelScope(shield=True):
                     await self._events.aclose()
         if open_body and self.active:  # and the client is still there
-            await send({"type": "http.response.body", "body": self._stopped()})
+            await send({"type": "http.response.body", "body": self._last_words()})
 
 
 class AnswerResponse(_EventResponse):
@@ -93,15 +91,15 @@ class AnswerResponse(_EventResponse):
         answer: A stream that was not entered yet.
         ping: Seconds between comments that keep the connection alive; 0: none.
         drain: Seconds the stream may go on after the process was told to stop; then it ends with an `error`.
-            Let it be fewer than your ASGI server waits before it cancels what is open.
+            Let it be fewer than your ASGI server waits before it cancels open requests.
     """
 
     def __init__(self, answer: AnswerStream, *, ping: float = 15.0, drain: float = 30.0) -> None:
-        def stopped() -> bytes:
+        def last_words() -> bytes:
             partial = answer.partial
             return _sse("error", to_json(stopping(partial.text if partial else None).body)).encode()
 
-        super().__init__(_named_events(answer), {}, ping, drain, stopped)
+        super().__init__(_named_events(answer), {}, ping, drain, last_words)
 
 
 async def _named_events(answer: AnswerStream) -> AsyncGenerator[ServerSentEvent, None]:
@@ -117,65 +115,48 @@ def _sse(name: str, data: bytes) -> ServerSentEvent:
     return ServerSentEvent(data.decode(), event=name, sep="\n")
 
 
-async def stream_response(
-    request: Request, chunks: Chunks, headers: Mapping[str, str], settings: ServerSettings
-) -> EventSourceResponse:
-    """A stream in OpenAI's form, made once its first chunks are there: what fails before has a status.
+def data_event(value: Any) -> bytes:
+    """A value as an event of OpenAI's streams."""
+    return b"data: %b\n\n" % to_json(value)
 
-    A client that goes away, or a cancellation, closes the generator.
+
+async def stream_response(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    headers: Mapping[str, str],
+    settings: ServerSettings,
+    partial: Callable[[], str | None],
+) -> EventSourceResponse:
+    """A stream in OpenAI's form. It waits for the first event: an error before it has an HTTP status.
+
+    A client that goes away, or a cancellation, closes the generator. `partial` is the text so far, for the
+    client of a server that stops.
     """
+
+    async def rest(first: bytes) -> AsyncGenerator[bytes, None]:
+        async with aclosing(events):
+            try:
+                yield first
+                async for event in events:
+                    yield event
+            except Exception as error:
+                yield data_event(log_failure(error, text=settings.log_text).body)
+
+    async def first_event() -> bytes:
+        return await anext(events, b"")  # an engine's own stream may be empty
+
     try:
-        first = await unless_gone(request, _next(chunks))
+        first = await unless_gone(request, first_event())
     except BaseException:
-        await chunks.aclose()
+        await events.aclose()
         raise
-    shown: list[str] = []
     return _EventResponse(
-        _encoded(first, chunks, shown, log_text=settings.log_text),
+        rest(first),
         headers,
         settings.ping_seconds,
         settings.drain_seconds,
-        lambda: _data([stopping("".join(shown)).body]),
+        lambda: data_event(stopping(partial()).body),
     )
-
-
-async def _next(chunks: AsyncGenerator[_T, None]) -> _T:
-    return await anext(chunks)
-
-
-async def _encoded(
-    first: list[dict[str, Any]], chunks: Chunks, shown: list[str], *, log_text: bool
-) -> AsyncGenerator[bytes, None]:
-    """A stream as bytes, its first chunks put back; an error that ends it is its last event.
-
-    The text of the first choice goes to `shown`.
-    """
-    async with aclosing(chunks):
-        shown += _texts(first)
-        yield _data(first)
-        try:
-            async for more in chunks:
-                shown += _texts(more)
-                yield _data(more)
-            yield b"data: [DONE]\n\n"
-        except Exception as error:
-            yield _data([log_failure(error, text=log_text).body])
-
-
-def _texts(chunks: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """What chunks add to the text of the first choice."""
-    for chunk in chunks:
-        match chunk:
-            case {
-                "choices": [{"index": 0, "delta": {"content": str(text)}} | {"index": 0, "text": str(text)}]
-            }:
-                yield text
-            case _:
-                pass
-
-
-def _data(chunks: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(b"data: %b\n\n" % to_json(chunk) for chunk in chunks)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
@@ -205,9 +186,9 @@ async def _gone(request: Request) -> None:
 
 
 async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of several answers as they come, each with its answer's place in the sequence.
+    """The events of several answers as they come, each with its answer's index in the sequence.
 
-    Raises what ends any of the answers. Closing it ends them all.
+    Raises the error that ends any of the answers. Closing it ends them all.
     """
     waiting: dict[asyncio.Future[Event], int] = {}
     async with AsyncExitStack() as stack:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,23 @@ def test_a_reader_that_takes_nothing_is_cut_off(endless: Path) -> None:
             assert pieces < 1000
             while httpx.get(f"{server.url}/health").json()["in_flight"]:  # a moment later its place is free
                 pass
+
+
+def test_a_reader_that_is_slow_but_takes_something_is_never_cut_off(endless: Path) -> None:
+    engine, settings = WatchedBackend(LocalBackend(endless)), ServerSettings(stall_timeout=0.5)
+    app = create_app(engine, settings)
+    asked = {"model": endless.name, "prompt": "Z", "temperature": 0, "max_tokens": 1000, "stream": True}
+    body = json.dumps({**asked, "pasta": {"events": True}}).encode()
+    with serving(app, send_buffer=2**13, http=http_protocol(settings)) as url, httpx.Client() as other:
+        with LiveServer(url, app).connect(receive_buffer=2**13) as connection:
+            connection.sendall(http_request("/v1/completions", body))
+            received, began = b"", time.monotonic()
+            while time.monotonic() - began < 3 * settings.stall_timeout:
+                received += connection.recv(64)
+                other.get(f"{url}/health")  # the pace of the reader
+            while not received.endswith(b"0\r\n\r\n"):
+                received += connection.recv(2**16)
+    assert b"[DONE]" in received
 
 
 @pytest.fixture

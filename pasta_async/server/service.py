@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+import httpx
 from starlette.requests import Request
 
 from pasta_async.client import Client
@@ -26,6 +27,8 @@ class Service:
     info: ModelInfo
     settings: ServerSettings
     admission: Admission
+    http: httpx.AsyncClient
+    """For the engine's own endpoint."""
 
     @property
     def limits(self) -> Limits:
@@ -75,8 +78,8 @@ class Admission:
         """Answers that wait."""
 
     @asynccontextmanager
-    async def enter(self, count: int, timeout: float | None) -> AsyncGenerator[float | None]:
-        """Hold places for `count` answers that may take `timeout` seconds in all (None: no limit).
+    async def enter(self, count: int, seconds: float | None) -> AsyncGenerator[float | None]:
+        """Hold places for `count` answers that may take so many seconds in all (None: no limit).
 
         Yields:
             The seconds that are left for the answers after the wait.
@@ -89,14 +92,14 @@ class Admission:
         """
         start = time.monotonic()
         async with AsyncExitStack() as held:
-            await self._acquire(held, count, timeout)
+            await self._acquire(held, count, seconds)
             self.in_flight += count
             try:
-                yield None if timeout is None else max(timeout - (time.monotonic() - start), 1e-3)
+                yield None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
             finally:
                 self.in_flight -= count
 
-    async def _acquire(self, held: AsyncExitStack, count: int, timeout: float | None) -> None:
+    async def _acquire(self, held: AsyncExitStack, count: int, seconds: float | None) -> None:
         settings = self._settings
         if count > settings.max_answers:
             raise ApiError(f"at most {settings.max_answers} answers decode at once here, not {count}")
@@ -104,15 +107,15 @@ class Admission:
         if count > free and self.queued + count > settings.max_queue:
             raise self._busy("too many answers wait already")
         self.queued += count
-        own_time = timeout is not None and timeout <= settings.queue_timeout
+        own_time = seconds is not None and seconds <= settings.queue_timeout
         try:
-            async with asyncio.timeout(timeout if own_time else settings.queue_timeout), self._head:
+            async with asyncio.timeout(seconds if own_time else settings.queue_timeout), self._head:
                 for _ in range(count):
                     await held.enter_async_context(self._places)
         except TimeoutError:
             if own_time:
                 raise GenerationTimeoutError(
-                    f"no place became free within the answer's own {timeout:g} s"
+                    f"no place became free within the answer's own {seconds:g} s"
                 ) from None
             raise self._busy("no place became free in time") from None
         finally:

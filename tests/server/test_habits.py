@@ -1,0 +1,192 @@
+"""Things that clients, frameworks and compose files really send: taken, or refused in OpenAI's form."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running
+from samples import Samples
+from starlette.testclient import TestClient
+
+from pasta_async.server import ServerSettings, create_app, uvicorn_server
+from pasta_async.testing import Fault, ScriptedBackend
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "Why?"}
+REPLAYED: dict[str, Any] = {
+    **{"role": "assistant", "content": "Fine.", "refusal": None, "annotations": [], "audio": None},
+    **{"tool_calls": None, "function_call": None, "provider_specific_fields": {"a": [1]}, "id": "msg-1"},
+}
+"""An assistant's message as clients keep it."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Any:
+    with running(ScriptedBackend("Fine."), model_names=("m",)) as live:
+        yield live
+
+
+def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:
+    prompt: dict[str, Any] = {"messages": [USER]} if path == CHAT else {"prompt": "Why?"}
+    return httpx.post(server.url + path, json={"model": "m", **prompt, **fields}, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [USER, REPLAYED, {**USER, "vendor": 1, "name": None}]},
+        {"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Why?", "cache_control": {}}]}]},
+        {"guided_json": None, "truncate_prompt_tokens": None, "temperature": None, "n": None, "pasta": None},
+        {"pasta": {"parallel": None, "baseline": None, "limits": {"timeout": None}, "record": None}},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "logprobs": False},
+        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        {"top_p": 0, "top_k": -1, "seed": -5, "temperature": 2},
+        {"stop": None},
+        {"stop": []},
+    ],
+    ids=lambda fields: "-".join(fields),
+)
+def test_what_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
+    reply = ask(server, **fields)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["x-pasta-mode"] == "parallel"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"n": "2"}, "n"),
+        (CHAT, {"n": True}, "n"),
+        (CHAT, {"stream": "yes"}, "stream"),
+        (CHAT, {"stream": 1}, "stream"),
+        (CHAT, {"temperature": "0.5"}, "temperature"),
+        (CHAT, {"top_k": True}, "top_k"),
+        (CHAT, {"max_tokens": "5"}, "max_tokens"),
+        (CHAT, {"seed": 1.5}, "seed"),
+        (COMPLETIONS, {"prompt": ["1", 2]}, "prompt"),
+        (CHAT, {"pasta": {"record": "yes"}}, "pasta.record"),
+        (CHAT, {"pasta": {"limits": {"timeout": "5"}}}, "pasta.limits.timeout"),
+        (CHAT, {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        (CHAT, {"guided_json": {}}, "guided_json"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"text": "no type"}]}]}, "messages.0.content"),
+        (CHAT, {"stop": ["a", 5]}, "stop"),
+        (CHAT, {"stop": [str(n) for n in range(2000)]}, "stop"),
+        (CHAT, {"stop": "x" * 100_000}, "stop"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_refused_with_its_name(
+    server: LiveServer, path: str, fields: dict[str, Any], param: str
+) -> None:
+    reply = ask(server, path, **fields)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == param
+
+
+def test_a_part_that_the_engine_does_not_support_is_named(server: LiveServer) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    content = [{"type": "text", "text": "Look:"}, image]
+    error = ask(server, messages=[USER, {"role": "user", "content": content}]).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "messages.1.content.1")
+    assert "image_url" in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/vnd.api+json", "application/json; charset=utf-8"])
+def test_what_is_json_by_its_content_type(server: LiveServer, kind: str) -> None:
+    content = json.dumps({"model": "m", "messages": [USER]})
+    reply = httpx.post(server.url + CHAT, content=content, headers={"Content-Type": kind}, timeout=PATIENCE)
+    assert reply.status_code == 200
+
+
+def test_a_slash_at_the_end_changes_nothing() -> None:
+    with running(ScriptedBackend("Fine."), model_names=("m",), api_keys=("k",)) as server:
+        key = {"Authorization": "Bearer k"}
+        for path in ("/health", "/metrics", "/v1/models", "/v1/models/m"):
+            for url in (f"{server.url}{path}", f"{server.url}{path}/"):
+                assert httpx.get(url, headers={} if path == "/health" else key).status_code == 200
+        for path in (CHAT, COMPLETIONS):
+            body = {"model": "m", "messages": [USER]} if path == CHAT else {"model": "m", "prompt": "x"}
+            assert httpx.post(f"{server.url}{path}/", json=body, headers=key).status_code == 200
+
+
+def test_empty_variables_of_the_environment_are_as_if_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ServerSettings.model_fields:
+        monkeypatch.setenv(f"PASTA_SERVER_{name.upper()}", "")
+    assert ServerSettings() == ServerSettings(host="127.0.0.1")
+
+
+# Errors -----------------------------------------------------------------------------------------------------
+
+
+def test_errors_have_openais_form_everywhere() -> None:
+    settings = ServerSettings()
+    app = create_app(ScriptedBackend("Fine."), settings)
+    uvicorn_server(app, settings)
+    with TestClient(app, base_url="http://localhost") as client:
+        wrong_method = client.get(CHAT)
+        assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "POST")
+        replies = {
+            "method_not_allowed": wrong_method,
+            "invalid_host": client.get("/health", headers={"host": "evil.example"}),
+            "unknown_url": client.get("/v1/engines"),
+            "invalid_value": client.post(CHAT, content="{", headers={"Content-Type": "application/json"}),
+        }
+        for code, reply in replies.items():
+            error = reply.json()["error"]
+            assert (error["code"], error["param"], error["type"][-6:]) == (code, None, "_error"), code
+        assert client.post(CHAT, json=[]).json()["error"]["param"] is None
+
+
+def test_a_prompt_that_is_refused_is_no_failed_answer(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with running(ScriptedBackend("Fine."), model_names=("m",), max_prompt_tokens=20) as server:
+        assert ask(server, messages=[{"role": "user", "content": "word " * 50}]).status_code == 400
+        assert ask(server, messages=[{"role": "user", "content": " "}]).status_code == 400
+        assert ask(server).status_code == 200
+        samples = Samples(httpx.get(f"{server.url}/metrics").text)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert samples.value("pasta_answers_total", finish_reason="stop", model_name="scripted") == 1
+    assert samples.value("pasta_answer_errors_total") == 0
+    assert samples.value("pasta_answers_total", finish_reason="error") == 0
+
+
+# Time and lives ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answers_own_time_covers_the_queue(stream: bool) -> None:
+    stalling = ScriptedBackend("One two three.", faults=[Fault(0, 2, "stall", times=9)])
+    engine = WatchedBackend(stalling)
+    with running(engine, model_names=("m",), max_answers=1, queue_timeout=30) as server:
+        with server.connect() as first:
+            first.sendall(http_request(CHAT, json.dumps({"model": "m", "messages": [USER]}).encode()))
+            engine.wait(lambda e: e.open == 1)
+            reply = ask(server, stream=stream, pasta={"limits": {"timeout": 0.05}})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
+
+
+def test_an_app_starts_as_often_as_it_is_asked_to() -> None:
+    app = create_app(ScriptedBackend("Fine."), ServerSettings(model_names=("m",)))
+    for _ in range(3):
+        with TestClient(app) as client:
+            reply = client.post(CHAT, json={"model": "m", "messages": [USER]})
+            assert reply.json()["choices"][0]["message"]["content"] == "Fine."
+            assert client.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_keeps_what_stands_in_a_thinking_block(stream: bool) -> None:
+    with running(ScriptedBackend("<think>Tea first.</think>Both are fine."), model_names=("m",)) as server:
+        reply = ask(server, COMPLETIONS, max_tokens=99, stream=stream)
+    if stream:
+        lines = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+        text = "".join(choice["text"] for line in lines for choice in line["choices"])
+    else:
+        text = reply.json()["choices"][0]["text"]
+    assert "Tea first." in text and text.endswith("Both are fine.")

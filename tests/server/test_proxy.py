@@ -1,0 +1,189 @@
+"""Requests that only the engine's own endpoint can honour: a plain proxy, bytes in and bytes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from live_server import PATIENCE, LiveServer, running, serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pasta_async.backends import WrappingBackend
+from pasta_async.testing import ScriptedBackend
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+class Engine:
+    """An engine with an OpenAI API of its own, on a real socket."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.left = asyncio.Event()
+        self.reply: Response | None = None
+        self.app = Starlette(
+            routes=[Route(path, self.answer, methods=["POST"]) for path in (CHAT, COMPLETIONS)]
+            + [Route("/", lambda _: PlainTextResponse("ready"))]
+        )
+
+    async def answer(self, request: Request) -> Response:
+        self.bodies.append(await request.json())
+        self.keys.append(request.headers.get("authorization"))
+        if self.reply is not None:
+            return self.reply
+        return StreamingResponse(self.silence(), media_type="text/event-stream")
+
+    async def silence(self) -> AsyncGenerator[bytes]:
+        """One event, and then nothing until the client has left."""
+        try:
+            yield b'data: {"choices": [], "odd":   "white space"}\n\n'
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+
+
+class Proxied(WrappingBackend):
+    """A scripted backend whose engine has an address."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(ScriptedBackend("Fine."))
+        self.url = url
+        self.headers = {"Authorization": "Bearer of-the-engine"}
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[LiveServer]:
+    with serving(engine.app) as url, running(Proxied(url), model_names=("m",), max_tokens=99) as live:
+        yield live
+
+
+def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:
+    prompt = {"messages": [{"role": "user", "content": "Why?"}]} if path == CHAT else {"prompt": "Why?"}
+    return httpx.post(server.url + path, json={"model": "m", **prompt, **fields}, timeout=PATIENCE)
+
+
+def test_a_reply_comes_byte_for_byte(server: LiveServer, engine: Engine) -> None:
+    content = b'{"choices":   [1, 2], "odd" : 1e3}'
+    engine.reply = Response(content, media_type="application/json")
+    for path, fields in (
+        (CHAT, {"tools": TOOLS}),
+        (CHAT, {"response_format": {"type": "json_object"}}),
+        (CHAT, {"logprobs": True}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+        (CHAT, {"messages": [{"role": "tool", "tool_call_id": "1", "content": "5"}]}),
+        (COMPLETIONS, {"logprobs": 0}),
+        (COMPLETIONS, {"echo": True}),
+    ):
+        reply = ask(server, path, **fields)
+        assert (reply.status_code, reply.content) == (200, content), reply.text
+        assert reply.headers["x-pasta-mode"] == "passed-through"
+    assert set(engine.keys) == {"Bearer of-the-engine"}
+
+
+def test_the_engine_gets_what_was_asked_with_the_servers_defaults(server: LiveServer, engine: Engine) -> None:
+    engine.reply = Response(b"{}")
+    message = {"role": "user", "content": "Why?", "vendor": {"a": [1]}}
+    pasta, nulls = {"limits": {"timeout": 5}}, {"regex": None, "guided_json": None}
+    assert ask(server, messages=[message], tools=TOOLS, user="me", pasta=pasta, **nulls).status_code == 200
+    assert engine.bodies == [
+        {
+            **{"model": "scripted", "messages": [message], "tools": TOOLS, "user": "me"},
+            **{"temperature": 1.0, "max_tokens": 99, "chat_template_kwargs": {"pasta": False}},
+        }
+    ]
+    assert ask(server, tools=TOOLS, max_completion_tokens=7, temperature=0.5).status_code == 200
+    assert (engine.bodies[1]["max_completion_tokens"], engine.bodies[1]["temperature"]) == (7, 0.5)
+    assert "max_tokens" not in engine.bodies[1]
+
+
+@pytest.mark.parametrize(
+    "smuggled",
+    [
+        *("rid", "lora_path", "custom_logit_processor", "custom_params", "return_hidden_states", "input_ids"),
+        *(
+            "routed_dp_rank",
+            "bootstrap_host",
+            "session_params",
+            "separate_reasoning",
+            "stop_regex",
+            "priority",
+        ),
+    ],
+)
+def test_a_field_of_the_engine_is_not_smuggled_behind_tools(
+    server: LiveServer, engine: Engine, smuggled: str
+) -> None:
+    reply = ask(server, tools=TOOLS, **{smuggled: "x"})
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == smuggled
+    assert not engine.bodies
+
+
+def test_a_stream_comes_as_it_is_and_a_client_that_leaves_ends_it(server: LiveServer, engine: Engine) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Why?"}], "tools": TOOLS, "stream": True}
+    with httpx.stream("POST", server.url + CHAT, json=body, timeout=PATIENCE) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = reply.iter_lines()
+        assert next(lines) == 'data: {"choices": [], "odd":   "white space"}'
+        assert httpx.get(f"{server.url}/health").json()["in_flight"] == 1
+    while httpx.get(f"{server.url}/health").json()["in_flight"] or not engine.left.is_set():
+        pass
+
+
+def test_a_stream_without_anything_is_no_error(server: LiveServer, engine: Engine) -> None:
+    engine.reply = Response(b"", media_type="text/event-stream")
+    reply = ask(server, tools=TOOLS, stream=True)
+    assert (reply.status_code, reply.content) == (200, b"")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("status", "content", "expected", "message"),
+    [
+        (400, b'{"object": "error", "message": "no such tool"}', (400, "refused_by_engine"), "no such tool"),
+        (429, b'{"error": {"message": "full"}}', (503, "engine_busy"), "full"),
+        (500, b"oops", (502, "engine_failed"), "oops"),
+        (401, b"[1]", (502, "engine_failed"), "401"),
+    ],
+)
+def test_an_error_of_the_engine_has_openais_form(
+    *,
+    server: LiveServer,
+    engine: Engine,
+    status: int,
+    content: bytes,
+    expected: tuple[int, str],
+    message: str,
+    stream: bool,
+) -> None:
+    engine.reply = Response(content, status)
+    reply = ask(server, tools=TOOLS, stream=stream)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == expected
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_takes_too_long(server: LiveServer, stream: bool) -> None:
+    reply = ask(server, tools=TOOLS, stream=stream, pasta={"limits": {"timeout": 0.1}})
+    error = json.loads(reply.text.rpartition("data: ")[2])["error"] if stream else reply.json()["error"]
+    assert error["code"] == "timeout"
+
+
+def test_an_engine_that_is_not_there() -> None:
+    with running(Proxied("http://127.0.0.1:1"), model_names=("m",)) as server:
+        reply = ask(server, tools=TOOLS)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unreachable")
