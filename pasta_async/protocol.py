@@ -147,26 +147,3 @@ class LoadReporting(Protocol):
         Cancelling it leaves nothing behind.
         """
         ...
-
-
-@runtime_checkable
-class PassThrough(Protocol):
-    """A backend whose engine has an OpenAI API of its own, for what the interpreter does not do (tools)."""
-
-    def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Send a request to it: the reply's one object, or every object of its stream.
-
-        The engine encodes it, so what a user typed is not told from commands there: a backend refuses texts
-        that spell one.
-
-        Args:
-            path: `/v1/chat/completions` or `/v1/completions`.
-            body: The request; with a true `stream` the reply is a stream.
-
-        Raises:
-            InvalidRequestError: A text spells a special token, or a tag, of the model. Nothing was sent.
-            BackendError: The engine refused or failed.
-
-        Closing the generator early, or cancelling a task that iterates it, aborts the request as in `decode`.
-        """
-        ...

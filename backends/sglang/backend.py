@@ -17,7 +17,6 @@ import anyio
 import httpx
 from pydantic import Field, InstanceOf, StrictInt, StrictStr
 
-from pasta_async.backends.guard import passed_texts
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.handshake import ROUTING_KEY, ServedModel, engines, shake_hands
 from pasta_async.backends.sglang.load import LoadReader
@@ -114,6 +113,11 @@ class SGLangBackend:
     def url(self) -> str:
         """Base URL of the server."""
         return self._server.url
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers that the server wants with each request: its key."""
+        return self._connections.headers
 
     async def connect(self) -> ModelInfo:
         """Reach the server and learn its model, once. Cancelling leaves nothing behind.
@@ -228,25 +232,6 @@ class SGLangBackend:
         except BackendConnectError:
             self._forget_workers()
             raise
-
-    async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Send a request to the server's own OpenAI endpoint. See `pasta_async.protocol.PassThrough`.
-
-        The server renders and encodes it, so a text that spells a command cannot be told from one there.
-
-        Raises:
-            InvalidRequestError: A text of the prompt spells a special token or a tag. Nothing was sent.
-            PromptTooLongError: It has far more tokens than the model takes.
-            BackendError: The server refused or failed, or the backend was closed.
-
-        Closing the generator, or cancelling the task that iterates it, aborts the request as in `decode`.
-        """
-        texts = passed_texts(body)
-        await self._tokenize(lambda tokenizer: tokenizer.check_data(texts))
-        async with self._call(path, {**body, "stream": bool(body.get("stream"))}, {}) as call:
-            while (event := await call.next()) is not None:
-                yield event
-            call.over = True
 
     @asynccontextmanager
     async def _call(

@@ -130,7 +130,7 @@ async def test_mistakes_are_told_in_words(page: Page) -> None:
         await expect(page.get_by_role("alert")).to_have_text("Write a prompt first.")
         await expect(page.get_by_label("Prompt")).to_be_focused()
         await page.get_by_text("Settings").click()
-        await page.get_by_label("Temperature").fill("3")
+        await page.get_by_label("Temperature").fill("11")
         await ask(page)
         await expect(page.get_by_role("alert")).to_contain_text("temperature")
     await page.get_by_label("Temperature").fill("0")

@@ -108,7 +108,6 @@ def too_many() -> list[tuple[str, dict[str, Any]]]:
     return [
         (CHAT, {"messages": [message] * (MAX_MESSAGES + 1)}),
         (CHAT, {"messages": [{"role": "user", "content": parts}]}),
-        (CHAT, {"messages": [message], "stop": ["x"] * 300_000}),
         (CHAT, {"messages": [5] * 300_000}),
         (CHAT, {"messages": [message], "tools": [{}] * 300_000}),
         (COMPLETIONS, {"prompt": ["x"] * 300_000}),

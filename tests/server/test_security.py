@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import httpx
@@ -26,21 +26,16 @@ SPELLED = "".join((*TAG_TOKENS, '<promise topic="x" tokens="10"/>', "<|end|>", "
 
 
 class Noting(WrappingBackend):
-    """Notes what is decoded, and what is sent to the engine's own endpoint."""
+    """Notes what is decoded."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.requests: list[DecodeRequest] = []
-        self.passed: list[dict[str, Any]] = []
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         self.requests.append(request)
         async for piece in self.inner.decode(request):
             yield piece
-
-    async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        self.passed.append(dict(body))
-        yield {"id": "1", "choices": []}
 
 
 @pytest.fixture(scope="module")
@@ -94,38 +89,6 @@ def test_what_a_client_spells_is_text_in_every_field(
         assert ask(server, **sent).status_code == 200
         counts.append([i for i in local.requests[0].ids if i < 13])
     assert counts[0] == counts[1]
-
-
-# What is passed through -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "smuggled",
-    [
-        *("rid", "lora_path", "custom_logit_processor", "custom_params", "return_hidden_states", "input_ids"),
-        *(
-            "routed_dp_rank",
-            "bootstrap_host",
-            "session_params",
-            "separate_reasoning",
-            "stop_regex",
-            "priority",
-        ),
-    ],
-)
-def test_a_field_of_the_engine_is_not_smuggled_behind_tools(smuggled: str) -> None:
-    backend = Noting(ScriptedBackend("Fine."))
-    tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    with running(backend) as server:
-        reply = ask(server, model="scripted", tools=tools, **{smuggled: "x"})
-        assert reply.status_code == 400 and reply.json()["error"]["param"] == smuggled
-        assert not backend.passed
-        assert ask(server, model="scripted", tools=tools, user="me", metadata={"a": "b"}).status_code == 200
-    [passed] = backend.passed
-    assert passed.keys() <= {
-        *("model", "messages", "tools", "stream", "temperature", "max_tokens", "user", "metadata"),
-        *("stop", "chat_template_kwargs"),
-    }
 
 
 # Keys -------------------------------------------------------------------------------------------------------
