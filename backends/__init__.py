@@ -6,13 +6,13 @@ imported only when they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.load import EngineLoad
-from pasta_async.protocol import Backend, DecodeRequest, LoadReporting, Message, ModelInfo, Piece
+from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
 
 if TYPE_CHECKING:
     import httpx
@@ -127,7 +127,7 @@ def _kind(url: str) -> tuple[str, str]:
 
 
 class WrappingBackend:
-    """A backend that leaves all of `Backend` and `LoadReporting` to another one; subclasses change a part.
+    """A backend that leaves all of `Backend` to another one; subclasses change a part.
 
     Each method does what the inner backend's does; it raises the same errors, and cancelling it cancels that.
     """
@@ -135,29 +135,17 @@ class WrappingBackend:
     def __init__(self, inner: Backend) -> None:
         self.inner: Backend = inner
 
-    async def connect(self) -> ModelInfo:
+    async def connect(self) -> Model:
         """See `pasta_async.protocol.Backend`."""
         return await self.inner.connect()
-
-    async def encode(self, text: str) -> list[int]:
-        """See `pasta_async.protocol.Backend`."""
-        return await self.inner.encode(text)
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """See `pasta_async.protocol.Backend`."""
-        return await self.inner.encode_chat(messages, template_kwargs)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """See `pasta_async.protocol.Backend`."""
-        return await self.inner.detokenize(ids)
 
     def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """See `pasta_async.protocol.Backend`."""
         return self.inner.decode(request)
 
     async def load(self) -> EngineLoad | None:
-        """See `pasta_async.protocol.LoadReporting`; None if the inner backend is none."""
-        return await self.inner.load() if isinstance(self.inner, LoadReporting) else None
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.load()
 
     async def aclose(self) -> None:
         """Close the inner backend."""

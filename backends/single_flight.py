@@ -1,11 +1,10 @@
-"""One attempt at something that many want at the same time: connecting, or encoding one prompt."""
+"""One attempt at something that many want at the same time: connecting."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Coroutine, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 
@@ -14,34 +13,23 @@ class SingleFlight(Generic[_T]):
     """Callers share one attempt, and its failure; behind a lock each would wait for a silent server anew."""
 
     def __init__(self) -> None:
-        self._tasks: dict[Hashable, asyncio.Task[_T]] = {}
-        self._waiting: Counter[asyncio.Task[_T]] = Counter()
+        self._task: asyncio.Task[_T] | None = None
+        self._waiting = 0
 
-    async def run(self, work: Callable[[], Coroutine[None, None, _T]], key: Hashable = None) -> _T:
-        """Join the attempt under way that has this key, or begin one.
+    async def run(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Join the attempt that is under way, or begin one.
 
         Cancelling it leaves the attempt to the others; with the last of them the attempt is cancelled.
         """
-        task = self._tasks.get(key)
-        if task is None or task.done():
-            task = self._tasks[key] = asyncio.create_task(work())
-        self._waiting[task] += 1
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(work())
+            self._waiting = 0
+        task = self._task
+        self._waiting += 1
         try:
             return await asyncio.shield(task)
-        except Exception as error:
-            raise _copy(error) from error  # each caller's own: it may be given a partial answer
         finally:
-            self._waiting[task] -= 1
-            if not self._waiting[task]:
-                del self._waiting[task]
-                if self._tasks.get(key) is task:
-                    del self._tasks[key]
-                if not task.done():
-                    task.cancel()
-                    await asyncio.wait([task])
-
-
-def _copy(error: Exception) -> Exception:
-    made = type(error).__new__(type(error), *error.args)
-    made.__dict__.update(error.__dict__)
-    return made
+            self._waiting -= 1
+            if not self._waiting and not task.done():
+                task.cancel()
+                await asyncio.wait([task])

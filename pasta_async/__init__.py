@@ -20,18 +20,18 @@ from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.load import EngineLoad
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer, Turn
 from pasta_async.options import AnswerOptions, Limits, Parallel, Sampling
-from pasta_async.prompting import Prompt
+from pasta_async.prompts import Prompt
 from pasta_async.protocol import (
     Backend,
     DecodeRequest,
-    LoadReporting,
     Message,
-    ModelInfo,
+    Model,
     Piece,
 )
 from pasta_async.results import *
 from pasta_async.streaming import AnswerStream
 from pasta_async.tag_tokens import TagIds
+from pasta_async.tokenizer import Tokenizer
 
 __version__ = "0.1.0"
 
@@ -51,9 +51,8 @@ __all__: list[str] = [
     "Document",
     "EngineLoad",
     "Limits",
-    "LoadReporting",
     "Message",
-    "ModelInfo",
+    "Model",
     "Observer",
     "Parallel",
     "ParseError",
@@ -62,6 +61,7 @@ __all__: list[str] = [
     "RealClock",
     "Sampling",
     "TagIds",
+    "Tokenizer",
     "Turn",
     "__version__",
     "generate",

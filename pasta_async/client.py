@@ -3,69 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, Self, Unpack, cast
 from uuid import uuid4
 
 from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
-from pasta_async.errors import (
-    BackendProtocolError,
-    GenerationTimeoutError,
-    InvalidRequestError,
-    InvalidStateError,
-    PastaError,
-)
+from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, InvalidStateError, PastaError
 from pasta_async.events import Emit
 from pasta_async.interpreter.admission import Admission, AnswerSlots
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import THINK_OPEN
 from pasta_async.interpreter.retry import with_retries
 from pasta_async.interpreter.runner import Runner
-from pasta_async.load import EngineLoad
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listing_options
-from pasta_async.prompting import (
-    USER_PROBE,
-    Prompt,
-    check_ids,
-    check_json,
-    check_length,
-    check_text,
-    read_prompt,
-)
-from pasta_async.protocol import Backend, LoadReporting, Message, ModelInfo
+from pasta_async.prompts import Prompt, check_ids, check_json, check_length, most_tokens, read_prompt
+from pasta_async.protocol import Backend, Message, Model
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream, Watch
 from pasta_async.tag_tokens import TagIds
-
-_T = TypeVar("_T")
-
-_FORMS = 64
-"""So much is remembered of the chat template, by the values that it is given, and of prompts' ends."""
-
-_END = 8
-"""Ids at the end of a prompt in which a thinking block would be opened."""
-
-_LAST = 5
-"""The last of them tell prompts' ends apart: as many as chat templates usually write behind a message."""
+from pasta_async.tokenizer import run_encoding
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
 
+_END = 8
+"""Ids at the end of a prompt in which a thinking block would be opened."""
 
-class _Ready(NamedTuple):
-    """What is decided of an answer before it is decoded."""
 
+class _Prepared(NamedTuple):
+    """An answer that is ready to be decoded."""
+
+    model: Model
+    ids: list[int]
+    """The prompt."""
     tags: TagIds | None
     """Ids of the tags that are read; None for an answer without tags."""
-    ids: list[int]
-    thinking: bool
     notes: tuple[str, ...]
+    began: float
+    """The clock's time when the model was connected."""
+    deadline: float | None
+    """The clock's time at which it has to be done."""
 
 
 class Client:
@@ -102,11 +84,10 @@ class Client:
         self.observers: list[Observer] = list(observers)
         """Told of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
-        self._admission = Admission(self.limits.client_threads, self._load, clock)
-        self._connecting = SingleFlight[ModelInfo]()
-        self._encoding = SingleFlight[list[int]]()
-        self._info: ModelInfo | None = None
-        self._template: dict[tuple[str, str], Any] = {}  # what was learnt of it
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._admission = Admission(self.limits.client_threads, self._backend.load, clock)
+        self._connecting = SingleFlight[Model]()
+        self._model: Model | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -128,40 +109,36 @@ class Client:
         """Where the tokens come from."""
         return self._backend
 
-    async def connect(self) -> ModelInfo:
+    async def connect(self) -> Model:
         """Reach or load the model now rather than with the first answer. Cancelling it is safe.
 
         Raises:
             BackendError: What is wrong, where, and what to do.
-            InvalidStateError: The client was closed.
+            InvalidStateError: The client was closed, or another event loop uses it.
         """
         return await self._connected(self.limits)
 
-    async def _connected(self, limits: Limits) -> ModelInfo:
+    async def _connected(self, limits: Limits) -> Model:
+        self._check_loop()
+        if self._model is None:
+            self._model = await self._connecting.run(
+                lambda: with_retries(self._backend.connect, limits.retries, self._clock)
+            )
+        return self._model
+
+    def _check_loop(self) -> None:
+        """Refuse to work when closed, or for two event loops at once. One loop may follow another."""
         if self._closed:
             raise InvalidStateError("this client was closed; make another one")
-        if self._info is None:
-            self._info = await self._connecting.run(
-                lambda: with_retries(self._backend.connect, limits.retries, self._clock), limits.retries
-            )
-        return self._info
-
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
-
-        Raises:
-            InvalidRequestError: It is no text, or longer than the model or the limits take.
-            GenerationTimeoutError: It took longer than `Limits.timeout`.
-            BackendError: The backend cannot be used.
-
-        Cancelling it is safe.
-        """
-        check_text(text)
-        async with self._time_limit(self.limits):
-            info = await self.connect()
-            ids = await with_retries(lambda: self._backend.encode(text), self.limits.retries, self._clock)
-        check_length(ids, info, self.limits)
-        return ids
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        if self._loop is not None:
+            if self._loop.is_running():
+                raise InvalidStateError("this client is used by another event loop; make one for each")
+            self._admission = Admission(self.limits.client_threads, self._backend.load, self._clock)
+            self._connecting = SingleFlight()
+        self._loop = loop
 
     @listing_options
     async def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation:
@@ -218,104 +195,80 @@ class Client:
     async def _answer(
         self, start: AnswerStart, emit: Emit | None = None, watch: Watch | None = None
     ) -> Generation:
+        """Prepare an answer, then run it."""
         try:
             with Observation(tuple(self.observers), start) as observation:
-                observation.generation = await self._decode(start, observation, emit, watch)
-                return observation.generation
+                self._check_loop()
+                with self._admission.answer(limited=start.parallel == "auto") as slots:
+                    prepared = await self._prepare(start, observation, slots)
+                    runner = self._runner(prepared, start, observation, slots, emit)
+                    observation.partial = runner.partial
+                    if watch:
+                        watch(runner.partial)
+                    observation.generation = await runner.run()
+                    return observation.generation
         except PastaError as error:
             if error.partial is None:
                 error.partial = Generation.empty()
             raise
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise
-            itself = BackendProtocolError("the backend cancelled a call by itself; nobody had asked for that")
-            itself.partial = Generation.empty()
-            raise itself from error
 
-    async def _decode(
-        self, start: AnswerStart, observation: Observation, emit: Emit | None, watch: Watch | None
-    ) -> Generation:
-        asked, limits = read_prompt(start.prompt), start.limits
+    async def _prepare(self, start: AnswerStart, observation: Observation, slots: AnswerSlots) -> _Prepared:
+        """Reach the model, encode the prompt, and decide whether tags are used."""
+        limits = start.limits
+        messages, ids = read_prompt(start.prompt)
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
-        with self._admission.answer(limited=start.parallel == "auto") as slots:
-            async with self._time_limit(limits):
-                info = await self._connected(limits)
-                observation.begin(info)
-                began = self._clock.time()
-                ready = await self._prepare(info, start, *asked, slots)
-            check_length(ready.ids, info, limits)
+        async with self._time_limit(limits):
+            model = await self._connected(limits)
+            observation.begin(model)
+            began = self._clock.time()
+            tags = None if start.baseline else model.tags
+            notes = _notes(model, start)
+            check_ids(ids, model.vocab_size)
+            if messages:
+                ids = await _encode(messages, model, start, plain=tags is None)
+            # A seed promises that the answer repeats, so its form does not depend on the load.
+            if tags and messages and start.sampling.seed is None and (crowd := await slots.crowded()):
+                plain_ids = await _encode(messages, model, start, plain=True)
+                if plain_ids != ids:  # else the model has no switch, and would write tags all the same
+                    ids = plain_ids
+                    tags = None
+                    notes = (*notes, f"answered without tags: {crowd}")
+        check_length(ids, model, limits)
+        return _Prepared(model, ids, tags, notes, began, deadline)
 
-            machine = Machine(
-                info,
-                ready.tags,
-                start,
-                thinking=ready.thinking,
-                listen=emit is not None,
-                notes=ready.notes,
-            )
-            runner = Runner(
-                self._backend,
-                machine,
-                prompt=ready.ids,
-                slots=slots,
-                clock=self._clock,
-                began=began,
-                deadline=deadline,
-                emit=emit,
-                observer=observation,
-            )
-            observation.partial = runner.partial
-            if watch:
-                watch(runner.partial)
-            return await runner.run()
-
-    async def _load(self) -> EngineLoad | None:
-        """How busy the engine is; None if the backend does not tell."""
-        return await self._backend.load() if isinstance(self._backend, LoadReporting) else None
-
-    async def _prepare(
-        self, info: ModelInfo, start: AnswerStart, messages: list[Message], ids: list[int], slots: AnswerSlots
-    ) -> _Ready:
-        """Decide in which form an answer is written, and encode its prompt for that."""
-        tags = None if start.baseline else info.tags
-        notes = _notes(info, start)
-        check_ids(ids, info.vocab_size)
-        # An answer with a seed repeats only in the form that does not follow the load.
-        if tags and messages and start.sampling.seed is None and (crowd := await slots.crowded()):
-            if await self._has_switch(start):
-                tags = None
-                notes = (*notes, f"answered without tags: {crowd}")
-        if not ids:
-            kwargs = {**({} if tags else _PLAIN), **start.chat_template_kwargs}
-            ids = await self._encode_chat(messages, kwargs, start)
-        return _Ready(tags, ids, await self._ends_in_thinking(ids, start), notes)
-
-    async def _learn(self, what: str, kwargs: Mapping[str, Any], find: Callable[[], Awaitable[_T]]) -> _T:
-        """What is the same for many prompts, of the chat template or their ends: it is found out once."""
-        key = what, json.dumps(kwargs, sort_keys=True)
-        if key not in self._template:
-            if len(self._template) >= _FORMS:  # callers choose what the template is given
-                self._template.clear()
-            self._template[key] = await find()
-        return self._template[key]
-
-    async def _has_switch(self, start: AnswerStart) -> bool:
-        """Whether the model can be told to answer without tags, by a switch in its chat template."""
-
-        async def find() -> bool:
-            probe: list[Message] = [{"role": "user", "content": USER_PROBE}]
-            plain, own = [
-                await self._encode_chat(probe, {**switch, **start.chat_template_kwargs}, start)
-                for switch in (_PLAIN, {})
-            ]
-            return plain != own
-
-        return await self._learn("switch", start.chat_template_kwargs, find)
+    def _runner(
+        self,
+        prepared: _Prepared,
+        start: AnswerStart,
+        observation: Observation,
+        slots: AnswerSlots,
+        emit: Emit | None,
+    ) -> Runner:
+        """What decodes a prepared answer."""
+        end = prepared.model.tokenizer.decode(prepared.ids[-_END:])
+        machine = Machine(
+            prepared.model,
+            prepared.tags,
+            start,
+            prompt=prepared.ids,
+            thinking=end.rstrip().endswith(THINK_OPEN),
+            listen=emit is not None,
+            notes=prepared.notes,
+        )
+        return Runner(
+            self._backend,
+            machine,
+            slots=slots,
+            clock=self._clock,
+            began=prepared.began,
+            deadline=prepared.deadline,
+            emit=emit,
+            observer=observation,
+        )
 
     @asynccontextmanager
     async def _time_limit(self, limits: Limits) -> AsyncGenerator[None]:
-        """For what comes before decoding."""
+        """Bound the time for what comes before decoding."""
         try:
             async with time_limit(self._clock, limits.timeout):
                 yield
@@ -326,22 +279,13 @@ class Client:
                 f"connecting and encoding took longer than Limits.timeout = {limits.timeout:g} s"
             ) from error
 
-    async def _encode_chat(
-        self, messages: list[Message], kwargs: Mapping[str, Any], start: AnswerStart
-    ) -> list[int]:
-        """Ids of a chat; several answers to one conversation, asked for together, share the encoding."""
-        encode, retries = partial(self._backend.encode_chat, messages, kwargs), start.limits.retries
-        key = json.dumps([messages, kwargs, retries], sort_keys=True)
-        return await self._encoding.run(lambda: with_retries(encode, retries, self._clock), key)
 
-    async def _ends_in_thinking(self, ids: list[int], start: AnswerStart) -> bool:
-        """Whether a prompt opens a thinking block at its end."""
-        what = f"end of {ids[-_LAST:]}"
-        text = await self._learn(what, {}, lambda: self._detokenize(ids[-_END:], start))
-        return text.rstrip().endswith(THINK_OPEN)
-
-    async def _detokenize(self, ids: list[int], start: AnswerStart) -> str:
-        return await with_retries(lambda: self._backend.detokenize(ids), start.limits.retries, self._clock)
+async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart, *, plain: bool) -> list[int]:
+    """Ids of a chat; `plain` asks the model for an answer without tags."""
+    kwargs = {**(_PLAIN if plain else {}), **start.chat_template_kwargs}
+    size = sum(len(str(message["content"])) for message in messages)
+    most = most_tokens(model, start.limits)
+    return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
 
 
 def _check_parts(clock: object, observers: object) -> None:
@@ -369,13 +313,13 @@ def _open(
     return open_backend(url, **options), True
 
 
-def _notes(info: ModelInfo, start: AnswerStart) -> tuple[str, ...]:
+def _notes(model: Model, start: AnswerStart) -> tuple[str, ...]:
     """Remarks on an answer: what the backend says, and what of the options it cannot honour."""
-    notes, sampling = info.notes, start.sampling
-    if info.tags is None and not start.baseline:
-        notes = (*notes, f"{info.name} has no tag tokens, so it answers in sequence")
-    if sampling.seed is not None and sampling.temperature > 0 and not info.honours_seeds:
-        notes = (*notes, f"{info.name}: this backend does not honour seeds, so the answer need not repeat")
+    notes, sampling = model.notes, start.sampling
+    if model.tags is None and not start.baseline:
+        notes = (*notes, f"{model.name} has no tag tokens, so it answers in sequence")
+    if sampling.seed is not None and sampling.temperature > 0 and not model.honours_seeds:
+        notes = (*notes, f"{model.name}: this backend does not honour seeds, so the answer need not repeat")
     return notes
 
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
 from pasta_async.options import Limits, Options, Parallel, Sampling
-from pasta_async.prompting import Prompt
-from pasta_async.protocol import DecodeRequest, ModelInfo
+from pasta_async.prompts import Prompt
+from pasta_async.protocol import DecodeRequest, Model
 from pasta_async.results import FinishReason, Generation
 
 _T = TypeVar("_T")
@@ -42,7 +42,7 @@ class AnswerStart(Options):
     whole_chunks: StrictBool = False
     streamed: bool = False
     """Whether it is read as a stream."""
-    model: InstanceOf[ModelInfo] | None = None
+    model: InstanceOf[Model] | None = None
     """None if the answer ends at once, since its prompt is bad or the backend cannot be reached."""
 
 
@@ -100,7 +100,7 @@ class Observation(AnswerObserver):
     def __enter__(self) -> Self:
         return self
 
-    def begin(self, model: ModelInfo | None) -> None:
+    def begin(self, model: Model | None) -> None:
         """Tell the observers of the answer, and of its model; None if the answer ends before it is known."""
         start = self._start.model_copy(update={"model": model})
         self._answers = _each(self._observers, lambda observer: observer.answer(start))

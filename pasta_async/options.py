@@ -21,6 +21,12 @@ Parallel = Literal["always", "auto", "never"]
 MIN_PENALTY = 0.01
 """Of a repetition penalty: logits divided by less than this could leave the range of their numbers."""
 
+MAX_STOPS = 64
+"""Stop texts of an answer."""
+
+MAX_STOP = 1000
+"""Characters of a stop text."""
+
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 80
 
@@ -92,10 +98,12 @@ class Sampling(Options):
     """Seed of the answer; every thread derives its own from it. An answer with a seed keeps its tags whatever
     the load, so that it repeats."""
     stop: Annotated[
-        tuple[Annotated[str, Field(min_length=1)], ...],
+        tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP)], ...],
+        Field(max_length=MAX_STOPS),
         BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop),
     ] = ()
-    """Texts that end the answer when they appear in its visible text."""
+    """Texts that end the answer when they appear in its visible text: at most 64, of at most 1,000
+    characters each."""
     max_tokens: int = Field(default=16_384, ge=1)
     """Tokens of the whole answer, tags counted, in document order: main's up to a promise, its chunk's,
     main's behind it. It is cut where the same answer in sequence would be; one that fits is never shortened.

@@ -25,7 +25,7 @@ from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progress
-from pasta_async.protocol import DecodeRequest, ModelInfo, Piece
+from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.results import Generation
 from pasta_async.training.corpus import PartSettings, Record, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
@@ -266,7 +266,7 @@ class Drawing:
         found = self._found.get((_key(record), number))
         return self._journal.read(found)["answer"] if isinstance(found, int) else found
 
-    async def _draw(self, record: Record, number: int | None, info: ModelInfo) -> None:
+    async def _draw(self, record: Record, number: int | None, info: Model) -> None:
         """Draw a sample, or the baseline's answer if it has no number, or the model's own plain one."""
         settings, plain, error = self._settings, number in (None, _OWN), ""
         temperature = settings.plain_temperature if plain else settings.temperature

@@ -11,7 +11,7 @@ from pasta_async.cli.command import fail, read_text, say
 from pasta_async.client import Client
 from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, PastaError
 from pasta_async.options import AnswerOptions, Limits, Options, Sampling
-from pasta_async.protocol import Backend, ModelInfo
+from pasta_async.protocol import Backend, Model
 from pasta_async.results import Generation
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
     return both
 
 
-async def _connected(client: Client) -> ModelInfo:
+async def _connected(client: Client) -> Model:
     """Connect within the time that an answer has."""
     seconds = client.limits.timeout
     try:

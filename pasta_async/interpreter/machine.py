@@ -1,4 +1,4 @@
-"""The interpreter as a pure state machine: fed tokens and text, it says what to do and what to show.
+"""The interpreter as a pure state machine: fed token ids, it says what to decode and what to show.
 
 No asyncio, no I/O, no clock: every interleaving can be played by calling `feed` in that order. The shell in
 `runner` moves the bytes.
@@ -12,12 +12,11 @@ from typing import Literal
 from pasta_async import events as ev
 from pasta_async import lang
 from pasta_async.errors import PastaError
-from pasta_async.interpreter.assembly import Answer, diagnostics_since
-from pasta_async.interpreter.reading import Part, Reader, ReasoningRead, RecordedTokens
-from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
-from pasta_async.interpreter.visible import Visible
+from pasta_async.interpreter.reading import Reader, ReasoningRead
+from pasta_async.interpreter.state import Thread, TokenBudget
+from pasta_async.interpreter.transcript import Lane, Transcript, Visible, diagnostics_since
 from pasta_async.observers import AnswerStart
-from pasta_async.protocol import ModelInfo, Piece
+from pasta_async.protocol import Model, Piece
 from pasta_async.results import FinishReason, Generation, RequestRecord, Span, Width
 from pasta_async.tag_tokens import TagGrammar, TagIds
 
@@ -26,59 +25,61 @@ class Machine:
     """One answer: its threads, what they have written, and what must be decoded next.
 
     Args:
+        model: Who writes it.
         tags: Ids of the tags that are read; None for an answer without tags.
+        start: The options of the answer.
+        prompt: Its ids, in front of every context.
         thinking: Whether the answer begins inside a thinking block.
         listen: Whether somebody reads `events`.
+        notes: Remarks for `Generation.notes`.
     """
 
     def __init__(
         self,
-        info: ModelInfo,
+        model: Model,
         tags: TagIds | None,
         start: AnswerStart,
         *,
+        prompt: Sequence[int] = (),
         thinking: bool = False,
         listen: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.events: list[ev.Event] = []
-        """What happened and was not taken yet."""
+        """Events that were not taken yet."""
         self.spawned: list[int] = []
         """Threads to start."""
         self.dropped: list[int] = []
         """Threads whose request is to be aborted."""
-        self.info: ModelInfo = info
+        self.model: Model = model
         self.start: AnswerStart = start
         self._tags = tags
-        self._opening: Part = (tags.open_async,) if tags else ()
-        self._closing: Part = (tags.close_async,) if tags else ()
         self._listen = listen
         self._visible = Visible(start.sampling.stop, start.sampling.max_tokens)
-        reader = Reader(tags, main=True, thinking=thinking)
-        self.main: Thread = Thread(0, reader, self._visible.tail, opened=0.0)
+        self.main: Thread = Thread(0, Reader(model.tokenizer, tags, main=True, thinking=thinking), opened=0.0)
+        self.threads: list[Thread] = [self.main]
+        self._chunk_lanes: dict[int, Lane] = {}
         self._budget = TokenBudget(self.main, start.sampling.max_tokens, start.limits)
         width: Width = "plain" if tags is None else "one" if start.parallel == "never" else "full"
-        self.threads: list[Thread] = [self.main]
-        self.answer: Answer = Answer(self.threads, self._budget, self._visible, width=width, notes=notes)
-        self._joined: list[Part] = []
+        self.transcript: Transcript = Transcript(self.threads, self._budget, self._visible, width, notes)
+        self._joined = [*prompt]  # the prompt and the written form up to the last join
         self._stops_idly = False  # a request of main ended at a tag that had no effect
 
     # What to decode ---------------------------------------------------------------------------------------
 
-    def context(self, number: int) -> list[Part]:
-        """What a thread has behind the prompt: its view, by the language's rule, and what it wrote so far."""
+    def context(self, number: int) -> tuple[int, ...]:
+        """Ids in front of what a thread writes next: prompt, its view by the language's rule, its own."""
         thread = self.threads[number]
-        forked = [self.main.recorded.before(number), self._opening] if number else []
-        return [*self._joined, *forked, tuple(thread.recorded.raw)]
+        main = self.main.reader.ids
+        if number == 0:
+            return (*self._joined, *main[self._budget.round_start :])
+        forked = main[self._budget.round_start : thread.origin]
+        opening = (self._tags.open_async,) if self._tags else ()
+        return (*self._joined, *forked, *opening, *thread.reader.ids)
 
     def allowance(self, number: int) -> int:
         """Tokens that a thread may still generate, as far as is known now."""
         return self._budget.allowance(self.threads[number])
-
-    def allows(self, number: int, tokens: int) -> bool:
-        """Whether a thread may generate so many more tokens, as far as is known now, or is over anyway."""
-        thread = self.threads[number]
-        return thread.state != "open" or self._budget.allows(thread, tokens)
 
     def stop_ids(self, number: int) -> tuple[int, ...]:
         """Ids at which the next request of this thread ends.
@@ -99,14 +100,14 @@ class Machine:
         """
         tags = self._tags
         if tags is None:
-            return self.info.tags or ()
+            return self.model.tags or ()
         return (tags.tokens, tags.end, tags.open_async) if number else (tags.open_async, tags.close_async)
 
     def grammar(self, number: int) -> TagGrammar | None:
         """Which tags may come next, where `banned` says no more: it depends on what was written before."""
         if not self._tags:
             return None
-        return TagGrammar(self._tags, self.info.end_ids, chunk=number > 0, open=bool(self._budget.round))
+        return TagGrammar(self._tags, self.model.end_ids, chunk=number > 0, open=bool(self._budget.round))
 
     def wants(self, number: int) -> bool:
         """Whether a request of this thread is to be sent (again)."""
@@ -124,7 +125,7 @@ class Machine:
         self, number: int, began: float, now: float, finish_reason: FinishReason
     ) -> RequestRecord:
         """A request is over, whatever ended it."""
-        self.answer.spans.append(Span(thread=number, start=began, end=now))
+        self.transcript.spans.append(Span(thread=number, start=began, end=now))
         return self.threads[number].end_request(finish_reason)
 
     # What was decoded -------------------------------------------------------------------------------------
@@ -132,27 +133,16 @@ class Machine:
     def feed(self, number: int, piece: Piece, now: float) -> bool:
         """Take what a thread decoded; returns whether its request has to end here."""
         thread = self.threads[number]
-        if thread.state != "open":
-            self.discard(number, len(piece.ids))
-            return True
-        ids, text = piece.ids, piece.text
         thread.note(piece, now)
-        self._budget.generated += len(ids)
-        ended = bool(ids) and ids[-1] in self.info.end_ids
-        if ended:
-            ids = ids[:-1]
-        if ids or text:
-            thread.recorded.raw += ids
-            self._act(thread, thread.reader.read(ids, text), now)
-        if thread.state == "open":
-            self._check_end(thread, piece, now, ended=ended)
+        for token in piece.ids:
+            self._budget.generated += 1
+            thread.tokens += 1
+            if thread.state == "open":  # else it was decoded in vain
+                self._feed_token(thread, token, now)
+        if thread.state == "open" and piece.finish_reason:
+            self._end_request(thread, piece.finish_reason, now)
         self._settle_budget(now)
         return thread.state != "open"
-
-    def discard(self, number: int, tokens: int) -> None:
-        """A thread generated tokens that nobody reads."""
-        self.threads[number].tokens += tokens
-        self._budget.generated += tokens
 
     def fail(self, number: int, error: PastaError, action: Literal["retry", "sequence", "fail"]) -> None:
         """A request of a thread failed."""
@@ -172,37 +162,59 @@ class Machine:
 
     def join(self, now: float) -> None:
         """Every promise of the round is kept: main goes on and sees the chunks."""
-        chunks = {thread.number: self._chunk(thread) for thread in self._budget.round}
-        self._joined += self.main.recorded.joined(chunks)
+        main = self.main.reader.ids
+        start = self._budget.round_start
+        for thread in self._budget.round:
+            self._joined += main[start : thread.origin]
+            self._joined += self._chunk(thread)
+            start = thread.origin
+        self._joined += main[start:]
         self._budget.join()
-        self.main.recorded = RecordedTokens()
         self.main.state = "open"
         self._stops_idly = False
         self._tell(ev.SyncJoined(now))
-
-    # The end ----------------------------------------------------------------------------------------------
-
-    def truncate(self, cut: Cut, rest: str, now: float) -> None:
-        """Leave out what stands behind the answer's last token; see `Answer.truncate`."""
-        self._replace(self.answer.truncate(cut, rest))
-        self._show(self._visible.close(self.answer.document().text), now)
 
     def finish(self, finish_reason: FinishReason | None, now: float) -> Generation:
         """End the answer; `finish_reason` says how it was broken off, if it was."""
         for thread in self.threads:
             if thread.state != "done":
                 self._close(thread, thread.finish_reason, "interrupted", now)
-        if cut := self.answer.cut:
-            self.truncate(cut, "", now)
-        if not self.answer.truncated:
+        if cut := self.transcript.cut:
+            self._replace(self.transcript.truncate(cut))
+            self._show(self._visible.close_at(cut, self.transcript.document().text), now)
+        elif not self.transcript.truncated:
             self._show(self._visible.close(), now)
-        self.answer.finish_reason = finish_reason or self.main.finish_reason
-        result = self.answer.generation(now)
+        self.transcript.finish_reason = finish_reason or self.main.finish_reason
+        result = self.transcript.generation(now)
         if finish_reason is None:
             self._tell(ev.AnswerDone(result))
         return result
 
     # Reading ----------------------------------------------------------------------------------------------
+
+    def _feed_token(self, thread: Thread, token: int, now: float) -> None:
+        thread.kept += 1
+        if token in self.model.end_ids:
+            self._close(thread, "stop", "end", now)
+            return
+        self._act(thread, thread.reader.read(token), now)
+        # A budget that does not allow one more token ends the thread at once, so that the answer is the same
+        # whether tokens come one by one or many in a piece.
+        if thread.state == "open" and not self._budget.allows(thread, 1):
+            self._close(thread, "length", "budget", now)
+
+    def _end_request(self, thread: Thread, finish_reason: FinishReason, now: float) -> None:
+        """A thread's request ended while the thread is open: end the thread, too, unless it has to go on."""
+        if finish_reason == "length":
+            # The backend's limit was the thread's allowance when the request was sent, or the context's end.
+            self._close(thread, "length", "budget", now)
+        elif not thread.stopped_where_asked():
+            # It stopped at nothing that it was told to stop at: the model has no more to say.
+            self._close(thread, "stop", "end", now)
+        elif thread is self.main:
+            # It stopped at a tag, but main is not waiting: the sync had nothing to join. Main goes on with a
+            # new request, which does not stop at syncs, so that any number of idle ones costs one request.
+            self._stops_idly = True
 
     def _act(self, thread: Thread, readings: Sequence[lang.Reading | ReasoningRead], now: float) -> None:
         found = thread.reader.parser.diagnostics
@@ -214,34 +226,34 @@ class Machine:
                 self._write(thread, reading)
             elif isinstance(reading, ReasoningRead):
                 self._tell(ev.ReasoningDelta(reading.text))
-            elif thread is self.main:
-                self._act_on_main(reading, now)
             elif isinstance(reading, lang.ChunkEnded):
                 self._close(thread, "stop", reading.closed_by, now)
-
-    def _act_on_main(self, reading: lang.Reading, now: float) -> None:
-        if isinstance(reading, lang.PromiseRead):
-            self._open(reading.promise, now)
-        elif isinstance(reading, lang.SyncRead):
-            self.main.state = "joining"
-            self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
+            elif isinstance(reading, lang.PromiseRead):
+                self._open(reading.promise, now)
+            elif isinstance(reading, lang.SyncRead):
+                self.main.state = "joining"
+                self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
 
     def _write(self, thread: Thread, text: str) -> None:
-        lane = self._visible.tail if thread is self.main else thread.lane
+        lane = self._chunk_lanes.get(thread.number, self._visible.tail)
         lane.pending.append((thread.origin + thread.kept, text))
-        if self._listen:
-            self.events.append(ev.ThreadDelta(thread.number, text))
+        last = self.events[-1] if self.events else None
+        if isinstance(last, ev.ThreadDelta) and last.thread == thread.number:
+            self.events[-1] = ev.ThreadDelta(thread.number, last.delta + text)  # one event for a piece
+        else:
+            self._tell(ev.ThreadDelta(thread.number, text))
 
     def _show(self, delta: str, now: float) -> None:
         """Let out what is visible by now; at a stop text, end everything."""
-        if delta and self._listen:
-            self.events.append(ev.TextDelta(delta))
-        if self._visible.stopped:
+        if delta:
+            self._tell(ev.TextDelta(delta))
+        if cut := self._visible.take_stop():
             over = [thread for thread in self.threads if thread.state != "done"]
             for thread in over:
-                thread.state, thread.ended = "done", now
+                thread.state = "done"
+                thread.ended = now
                 self.dropped.append(thread.number)
-            self._replace(self.answer.end_at_stop_text())
+            self._replace(self.transcript.end_at_stop_text(cut))
             for thread in over:
                 self._report_end(thread)
 
@@ -258,10 +270,10 @@ class Machine:
 
     def _open(self, promise: lang.Promise, now: float) -> None:
         number = len(self.threads)
-        self.main.recorded.mark(number)
-        reader = Reader(self._tags, main=False)
-        thread = Thread(number, reader, self._visible.open(), now, promise, closed_by="interrupted")
+        reader = Reader(self.model.tokenizer, self._tags, main=False)
+        thread = Thread(number, reader, now, promise, closed_by="interrupted")
         self._budget.open(thread, promise.tokens)
+        self._chunk_lanes[number] = self._visible.open(number, thread.origin)
         self.threads.append(thread)
         self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
         if self.allowance(number) > 0:
@@ -271,21 +283,8 @@ class Machine:
 
     def _report_end(self, thread: Thread) -> None:
         if self._listen:
-            self.events.append(ev.ThreadDone(thread.number, thread.record(self.answer.text(thread.number))))
-
-    def _check_end(self, thread: Thread, piece: Piece, now: float, *, ended: bool) -> None:
-        """End a thread whose request ended for good."""
-        if ended:
-            self._close(thread, "stop", "end", now)
-        elif not self._budget.allows(thread, 1):
-            self._close(thread, "length", "budget", now)
-        elif piece.finish_reason == "length":
-            self._close(thread, "length", "budget", now)
-        elif piece.finish_reason == "stop":
-            if not thread.stopped_where_asked():
-                self._close(thread, "stop", "end", now)
-            elif thread is self.main:
-                self._stops_idly = True
+            text = self.transcript.text(thread.number)
+            self.events.append(ev.ThreadDone(thread.number, thread.record(text)))
 
     def _settle_budget(self, now: float) -> None:
         """End what can write no token that is kept, and show what is certain."""
@@ -301,30 +300,42 @@ class Machine:
         self, thread: Thread, finish_reason: FinishReason, closed_by: lang.ClosedBy, now: float
     ) -> None:
         """End a thread; what its parser held back is text after all."""
-        over = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
-        readings = thread.reader.close(cut=over)  # half a tag is nothing to show
+        # Half a tag is nothing to show where the answer itself is cut; where only a chunk is, it is text.
+        cut = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
+        readings = thread.reader.close(cut=cut)
         if thread is self.main:
             self._act(thread, readings, now)
         else:
             thread.closed_by = closed_by
             self._act(thread, [reading for reading in readings if isinstance(reading, str)], now)
-            thread.lane.done, thread.lane.tokens = True, thread.kept
-        thread.state, thread.finish_reason, thread.ended = "done", finish_reason, now
+            lane = self._chunk_lanes[thread.number]
+            lane.done = True
+            lane.tokens = thread.kept
+        thread.state = "done"
+        thread.finish_reason = finish_reason
+        thread.ended = now
         self._report_end(thread)
 
-    # Contexts ---------------------------------------------------------------------------------------------
+    def _chunk(self, thread: Thread) -> list[int]:
+        """A chunk's ids in the written form, from `<async>` to `</async>`."""
+        assert self._tags, "there are no chunks without tags"
+        opening, closing = self._tags.open_async, self._tags.close_async
+        if thread.closed_by == "nested":
+            body = self._encoded_anew(thread)
+        else:
+            body = thread.reader.ids
+        return [opening, *body] if thread.closed_by == "writer" else [opening, *body, closing]
 
-    def _chunk(self, thread: Thread) -> list[Part]:
-        """A chunk as it stands in the written form."""
-        closed = [] if thread.closed_by == "writer" else [self._closing]
-        nested = thread.closed_by == "nested"
-        body = self._rewritten(thread) if nested else [tuple(thread.recorded.raw)]
-        return [self._opening, *body, *closed]
-
-    def _rewritten(self, thread: Thread) -> list[Part]:
-        """A chunk of which the end was left out, maybe in the middle of a token: to be encoded anew.
+    def _encoded_anew(self, thread: Thread) -> list[int]:
+        """Ids of a chunk of which the end was left out, maybe in the middle of a token.
 
         Of tag ids only `<async>` is ignored in a chunk; the others end it, or are text.
         """
-        nodes = thread.reader.parser.nodes
-        return [self._opening if isinstance(node, lang.Ignored) else node.text for node in nodes]
+        assert self._tags, "there are no chunks without tags"
+        ids: list[int] = []
+        for node in thread.reader.parser.nodes:
+            if isinstance(node, lang.Ignored):
+                ids.append(self._tags.open_async)
+            else:
+                ids += self.model.tokenizer.encode(node.text)
+        return ids

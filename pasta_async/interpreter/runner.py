@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, asynccontextmanager
-from itertools import count, takewhile
+from itertools import count
 
 from pasta_async.clock import Clock
 from pasta_async.errors import (
@@ -24,10 +24,9 @@ from pasta_async.errors import (
 from pasta_async.events import Emit
 from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
-from pasta_async.interpreter.reading import Part
-from pasta_async.interpreter.retry import retry_delay, with_retries
+from pasta_async.interpreter.retry import retry_delay
 from pasta_async.observers import AnswerObserver, observed_request
-from pasta_async.protocol import Backend, DecodeRequest, Piece
+from pasta_async.protocol import Backend, DecodeRequest
 from pasta_async.results import FinishReason, Generation, RequestRecord
 
 
@@ -39,17 +38,18 @@ def thread_seed(seed: int | None, thread: int) -> int | None:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-_BEFORE = 16
-"""Ids in front of a piece that are looked at with it, since characters may go on from them."""
-
-
 class Runner:
     """Runs one answer, as the machine decides, on a backend that is connected.
 
     Args:
+        backend: Where the tokens come from.
+        machine: The answer, at its beginning.
+        slots: The answer's slots of the client.
+        clock: Measures the deadline and the waits between retries.
         began: The clock's time when the answer began.
         deadline: The clock's time at which it has to be done; None: never.
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
+        observer: Is told of turns and requests.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class Runner:
         backend: Backend,
         machine: Machine,
         *,
-        prompt: Sequence[int],
         slots: AnswerSlots,
         clock: Clock,
         began: float,
@@ -66,16 +65,19 @@ class Runner:
         observer: AnswerObserver,
     ) -> None:
         self.machine = machine
-        self._backend, self._prompt = backend, tuple(prompt)
-        self._start, self._limits = machine.start, machine.start.limits
+        self._backend = backend
+        self._start = machine.start
+        self._limits = machine.start.limits
         self._slots = slots
-        self._slot_of: dict[int, Slot] = {}
-        self._clock, self._began, self._deadline = clock, began, deadline
-        self._emit, self._observer = emit, observer
+        self._clock = clock
+        self._began = began
+        self._deadline = deadline
+        self._emit = emit
+        self._observer = observer
         self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
+        self._slot_of: dict[int, Slot] = {}  # by the threads whose turn it is
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
-        self._encoded: dict[str, list[int]] = {}
         self._group = asyncio.TaskGroup()
 
     async def run(self) -> Generation:
@@ -104,22 +106,22 @@ class Runner:
 
     def partial(self) -> Generation:
         """The answer so far."""
-        return self.machine.answer.generation(self._now())
+        return self.machine.transcript.generation(self._now())
 
     async def _answer_within_time(self) -> None:
         alarm = None if self._deadline is None else self._group.create_task(self._alarm(self._deadline))
         self._begin(0)
         await self._ended(0)
         await self._settle()
-        await self._truncate()
         if alarm:
             alarm.cancel()
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
         if self._slots.trouble:
-            self.machine.answer.notes += (self._slots.trouble,)
+            self.machine.transcript.notes += (self._slots.trouble,)
         generation = self.machine.finish(finish_reason, self._now())
-        await self._flush()
+        if wait := self._hand_on():
+            await wait
         return generation
 
     async def _alarm(self, deadline: float) -> None:
@@ -147,7 +149,7 @@ class Runner:
             if machine.main.state != "joining":
                 return  # a stop text in a chunk ended the answer
             machine.join(self._now())
-            await self._flush()
+            await self._flush(0)
 
     async def _settle(self) -> None:
         """Wait until no promise of the round is open; chunks that failed are taken up here, in order."""
@@ -187,31 +189,34 @@ class Runner:
         await self._flush(number)
         return again
 
+    # Slots ------------------------------------------------------------------------------------------------
+
     @asynccontextmanager
     async def _turn(self, number: int) -> AsyncGenerator[None]:
-        """Hold a slot of the answer, and one of the client and room on the engine."""
+        """Hold one of the answer's turns, and a slot of the client while something is decoded."""
         self._observer.turn(number, "waiting")
         try:
             async with self._turns, self._slots.thread() as slot:
-                if slot.waited and (answer := self.machine.answer).width == "full":
-                    answer.width = "limited"
-                    answer.notes += (f"threads waited for room: {slot.waited}",)
-                self._observer.turn(number, "decoding")
+                transcript = self.machine.transcript
+                if slot.waited and transcript.width == "full":
+                    transcript.width = "limited"
+                    transcript.notes += (f"threads waited for room: {slot.waited}",)
                 self._slot_of[number] = slot
-                try:
-                    yield
-                finally:
-                    del self._slot_of[number]
+                self._observer.turn(number, "decoding")
+                yield
         finally:
+            self._slot_of.pop(number, None)
             self._observer.turn(number, "over")
 
     async def _without_slot(self, number: int, wait: Awaitable[None]) -> None:
-        """Wait for something else than the engine; a slot that the thread holds serves others meanwhile."""
-        if slot := self._slot_of.get(number):
-            async with slot.released():
-                await wait
-        else:
+        """Wait for a reader or a retry; meanwhile another thread, or answer, has the slot."""
+        if number not in self._slot_of:
             await wait
+            return
+        self._observer.turn(number, "waiting")
+        async with self._slot_of[number].released():
+            await wait
+        self._observer.turn(number, "decoding")
 
     # Requests ---------------------------------------------------------------------------------------------
 
@@ -245,8 +250,8 @@ class Runner:
     async def _request(self, number: int) -> DecodeRequest | None:
         """The request that decodes a thread on; None when there is no room for one more."""
         machine = self.machine
-        ids = await self._context(machine.context(number))
-        max_tokens = min(machine.allowance(number), machine.info.context_length - len(ids))
+        ids = machine.context(number)
+        max_tokens = min(machine.allowance(number), machine.model.context_length - len(ids))
         if max_tokens < 1:
             machine.exhaust(number, self._now())
             await self._flush(number)
@@ -264,77 +269,23 @@ class Runner:
             stream=number == 0 or not self._start.whole_chunks,
         )
 
-    async def _context(self, parts: Sequence[Part]) -> tuple[int, ...]:
-        """The prompt and these parts as token ids."""
-        ids = [*self._prompt]
-        for part in parts:
-            ids += await self._encode(part) if isinstance(part, str) else part
-        return tuple(ids)
-
-    async def _encode(self, text: str) -> list[int]:
-        if text not in self._encoded:
-            self._encoded[text] = await with_retries(
-                lambda: self._backend.encode(text), self._limits.retries, self._clock
-            )
-        return self._encoded[text]
-
-    async def _detokenize(self, ids: Sequence[int]) -> str:
-        return await with_retries(lambda: self._backend.detokenize(ids), self._limits.retries, self._clock)
-
     async def _decode(self, request: DecodeRequest) -> FinishReason:
         """Feed the machine until it, or the request, ends; why the request did."""
         machine, number = self.machine, request.thread
         finished = None
-        try:
-            async with aclosing(self._backend.decode(request)) as pieces:
-                async for piece in pieces:
-                    if piece.finish_reason == "abort":
-                        raise BackendProtocolError("the backend aborted the request unasked")
-                    finished = piece.finish_reason
-                    if not machine.allows(number, len(piece.ids)):
-                        piece = await self._cut(number, piece)
-                    over = machine.feed(number, piece, self._clock.time() - self._began)
-                    if machine.dropped or machine.spawned:
-                        self._drop_and_spawn()
-                    if machine.events:
-                        await self._flush(number)
-                    if over or finished:
-                        break
-                else:
-                    raise BackendProtocolError("the backend's stream ended without saying why")
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise
-            raise BackendProtocolError("the backend cancelled the request by itself") from error
-        return finished or "abort"
-
-    async def _cut(self, number: int, piece: Piece) -> Piece:
-        """The part of a piece that a thread may still generate; the rest counts as discarded."""
-        allowed = max(0, self.machine.allowance(number))
-        self.machine.discard(number, len(piece.ids) - allowed)
-        text = await self._text_of_first(number, piece, allowed)
-        return piece._replace(ids=piece.ids[:allowed], text=text, finish_reason="length")
-
-    # Tokens and their text --------------------------------------------------------------------------------
-
-    async def _text_of_first(self, number: int, piece: Piece, count: int) -> str:
-        """What the first ids of a piece say of its text."""
-        before = self.machine.threads[number].recorded.raw[-_BEFORE:]
-        ids = [*before, *piece.ids[:count]]
-        text = await self._text_behind(ids, len(before))
-        return text[: _common(text, piece.text)]
-
-    async def _text_behind(self, ids: Sequence[int], start: int) -> str:
-        """What ids say behind what the first of them say alone."""
-        before, whole = await self._detokenize(ids[:start]), await self._detokenize(ids)
-        return whole[_common(before, whole) :]
-
-    async def _truncate(self) -> None:
-        """Leave out what stands behind the answer's last token."""
-        if cut := self.machine.answer.cut:
-            ids, known = self.machine.answer.cut_ids(cut)
-            rest = await self._text_behind(ids, known) if known < len(ids) else ""
-            self.machine.truncate(cut, rest, self._now())
+        async with aclosing(self._backend.decode(request)) as pieces:
+            async for piece in pieces:
+                if piece.finish_reason == "abort":
+                    raise BackendProtocolError("the backend aborted the request unasked")
+                finished = piece.finish_reason
+                over = machine.feed(number, piece, self._now())
+                if machine.dropped or machine.spawned:
+                    self._drop_and_spawn()
+                if machine.events:
+                    await self._flush(number)
+                if over or finished:
+                    return finished or "abort"
+        raise BackendProtocolError("the backend's stream ended without saying why")
 
     def _drop_and_spawn(self) -> None:
         """End the requests that the machine does not want any more, begin its new threads."""
@@ -348,16 +299,17 @@ class Runner:
         for number in spawned:
             self._begin(number)
 
-    async def _flush(self, number: int = 0) -> None:
-        """Hand the events on, and wait if the reader is behind; `number` is the thread that waits."""
-        events, self.machine.events = self.machine.events, []
-        if events and self._emit and (wait := self._emit(events)):
+    # Events -----------------------------------------------------------------------------------------------
+
+    async def _flush(self, number: int) -> None:
+        """Hand the events on; a thread that waits for their reader holds no slot."""
+        if wait := self._hand_on():
             await self._without_slot(number, wait)
 
-
-def _common(one: str, other: str) -> int:
-    """Characters at the beginning that two texts have in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    def _hand_on(self) -> Awaitable[None] | None:
+        """Hand the events on; the result is to be awaited before more is decoded."""
+        events, self.machine.events = self.machine.events, []
+        return self._emit(events) if events and self._emit else None
 
 
 def _name(number: int) -> str:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from pasta_async.client import Client
 from pasta_async.errors import GenerationTimeoutError, InvalidStateError
 from pasta_async.options import Limits
-from pasta_async.protocol import ModelInfo
+from pasta_async.protocol import Model
 from pasta_async.server.errors import ApiError
 from pasta_async.server.settings import ServerSettings
 
@@ -24,7 +24,7 @@ class Service:
     """A connected client and its queue: `request.app.state.service` of a running app."""
 
     client: Client
-    info: ModelInfo
+    info: Model
     settings: ServerSettings
     admission: Admission
     http: httpx.AsyncClient

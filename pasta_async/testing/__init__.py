@@ -6,7 +6,7 @@
 from pasta_async.testing.backend import Fault, Play, ScriptedBackend
 from pasta_async.testing.clock import VirtualClock
 from pasta_async.testing.script import ScriptLike, ScriptSource
-from pasta_async.testing.tokenizer import Tokenizer, WordTokenizer
+from pasta_async.testing.tokenizer import chat_tokenizer, word_tokenizer
 
 __all__ = [
     "Fault",
@@ -14,7 +14,7 @@ __all__ = [
     "ScriptLike",
     "ScriptSource",
     "ScriptedBackend",
-    "Tokenizer",
     "VirtualClock",
-    "WordTokenizer",
+    "chat_tokenizer",
+    "word_tokenizer",
 ]

@@ -6,16 +6,30 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from itertools import pairwise
+from typing import Literal, TypeAlias
 
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang.document import Document
-from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
+from pasta_async.load import EngineLoad
+from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.results import FinishReason
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import AnswerState, Passage, Passages, ScriptSource, read_script
-from pasta_async.testing.tokenizer import Chat, Tokenizer, WordTokenizer
+from pasta_async.testing.script import (
+    AnswerState,
+    Passage,
+    Passages,
+    ScriptLike,
+    ScriptSource,
+    encode_tagged,
+    read_script,
+)
+from pasta_async.testing.tokenizer import word_tokenizer
+from pasta_async.tokenizer import Tokenizer
+
+_IDLE_ANSWERS = 100
+"""Answers without an open request that are remembered where nothing is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +68,13 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class Play:
-    """What became of one request."""
+    """One request, and what became of it."""
 
     request: DecodeRequest
     started: float
     """The clock's time when it came in."""
     ids: list[int] = field(default_factory=list[int])
-    """What has been put out so far."""
+    """Tokens put out so far."""
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     """None while it runs, `abort` if whoever asked for it left early, `error` if it broke off."""
@@ -68,7 +82,7 @@ class Play:
 
 
 class ScriptedBackend:
-    """Plays a written document as a model would decode it: same requests, same pieces, no model.
+    """Plays a written document as a model would decode it: same requests, same tokens, no model.
 
     Each request is answered with the passage of the document that it is about: thread k gets the k-th
     chunk, main gets its text up to the next `<sync/>`, then what comes behind. With latencies, tokens
@@ -81,6 +95,7 @@ class ScriptedBackend:
         script: ScriptSource,
         *,
         tokenizer: Tokenizer | None = None,
+        trained: bool = True,
         clock: Clock | None = None,
         latency: float = 0.0,
         prefill: float = 0.0,
@@ -97,15 +112,16 @@ class ScriptedBackend:
         Args:
             script: A document in written form, a `Document`, or one of these for each prompt: a mapping or
                 a function from the last user message's text.
-            tokenizer: A `WordTokenizer` with tag ids unless given. One without tag ids is a model that was
-                not trained to annotate: it writes the document's visible text.
+            tokenizer: One in which each word of the scripts is a token, unless given (`word_tokenizer`).
+            trained: Whether the tags are tokens of that tokenizer. If not, the model writes the document's
+                visible text.
             clock: Where latencies are spent.
             latency: Seconds that a token takes.
             prefill: Seconds before a request's first token.
             thread_latency: Seconds that a token of thread k takes, where that differs.
-            faults: What goes wrong.
-            piece: Tokens in one piece (a tag always travels alone).
-            honours_seeds: What the model info says.
+            faults: Things that go wrong.
+            piece: Tokens in one piece.
+            honours_seeds: Whether `Model` says so.
             context_length: Longest prompt with output, in tokens.
             name: The model's name.
             record: Keep `played` and the prefix cache. Without, a long run needs no memory.
@@ -120,29 +136,32 @@ class ScriptedBackend:
             clock = VirtualClock() if latency or prefill or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
         """Where the latencies are spent."""
-        self.tokenizer: Tokenizer = tokenizer or WordTokenizer()
+        self.tokenizer: Tokenizer = tokenizer or word_tokenizer(_texts(script, faults), tags=trained)
         self.played: list[Play] = []
-        """What became of each request, in the order in which they came in."""
+        """Every request, in the order in which they came in."""
         self.open: set[Play] = set()
         """Those that are running."""
         self.max_open: int = 0
         """The largest number that ran at the same time."""
         self._script = script
-        self._chat = Chat(self.tokenizer)
-        self._tags = frozenset(self.tokenizer.tags or ())
-        self._latency, self._speeds, self._prefill = latency, speeds, prefill
+        self._chat = _Chat(self.tokenizer)
+        self._latency = latency
+        self._speeds = speeds
+        self._prefill = prefill
         self._piece = piece
         self._faults = tuple(faults)
         self._asked = Counter[int]()  # requests of each thread so far
         self._cache = PrefixCache() if record else None
         self._answers: dict[str, AnswerState] = {}
+        self._idle: dict[str, None] = {}  # answers without an open request, the longest idle one first
         self._tokenized: dict[tuple[int, bool], Passages] = {}
         self._closed = asyncio.Event()
-        self._info = ModelInfo(
+        self._model = Model(
             name=name,
+            tokenizer=self.tokenizer,
             context_length=context_length,
-            vocab_size=self._chat.vocab_size,
-            end_ids=(self.tokenizer.end_id,),
+            vocab_size=self.tokenizer.vocab_size,
+            end_ids=self.tokenizer.end_ids,
             tags=self.tokenizer.tags,
             honours_seeds=honours_seeds,
         )
@@ -157,27 +176,13 @@ class ScriptedBackend:
         """Requests that were closed before their end, in the order in which they came in."""
         return [play.request for play in self.played if play.finish_reason == "abort"]
 
-    async def connect(self) -> ModelInfo:
-        """What the scripted model is. Never waits, so there is nothing to cancel."""
-        return self._info
+    async def connect(self) -> Model:
+        """The scripted model. Never waits, so there is nothing to cancel."""
+        return self._model
 
-    async def encode(self, text: str) -> list[int]:
-        """Encode text as data. Never waits, so there is nothing to cancel."""
-        return self.tokenizer.encode(text)
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Encode messages, with a marker around each; ``pasta=False`` asks for an answer without tags.
-
-        Never waits, so there is nothing to cancel.
-
-        Raises:
-            InvalidRequestError: A message has an unknown role, or no content.
-        """
-        return self._chat.encode(messages, plain=template_kwargs.get("pasta", True) is False)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, with tags and markers as written. Never waits, so there is nothing to cancel."""
-        return self._chat.decode(ids)
+    async def load(self) -> EngineLoad | None:
+        """None: it does not tell. Never waits, so there is nothing to cancel."""
+        return None
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Play what the request is about; the last piece has `finish_reason` set.
@@ -218,9 +223,9 @@ class ScriptedBackend:
 
     def _refuse(self, request: DecodeRequest) -> None:
         self._check_open()
-        ids, limit = request.ids, self._info.context_length
-        if not ids or min(ids) < 0 or max(ids) >= self._info.vocab_size:
-            raise InvalidRequestError(f"ids must be 0 to {self._info.vocab_size - 1}, and at least one")
+        ids, limit = request.ids, self._model.context_length
+        if not ids or min(ids) < 0 or max(ids) >= self._model.vocab_size:
+            raise InvalidRequestError(f"ids must be 0 to {self._model.vocab_size - 1}, and at least one")
         if len(ids) >= limit or request.max_tokens < 1:
             raise InvalidRequestError(f"{len(ids)} tokens leave no room in a context of {limit}: send fewer")
 
@@ -229,20 +234,21 @@ class ScriptedBackend:
             raise BackendError("scripted: this backend was closed; make another one")
 
     def _next_passage(self, request: DecodeRequest) -> tuple[Passage, Fault | None]:
-        """What the request is answered with, and what is to go wrong."""
+        """The tokens that the request is answered with, and what is to go wrong."""
+        thread, ids = request.thread, request.ids
         answer = self._answers.get(request.answer)
         if answer is None:
-            answer = self._answers[request.answer] = self._open_answer(request.ids)
-        passage = answer.find(request.thread, request.ids)
-        at = self._asked[request.thread]
-        self._asked[request.thread] += 1
+            answer = self._answers[request.answer] = self._open_answer(ids)
+        passage = answer.find(thread, ids)
+        number = self._asked[thread]
+        self._asked[thread] += 1
         deadly: list[Fault] = []
         for fault in self._faults:
-            if fault.thread != request.thread or not fault.skip <= at < fault.skip + fault.times:
+            if fault.thread != thread or not fault.skip <= number < fault.skip + fault.times:
                 continue
             if fault.kind == "garbage":
-                passage = passage.spliced(fault.after_tokens, fault.text, self.tokenizer)
-                answer.rewrite(request.thread, request.ids, passage)
+                tokens = encode_tagged(fault.text, self.tokenizer)
+                passage = answer.splice(thread, ids, fault.after_tokens, tokens)
             else:
                 deadly.append(fault)
         return passage, min(deadly, key=lambda fault: fault.after_tokens, default=None)
@@ -258,7 +264,7 @@ class ScriptedBackend:
         passages = self._tokenized.get(key) or read_script(script, self.tokenizer, plain=plain)
         if not callable(self._script):  # a script that is made on demand may give its id to the next one
             self._tokenized[key] = passages
-        return AnswerState(passages, self.tokenizer)
+        return AnswerState(passages, self.tokenizer.end_ids[0])
 
     def _enter(self, request: DecodeRequest) -> Play:
         play = Play(request, self.clock.time())
@@ -268,30 +274,79 @@ class ScriptedBackend:
             play.cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
         self.open.add(play)
         self.max_open = max(self.max_open, len(self.open))
+        self._idle.pop(request.answer, None)
         return play
 
     def _leave(self, play: Play, finish_reason: FinishReason) -> None:
-        play.finish_reason, play.ended = finish_reason, self.clock.time()
+        play.finish_reason = finish_reason
+        play.ended = self.clock.time()
         self.open.remove(play)
         if self._cache is not None:  # the last token was never fed in, so it has no KV
             self._cache.add((*play.request.ids, *play.ids[:-1]))
+            return
+        answer = play.request.answer
+        if all(other.request.answer != answer for other in self.open):
+            self._idle[answer] = None
+            if len(self._idle) > _IDLE_ANSWERS:
+                oldest = next(iter(self._idle))
+                del self._idle[oldest], self._answers[oldest]
 
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a passage into pieces, up to what ends the request or breaks it."""
         request = play.request
-        limit = min(request.max_tokens, self._info.context_length - len(request.ids))
-        count, finish_reason = passage.extent(request, self.tokenizer.end_id, limit)
+        limit = min(request.max_tokens, self._model.context_length - len(request.ids))
+        ends = {*request.stop_ids, *self._model.end_ids}
+        count = next(place for place, token in enumerate(passage, 1) if token in ends)
+        finish_reason: FinishReason = "stop" if count <= limit else "length"
+        count = min(count, limit)
         size = self._piece if request.stream else count
         if fault is not None and fault.after_tokens < count:
-            yield from passage.pieces(fault.after_tokens, size, self._tags)
+            for start, end in _spans(fault.after_tokens, size):
+                yield Piece(passage[start:end])
             return
-        rest = passage.unfinished(count, self.tokenizer) if finish_reason == "length" else ""
-        for piece in passage.pieces(count, size, self._tags):
-            count -= len(piece.ids)
-            if count:
-                yield piece
-            else:
-                yield Piece(piece.ids, piece.text + rest, finish_reason, len(request.ids), play.cached_tokens)
+        for start, end in _spans(count, size):
+            last = (finish_reason, len(request.ids), play.cached_tokens) if end == count else ()
+            yield Piece(passage[start:end], *last)
+
+
+def _spans(count: int, size: int) -> Iterator[tuple[int, int]]:
+    return pairwise([*range(0, count, size), count])
+
+
+def _texts(script: ScriptSource, faults: Sequence[Fault]) -> Iterator[str]:
+    """Texts that a model of this script may write, with the prompts that they are for."""
+    yield from (fault.text for fault in faults if fault.kind == "garbage")
+    scripts: list[ScriptLike] = []
+    if isinstance(script, str | Document):
+        scripts.append(script)
+    elif isinstance(script, Mapping):
+        yield from script
+        scripts += script.values()
+    for written in scripts:
+        yield written if isinstance(written, str) else written.format()
+
+
+class _Chat:
+    """The marks of a chat template, by which a context's last question is found."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        empty = [{"role": "user", "content": ""}]
+        self._marks = tokenizer.encode_chat(empty, {})  # of our own template: <|user|> <|end|> <|answer|>
+        self._plain = tokenizer.encode_chat(empty, {"pasta": False})[-1:]
+
+    def question(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """The last user message of a context, and whether a plain answer follows.
+
+        A context that is no chat of our own template is a question as a whole.
+        """
+        if len(self._marks) != 3 or self._marks[0] not in ids:
+            return self._tokenizer.decode(ids), False
+        user, end, answer = self._marks
+        answers = [token for token in ids if token in (answer, *self._plain)]
+        start = len(ids) - 1 - ids[::-1].index(user)
+        stop = ids.index(end, start) if end in ids[start:] else len(ids)
+        return self._tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == self._plain
 
 
 _Known: TypeAlias = dict[int, "_Known"]

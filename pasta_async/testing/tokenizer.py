@@ -1,122 +1,77 @@
-"""A tokenizer that needs nothing (words, numbers and signs, each an id of its own), and a chat template."""
+"""Tokenizers of scripted models: real ones, made in memory."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from itertools import groupby, pairwise
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
 
-from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import Message
-from pasta_async.tag_tokens import TagIds
+from pasta_async.tokenizer import Tokenizer
 
-_WORD = re.compile(r" ?[^\W\d_]{1,12}| ?\d{1,3}| ?[^\w\s]|_|\s")
-
+END = "<|endoftext|>"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MARKERS = (*(f"<|{role}|>" for role in _ROLES), "<|end|>", "<|answer|>", "<|plain answer|>")
+_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role not in ROLES or message.content is not string -%}
+{{- raise_exception("a message needs a text, and a role among " ~ ROLES | join(", ")) -}}
+{%- endif -%}
+{{- "<|" ~ message.role ~ "|>" ~ message.content ~ "<|end|>" -}}
+{%- endfor -%}
+{{- "<|answer|>" if pasta is undefined or pasta else "<|plain answer|>" -}}
+""".replace("ROLES", repr(_ROLES))
+
+_WORD = r" ?[^\W\d_]{1,12}| ?\d{1,3}| ?[^\w\s]|_|\s"
 
 
-class Tokenizer(Protocol):
-    """What a `ScriptedBackend` needs of a tokenizer; bring your own to test with it."""
+def chat_tokenizer(vocabulary: Mapping[str, Any], *, tags: bool = True) -> Tokenizer:
+    """A tokenizer with the scripted models' chat template.
 
-    @property
-    def vocab_size(self) -> int:
-        """Ids are below this."""
-        ...
+    Each message stands between two marker tokens. The template variable ``pasta=False`` asks for an answer
+    without tags.
 
-    @property
-    def end_id(self) -> int:
-        """The end-of-text id; its text is empty."""
-        ...
-
-    @property
-    def tags(self) -> TagIds | None:
-        """Ids of the tag tokens; None for a model that writes its tags as plain text."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Encode text as data: no tag id and no end id, whatever stands in it."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; a tag id gives its written form. `decode(encode(text)) == text`."""
-        ...
-
-
-class WordTokenizer:
-    """Splits text into words (with the space before them), up to three digits, and single signs.
-
-    Ids are given out as words turn up, so one order of calls always gives the same ids, and one instance must
-    serve a whole test. Any text comes back as it was.
+    Args:
+        vocabulary: A parsed `tokenizer.json`. End-of-text, tags and markers are added to it.
+        tags: Whether the tags are tokens of it, as in a model that was trained to annotate.
     """
-
-    vocab_size = 1 << 24
-    end_id = 0
-
-    def __init__(self, *, tags: bool = True) -> None:
-        """With or without the six tag tokens: a trained model's vocabulary, or anybody else's."""
-        self.tags: TagIds | None = TagIds(1, 2, 3, 4, 5, 6) if tags else None
-        self._words: list[str] = ["", *TAG_TOKENS]
-        self._ids: dict[str, int] = {}
-
-    def encode(self, text: str) -> list[int]:
-        """Encode text as data; what looks like a tag is signs and words."""
-        ids, words = self._ids, self._words
-        result: list[int] = []
-        for word in _WORD.findall(text):
-            if (token := ids.get(word)) is None:
-                token = ids[word] = len(words)
-                words.append(word)
-            result.append(token)
-        return result
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, tags in written form."""
-        words = self._words
-        return "".join([words[token] for token in ids])
+    names = [END, *(TAG_TOKENS if tags else ()), *_MARKERS]
+    first = len(vocabulary["model"]["vocab"])
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": first + place, "content": name, "special": True, **flags} for place, name in enumerate(names)
+    ]
+    return Tokenizer.from_json({**vocabulary, "added_tokens": added}, {"eos_token": END}, _TEMPLATE)
 
 
-class Chat:
-    """The scripted model's chat template: a marker id before and behind each message.
+def word_tokenizer(texts: Iterable[str], *, tags: bool = True) -> Tokenizer:
+    """A tokenizer in which each word of the texts, with the space in front of it, is one token.
 
-    The markers' ids follow the tokenizer's own.
+    So are their numbers of up to three digits and their single signs. Any other text is encoded byte by byte.
     """
+    words = {word for text in texts for word in re.findall(_WORD, text)}
+    return _word_tokenizer(tuple(sorted(words)), tags)
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._markers = dict(enumerate(_MARKERS, tokenizer.vocab_size))
-        self._ids = {marker: token for token, marker in self._markers.items()}
-        self.vocab_size: int = tokenizer.vocab_size + len(_MARKERS)
 
-    def encode(self, messages: Sequence[Message], *, plain: bool) -> list[int]:
-        """Encode messages up to where the answer begins. Fields other than role and content are left out."""
-        ids: list[int] = []
-        for n, message in enumerate(messages):
-            role, content = message.get("role"), message.get("content")
-            if role not in _ROLES or not isinstance(content, str):
-                raise InvalidRequestError(f"message {n}: needs a text, and a role among {', '.join(_ROLES)}")
-            ids += (self._ids[f"<|{role}|>"], *self._tokenizer.encode(content), self._ids["<|end|>"])
-        return [*ids, self._ids["<|plain answer|>" if plain else "<|answer|>"]]
+@lru_cache(256)
+def _word_tokenizer(words: tuple[str, ...], tags: bool) -> Tokenizer:
+    from tokenizers import pre_tokenizers
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, markers included."""
-        parts: list[str] = []
-        for is_marker, group in groupby(ids, self._markers.__contains__):
-            run = [*group]
-            parts += [self._markers[i] for i in run] if is_marker else [self._tokenizer.decode(run)]
-        return "".join(parts)
-
-    def question(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The last user message of a context, and whether a plain answer follows.
-
-        A context that is no chat is a question as a whole.
-        """
-        found = [(n, self._markers[token]) for n, token in enumerate(ids) if token in self._markers]
-        plain = bool(found) and found[-1][1] == "<|plain answer|>"
-        users = [(start, end) for (start, marker), (end, _) in pairwise(found) if marker == "<|user|>"]
-        if not users:
-            return self._tokenizer.decode([token for token in ids if token not in self._markers]), plain
-        start, end = users[-1]
-        return self._tokenizer.decode(ids[start + 1 : end]), plain
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    spelled = [byte_level.pre_tokenize_str(word)[0][0] for word in words]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    # The likeliest way to cut a word is the one with the fewest tokens, and whole words before bytes.
+    vocab = [[character, -10.0] for character in alphabet]
+    vocab += [[word, -1.0] for word in spelled if len(word) > 1]
+    by_words = {"type": "Split", "pattern": {"Regex": _WORD}, "behavior": "Isolated", "invert": False}
+    by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    vocabulary = {
+        "version": "1.0",
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [by_words, by_bytes]},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {"type": "Unigram", "unk_id": None, "vocab": vocab, "byte_fallback": False},
+    }
+    return chat_tokenizer(vocabulary, tags=tags)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pasta_async.lang import TAG_TOKENS, Chunk, Document, Promise, Segment, Sync, Text
+from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text
 from pasta_async.options import Sampling
-from pasta_async.protocol import DecodeRequest, ModelInfo, Piece
+from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.testing import ScriptedBackend
+from pasta_async.testing.script import encode_segments
 
 WARS = Document(
     (
@@ -31,27 +32,21 @@ WRITTEN = (
 class Player:
     """Asks a backend by hand, as an interpreter would."""
 
-    def __init__(self, backend: ScriptedBackend, info: ModelInfo, prompt: list[int]) -> None:
-        self.backend, self.info, self.prompt = backend, info, tuple(prompt)
+    def __init__(self, backend: ScriptedBackend, model: Model, prompt: list[int]) -> None:
+        self.backend, self.model, self.prompt = backend, model, tuple(prompt)
 
     @classmethod
     async def ask(cls, backend: ScriptedBackend, prompt: str = "Go", **kwargs: Any) -> Player:
-        messages = [{"role": "user", "content": prompt}]
-        return cls(backend, await backend.connect(), await backend.encode_chat(messages, kwargs))
+        ids = backend.tokenizer.encode_chat([{"role": "user", "content": prompt}], kwargs)
+        return cls(backend, await backend.connect(), ids)
 
-    async def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
-        ids: list[int] = []
-        for segment in segments:
-            if segment.is_tag and self.info.tags is not None:
-                ids.append(self.info.tags[TAG_TOKENS.index(segment.text)])
-            else:
-                ids += await self.backend.encode(segment.text)
-        return tuple(ids)
+    def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        return encode_segments(segments, self.model.tokenizer)
 
     def request(
         self, thread: int = 0, written: Sequence[int] = (), *, answer: str = "a", **fields: Any
     ) -> DecodeRequest:
-        tags = self.info.tags
+        tags = self.model.tags
         fields.setdefault("stop_ids", (tags.sync, tags.close_async) if tags else ())
         fields.setdefault("max_tokens", 1000)
         return DecodeRequest(answer, thread, (*self.prompt, *written), sampling=Sampling(), **fields)
@@ -60,7 +55,11 @@ class Player:
         return [piece async for piece in self.backend.decode(self.request(thread, written, **fields))]
 
     async def text(self, thread: int = 0, written: Sequence[int] = (), **fields: Any) -> str:
-        return "".join(piece.text for piece in await self.pieces(thread, written, **fields))
+        return self.text_of(await self.pieces(thread, written, **fields))
+
+    def text_of(self, pieces: Sequence[Piece]) -> str:
+        ids = [token for token in ids_of(pieces) if token not in self.model.end_ids]
+        return self.model.tokenizer.decode(ids)
 
 
 def ids_of(pieces: Sequence[Piece]) -> tuple[int, ...]:

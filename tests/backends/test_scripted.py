@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +17,6 @@ from pasta_async.errors import BackendError, BackendProtocolError, InvalidReques
 from pasta_async.lang import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
-    SYNC,
     TAG_TOKENS,
     Document,
     Segment,
@@ -29,63 +29,37 @@ from pasta_async.lang import (
 from pasta_async.protocol import Backend
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 
-
-class Bytes:
-    """A byte-level tokenizer: most characters beyond ASCII take several tokens."""
-
-    vocab_size = 300
-    end_id = 299
-
-    def __init__(self) -> None:
-        self.tags = None
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(token for token in ids if token < 256).decode(errors="replace")
-
-
 # --- what is played -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", [WARS, WRITTEN], ids=["document", "written"])
 async def test_every_view_is_answered_with_its_target(script: Document | str) -> None:
     player = await Player.ask(ScriptedBackend(script))
-    end = player.info.end_ids[0]
+    end = player.model.end_ids[0]
     for view in views(WARS):
-        pieces = await player.pieces(view.thread, await player.encode(view.context))
-        expected = await player.encode(view.target)
+        pieces = await player.pieces(view.thread, player.encode(view.context))
+        expected = player.encode(view.target)
         assert ids_of(pieces) == (*expected, end) if view.ends_answer else expected
-        assert "".join(piece.text for piece in pieces) == plain(view.target)
+        assert player.text_of(pieces) == plain(view.target)
 
 
 async def test_it_is_a_backend() -> None:
     assert isinstance(ScriptedBackend(WARS), Backend)
 
 
-async def test_a_tag_travels_alone_and_only_the_last_piece_has_a_finish() -> None:
-    player = await Player.ask(ScriptedBackend(WARS, piece=4))
+@pytest.mark.parametrize("size", [1, 4, 100])
+async def test_only_the_last_piece_has_a_finish(size: int) -> None:
+    player = await Player.ask(ScriptedBackend(WARS, piece=size))
     pieces = await player.pieces()
-    tags = set(player.info.tags or ())
-    assert all(len(piece.ids) == 1 for piece in pieces if tags & set(piece.ids))
-    assert max(len(piece.ids) for piece in pieces) > 1
+    assert max(len(piece.ids) for piece in pieces) <= size
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
-    assert pieces[-1].text == SYNC
     assert pieces[-1].prompt_tokens == len(player.prompt)
 
 
-async def test_unwatched_output_comes_in_one_piece_between_tags() -> None:
+async def test_unwatched_output_comes_in_one_piece() -> None:
     player = await Player.ask(ScriptedBackend(WARS))
-    pieces = await player.pieces(thread=1, stream=False)
-    assert [piece.text for piece in pieces] == [" The causes were many.", ASYNC_CLOSE]
-
-
-async def test_end_of_text_is_a_piece_without_text() -> None:
-    player = await Player.ask(ScriptedBackend("Short."))
-    *_, last = await player.pieces()
-    assert last.ids == player.info.end_ids
-    assert (last.text, last.finish_reason) == ("", "stop")
+    (piece,) = await player.pieces(thread=1, stream=False)
+    assert player.text_of([piece]) == " The causes were many." + ASYNC_CLOSE
 
 
 @pytest.mark.parametrize("cut", range(14))
@@ -101,9 +75,9 @@ async def test_main_goes_on_where_its_context_ends(cut: int) -> None:
 
 async def test_a_chunk_goes_on_where_its_context_ends() -> None:
     player = await Player.ask(ScriptedBackend(WARS))
-    opened = await player.encode([Segment(ASYNC_OPEN, is_tag=True)])
+    opened = player.encode([Segment(ASYNC_OPEN, is_tag=True)])
     assert await player.text(1, opened) == " The causes were many." + ASYNC_CLOSE
-    some = await player.encode([Segment(" The causes")])
+    some = player.encode([Segment(" The causes")])
     assert await player.text(1, (*opened, *some)) == " were many." + ASYNC_CLOSE
 
 
@@ -112,8 +86,8 @@ async def test_a_chunk_with_an_async_in_it_goes_on_as_well(cut: int) -> None:
     script = 'x<promise topic="a" tokens="10"/><async>one<async> two three</async>'
     player = await Player.ask(ScriptedBackend(script))
     view = views(parse(script))[1]
-    target = await player.encode(view.target)
-    context = await player.encode(view.context)
+    target = player.encode(view.target)
+    context = player.encode(view.context)
     assert ids_of(await player.pieces(1, context)) == target
     assert ids_of(await player.pieces(1, (*context, *target[:cut]))) == target[cut:]
 
@@ -121,7 +95,7 @@ async def test_a_chunk_with_an_async_in_it_goes_on_as_well(cut: int) -> None:
 async def test_an_ignored_sync_ends_a_request_but_not_the_stretch() -> None:
     player = await Player.ask(ScriptedBackend("One<sync/> two."))
     first = ids_of(await player.pieces())
-    assert first[-1:] == (player.info.tags or ())[-1:]
+    assert first[-1:] == (player.model.tags or ())[-1:]
     assert await player.text(written=first) == " two."
 
 
@@ -131,17 +105,17 @@ async def test_a_context_that_is_in_no_view_leads_to_the_next_stretch() -> None:
     before, *_, after = [view for view in views(WARS) if view.thread == 0]
     assert await player.text() == plain(before.target)
     cut = [segment for segment in after.context if segment.text != " The causes were many."]
-    context = await player.encode(cut)
+    context = player.encode(cut)
     assert await player.text(written=context) == plain(after.target)
     assert await player.text(written=context) == plain(after.target), "the same request again"
-    some = await player.encode([Segment(" Taken")])
+    some = player.encode([Segment(" Taken")])
     assert (await player.text(written=(*context, *some))).startswith(" together: ")
 
 
 async def test_what_the_script_does_not_have_is_empty() -> None:
     player = await Player.ask(ScriptedBackend("No promise."))
     pieces = await player.pieces(thread=3)
-    assert [(piece.ids, piece.finish_reason) for piece in pieces] == [(player.info.end_ids, "stop")]
+    assert [(piece.ids, piece.finish_reason) for piece in pieces] == [(player.model.end_ids, "stop")]
 
 
 async def test_each_prompt_may_have_its_own_script() -> None:
@@ -154,44 +128,37 @@ async def test_each_prompt_may_have_its_own_script() -> None:
     assert await (await Player.ask(by_function, "loud")).text() == "You said: loud"
 
 
-async def test_the_plain_answer_is_the_visible_text() -> None:
-    player = await Player.ask(ScriptedBackend(WARS), pasta=False)
-    pieces = await player.pieces()
-    assert "".join(piece.text for piece in pieces) == WARS.text
-    assert not set(ids_of(pieces)) & set(player.info.tags or ())
+@pytest.mark.parametrize(("trained", "pasta"), [(True, False), (False, True)])
+async def test_the_plain_answer_is_the_visible_text(trained: bool, pasta: bool) -> None:
+    player = await Player.ask(ScriptedBackend(WARS, trained=trained), pasta=pasta)
+    assert (player.model.tags is None) == (not trained)
+    assert await player.text() == WARS.text
 
 
-async def test_text_lags_behind_the_ids_of_half_a_character() -> None:
-    player = await Player.ask(ScriptedBackend("né!", tokenizer=Bytes()))
-    assert [piece.text for piece in await player.pieces()] == ["n", "", "é", "!", ""]
-    assert await player.text(max_tokens=2, answer="cut") == "n\ufffd"
-
-
-@given(st.lists(st.sampled_from(["é", "x", " ", "<", "sync", "/>", "\n", "日本"])), st.integers(1, 5))
-async def test_pieces_add_up_to_the_text(parts: list[str], size: int) -> None:
-    text = "".join(parts)
-    player = await Player.ask(ScriptedBackend(escape(text), tokenizer=Bytes(), piece=size))
-    assert await player.text() == text
-
-
-@given(st.text())
-async def test_the_word_tokenizer_gives_any_text_back_without_a_tag(text: str) -> None:
-    backend = ScriptedBackend("")
+@given(st.text(), st.booleans())
+async def test_any_text_is_data(text: str, known: bool) -> None:
+    tokenizer = ScriptedBackend(escape(text) if known else "").tokenizer
     for written in (text, *(f"{text}{tag}{text}" for tag in TAG_TOKENS)):
-        ids = await backend.encode(written)
-        assert await backend.detokenize(ids) == written
-        assert min(ids, default=7) > 6
+        ids = tokenizer.encode(written)
+        assert tokenizer.decode(ids) == written
+        assert not {*ids} & {*(tokenizer.tags or ()), *tokenizer.end_ids}
+
+
+async def test_each_word_of_a_script_is_a_token() -> None:
+    tokenizer = ScriptedBackend({"Why not?": "Because é 1234."}).tokenizer
+    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("Because é 1234. Why")]
+    assert pieces == ["Because", " é", " 123", "4", ".", " ", "Why"]
 
 
 # --- when a request ends ------------------------------------------------------------------------------
 
 
 async def test_tokens_and_context_are_limits() -> None:
-    player = await Player.ask(ScriptedBackend("one two three four", context_length=9))
+    player = await Player.ask(ScriptedBackend({"Go": "one two three four"}, context_length=9))
     assert len(player.prompt) == 4
-    *_, last = await player.pieces(max_tokens=2)
-    assert (last.text, last.finish_reason) == (" two", "length")
-    player = await Player.ask(ScriptedBackend("one two three four five six", context_length=9))
+    pieces = await player.pieces(max_tokens=2)
+    assert (player.text_of(pieces), pieces[-1].finish_reason) == ("one two", "length")
+    player = await Player.ask(ScriptedBackend({"Go": "one two three four five six"}, context_length=9))
     pieces = await player.pieces()
     assert (len(pieces), pieces[-1].finish_reason) == (5, "length")
 
@@ -201,9 +168,9 @@ async def test_what_cannot_be_decoded_is_refused() -> None:
     with pytest.raises(InvalidRequestError):
         await player.text(written=[9] * 10)
     with pytest.raises(InvalidRequestError):
-        await player.text(written=[player.info.vocab_size])
+        await player.text(written=[player.model.vocab_size])
     with pytest.raises(InvalidRequestError):
-        await player.backend.encode_chat([{"role": "wizard", "content": "x"}], {})
+        player.backend.tokenizer.encode_chat([{"role": "wizard", "content": "x"}], {})
     with pytest.raises(InvalidRequestError):
         ScriptedBackend("x", latency=-1)
 
@@ -362,7 +329,7 @@ async def test_garbage_is_written_in_and_can_be_continued() -> None:
     fault = Fault(0, 1, "garbage", text="</async>?!")
     player = await Player.ask(ScriptedBackend("One two.", faults=[fault]))
     first = ids_of(await player.pieces())
-    assert await player.backend.detokenize(first) == "One</async>"
+    assert player.backend.tokenizer.decode(first) == "One</async>"
     assert await player.text(written=first) == "?! two."
 
 
@@ -386,11 +353,15 @@ async def test_a_request_finds_what_earlier_ones_computed() -> None:
 
 async def test_nothing_is_kept_without_a_record() -> None:
     player = await Player.ask(ScriptedBackend(WARS, record=False))
-    assert (await player.pieces())[-1].cached_tokens == 0
-    assert (await player.pieces())[-1].cached_tokens == 0
+    objects: list[int] = []
+    for number in range(600):
+        assert (await player.pieces(answer=str(number)))[-1].cached_tokens == 0
+        if number in (299, 599):
+            gc.collect()
+            objects.append(len(gc.get_objects()))
+    assert objects[1] - objects[0] < 100
     assert not player.backend.requests
     assert not player.backend.open
-    assert player.backend.max_open == 1
 
 
 def test_views_of_the_example_are_what_the_tests_think() -> None:

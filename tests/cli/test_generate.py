@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 from written import END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
 
-from pasta_async import Backend, ModelInfo, RealClock
+from pasta_async import Backend, Model, RealClock
 from pasta_async.backends.local import LocalBackend
 from pasta_async.cli.app import app
 from pasta_async.lang import parse
@@ -52,7 +52,7 @@ def test_system_message_and_sampling_reach_the_backend() -> None:
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_timeout() -> None:
     class Silent(ScriptedBackend):
-        async def connect(self) -> ModelInfo:
+        async def connect(self) -> Model:
             await asyncio.Event().wait()
             raise AssertionError
 

@@ -17,7 +17,7 @@ NAMES = """
 AnswerDone AnswerObserver AnswerOptions AnswerStart AnswerStream Backend BackendConnectError BackendError
 BackendOptions BackendProtocolError BackendStatusError BackendTimeoutError BackendTransportError Client Clock
 DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutError InvalidRequestError
-InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt
+InvalidStateError Limits Message Model Observer ParseError PastaError Piece PromiseOpened Prompt
 PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
 ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted TrainingError UnsupportedModelError
 Parallel Usage Width __version__ ErrorInfo ReasoningDelta ThreadReplaced

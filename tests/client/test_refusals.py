@@ -20,7 +20,7 @@ from pasta_async import (
     generate,
     stream,
 )
-from pasta_async.protocol import ModelInfo
+from pasta_async.protocol import Model
 from pasta_async.telemetry.logs import Logs
 from pasta_async.testing import ScriptedBackend
 
@@ -143,7 +143,7 @@ async def test_prompts_and_messages(prompt: Any) -> None:
         {"answer": "x"},
         {"streamed": True},
         {"model": "x"},
-        {"model": ModelInfo("x", 100, 100, (), None, honours_seeds=True)},
+        {"model": Model("x", 100, 100, (), None, honours_seeds=True)},
         {"backend": 5},
         {"backend": ["local:"]},
         {"api_key": "secret"},
@@ -302,7 +302,7 @@ async def test_a_prompt_above_the_limit() -> None:
 
 async def test_a_prompt_of_token_ids_is_taken_as_it_is() -> None:
     backend = ScriptedBackend("Because.")
-    ids = await backend.encode("Why?")
+    ids = backend.tokenizer.encode("Why?")
     answer = await generate(ids, backend=backend)
     assert backend.requests[0].ids == tuple(ids)
     assert answer.usage.prompt_tokens == len(ids)

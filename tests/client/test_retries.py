@@ -20,7 +20,7 @@ from pasta_async import (
     GenerationTimeoutError,
     Limits,
     Message,
-    ModelInfo,
+    Model,
     PastaError,
     PromptTooLongError,
     ThreadFailedError,
@@ -48,7 +48,7 @@ class Flaky(ScriptedBackend):
             if self._errors:
                 raise self._errors.pop(0)
 
-    async def connect(self) -> ModelInfo:
+    async def connect(self) -> Model:
         await self._try("connect")
         return await super().connect()
 
@@ -203,8 +203,8 @@ async def test_a_template_may_open_a_thinking_block_for_some_prompts_alone() -> 
 
 async def test_the_end_of_a_prompt_of_ids_is_looked_at_once() -> None:
     backend = Flaky("detokenize")
-    ids = await backend.encode("Why is it so, and why is it not otherwise?")
-    thinking = await backend.encode("Why is it so, and why is it not otherwise? <think>")
+    ids = backend.tokenizer.encode("Why is it so, and why is it not otherwise?")
+    thinking = backend.tokenizer.encode("Why is it so, and why is it not otherwise? <think>")
     async with Client(backend, clock=backend.clock) as client:
         for prompt in (ids, ids, [*ids, *ids], ids):
             assert (await client.generate(prompt)).text == "Because."

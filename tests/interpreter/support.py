@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from pasta_async import Client, Generation, Limits, Sampling
 from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadDone, ThreadReplaced
-from pasta_async.lang import TAG_TOKENS, Document, Segment, View, escape, parse, views
-from pasta_async.testing import Play, ScriptedBackend, Tokenizer
+from pasta_async.lang import TAG_TOKENS, Document, View, escape, parse, views
+from pasta_async.testing import Play, ScriptedBackend
+from pasta_async.testing.script import encode_segments
+from pasta_async.tokenizer import Tokenizer
 
 RICH = (
     "Both wars reshaped Europe. "
@@ -118,43 +120,30 @@ def documents(*, nested: bool = False) -> st.SearchStrategy[Document]:
 # Requests and views ---------------------------------------------------------------------------------------
 
 
-def encoded(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids of segments: a tag is its id, each run of text is encoded alone."""
-    ids: list[int] = []
-    for segment in segments:
-        if segment.is_tag and tokenizer.tags:
-            ids.append(tokenizer.tags[TAG_TOKENS.index(segment.text)])
-        else:
-            ids += tokenizer.encode(segment.text)
-    return tuple(ids)
-
-
 def unrolled(document: Document, tokenizer: Tokenizer) -> list[Heard]:
     """What each thread sees and writes, by the language's one rule."""
     return [
-        (view.thread, encoded(view.context, tokenizer), _output(view, document, tokenizer))
+        (view.thread, encode_segments(view.context, tokenizer), _output(view, document, tokenizer))
         for view in views(document)
     ]
 
 
 def _output(view: View, document: Document, tokenizer: Tokenizer) -> tuple[int, ...]:
-    output = encoded(view.target, tokenizer)
+    output = encode_segments(view.target, tokenizer)
     ended = view.ends_answer
     if view.thread:
         chunk = document.promises[view.thread - 1].chunk
         ended = chunk is not None and chunk.closed_by == "end"
-    return (*output, tokenizer.end_id) if ended else output
+    return (*output, tokenizer.end_ids[0]) if ended else output
 
 
 def heard(plays: Sequence[Play], prompt: int) -> list[Heard]:
-    """The same, of the requests that decode; one that was cut and continued counts once.
+    """The same, of requests; one that was cut and continued counts once.
 
     `prompt`: tokens of the prompt, which all of them begin with.
     """
     result: list[Heard] = []
     for play in plays:
-        if not play.request.max_tokens:
-            continue
         thread, context, output = play.request.thread, play.request.ids[prompt:], tuple(play.ids)
         for at, (number, before, written) in enumerate(result):
             if number == thread and written and before + written == context:

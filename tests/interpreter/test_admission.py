@@ -50,7 +50,7 @@ def on(backend: Busy, **limits: Any) -> Client:
 
 
 async def ids_of(backend: ScriptedBackend) -> list[int]:
-    return await backend.encode_chat([{"role": "user", "content": "Why?"}], {})
+    return backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
 
 
 async def test_with_room_an_answer_is_decoded_at_full_width() -> None:
@@ -270,7 +270,7 @@ async def test_whatever_the_load_every_answer_comes_to_its_end(
     backend = Varying(script)
     async with on(backend, max_threads=max_threads, client_threads=client_threads) as client:
         asked = [f"Why {n} ?" for n in range(len(scripts))]
-        prompts = [await backend.encode_chat([{"role": "user", "content": text}], {}) for text in asked]
+        prompts = [backend.tokenizer.encode_chat([{"role": "user", "content": text}], {}) for text in asked]
         answers = await asyncio.gather(*map(client.generate, prompts if ids else asked))
     assert [answer.text for answer in answers] == [parse(script).text for script in scripts]
     assert {answer.finish_reason for answer in answers} == {"stop"}

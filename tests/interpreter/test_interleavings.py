@@ -84,7 +84,7 @@ async def test_several_rounds() -> None:
 async def test_after_a_sync_main_sees_the_chunks_and_before_it_does_not() -> None:
     backend = scripted(TWO)
     await answer(backend)
-    contexts = [await backend.detokenize(request.ids) for request in backend.requests]
+    contexts = [backend.tokenizer.decode(request.ids) for request in backend.requests]
     first, chunk_a, chunk_b, second = [context.split("<|answer|>")[1] for context in contexts]
     bare = TWO[: TWO.index("<sync/>")]
     assert first == ""
@@ -115,7 +115,7 @@ async def test_syncs_with_nothing_open_cost_one_request_at_most(name: str) -> No
         mains = [request for request in backend.requests if request.thread == 0]
         joins = sum(isinstance(node, Sync) for node in generation.document.nodes)
         assert len(mains) <= 2 * (joins + 1)
-        last = await backend.detokenize(mains[-1].ids)
+        last = backend.tokenizer.decode(mains[-1].ids)
         assert last.endswith("Gamma.</async><sync/>")  # what follows a sync sees the chunks
 
 
@@ -133,7 +133,7 @@ async def test_adjacent_promises_do_not_see_each_other() -> None:
     script = f"{promise('a', 'Alpha.')}{promise('b', 'Beta.')}{promise('c', 'Gamma.')}<sync/>."
     backend = scripted(script)
     generation = await answer(backend)
-    chunks = [await backend.detokenize(r.ids) for r in backend.requests if r.thread]
+    chunks = [backend.tokenizer.decode(r.ids) for r in backend.requests if r.thread]
     assert not any(name in context for context in chunks for name in ("Alpha", "Beta", "Gamma"))
     check_whole(backend, generation, script)
 
@@ -156,7 +156,7 @@ async def test_a_chunk_over_its_cap_is_closed_and_its_closing_tag_forced() -> No
     assert (chunk.text, chunk.closed_by) == ("a b c", "budget")
     assert (generation.threads[1].finish_reason, generation.threads[1].closed_by) == ("length", "budget")
     assert generation.text == "One a b c two three."
-    assert "<async>a b c</async> two<sync/>" in await backend.detokenize(backend.requests[-1].ids)
+    assert "<async>a b c</async> two<sync/>" in backend.tokenizer.decode(backend.requests[-1].ids)
     assert generation.usage.completion_tokens == sum(len(play.ids) for play in backend.played)
     assert not generation.diagnostics  # that it was cut is no fault of what it says
 
@@ -180,7 +180,7 @@ async def test_end_of_text_closes_a_chunk() -> None:
     assert chunk is not None
     assert (chunk.text, chunk.closed_by) == ("Alpha beta", "end")
     assert generation.threads[1].finish_reason == "stop"
-    assert "<async>Alpha beta</async> two<sync/>" in await backend.detokenize(backend.requests[-1].ids)
+    assert "<async>Alpha beta</async> two<sync/>" in backend.tokenizer.decode(backend.requests[-1].ids)
 
 
 async def test_in_turn_the_text_is_the_same_and_the_views_come_in_document_order() -> None:

@@ -79,7 +79,7 @@ async def test_the_chunk_cap_can_be_set() -> None:
 async def test_the_context_of_the_model_is_a_limit_too() -> None:
     for room in range(1, 60, 4):
         probe = ScriptedBackend(RICH)
-        prompt = len(await probe.encode_chat([{"role": "user", "content": "Why?"}], {}))
+        prompt = len(probe.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {}))
         backend = ScriptedBackend(RICH, context_length=prompt + room)
         generation = await answer(backend)
         assert all(len(p.request.ids) + len(p.ids) <= prompt + room for p in backend.played)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Generation, ModelInfo, Piece, Sampling
+from pasta_async import Generation, Model, Piece, Sampling
 from pasta_async.interpreter.machine import Machine
-from pasta_async.interpreter.reading import Part
 from pasta_async.lang import Document, parse
 from pasta_async.observers import AnswerStart
-from pasta_async.testing import Tokenizer
+from pasta_async.tokenizer import Tokenizer
 from tests.interpreter.support import RICH, ROOMY, documents, unrolled
 from tests.interpreter.vocabularies import tokenizer
 
@@ -29,58 +27,32 @@ def start(max_tokens: int = 1000) -> AnswerStart:
     return AnswerStart(answer="a", prompt="Why?", sampling=Sampling(max_tokens=max_tokens), limits=ROOMY)
 
 
-@dataclass
-class Model:
-    """A model that writes what it is given, whoever asks when."""
+class Writer:
+    """A model that writes a document, whoever asks when: tags are ids, and the contexts are the views."""
 
-    tokenizer: Tokenizer
-    main: deque[deque[Piece]]
-    """Main's pieces, stretch by stretch."""
-    chunks: dict[int, deque[Piece]]
+    def __init__(self, document: Document, name: str) -> None:
+        self.tokenizer = tokenizer(name)
+        self.main: deque[deque[int]] = deque()
+        """Main's ids, stretch by stretch."""
+        self.chunks: dict[int, deque[int]] = {}
+        for thread, _, output in unrolled(document, self.tokenizer):
+            if thread:
+                self.chunks[thread] = deque(output)
+            else:
+                self.main.append(deque(output))
 
     def next(self, thread: int) -> Piece:
-        pieces = self.chunks[thread] if thread else self.main[0]
-        return pieces.popleft() if pieces else Piece((), "", "stop")
-
-    def resolve(self, parts: Iterable[Part]) -> tuple[int, ...]:
-        ids: list[int] = []
-        for part in parts:
-            ids += self.tokenizer.encode(part) if isinstance(part, str) else part
-        return tuple(ids)
-
-    def info(self) -> ModelInfo:
-        end = (self.tokenizer.end_id,)
-        return ModelInfo("table", 10**7, self.tokenizer.vocab_size, end, self.tokenizer.tags, True)
+        ids = self.chunks[thread] if thread else self.main[0]
+        return Piece((ids.popleft(),)) if ids else Piece((), "stop")
 
 
-def spoken(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[Piece]:
-    """Pieces of one token; the text of a character waits for its last one."""
-    pending: list[int] = []
-    for token in ids:
-        pending.append(token)
-        text = tokenizer.decode(pending)
-        yield Piece((token,), "" if "\ufffd" in text else text)
-        if "\ufffd" not in text:
-            pending.clear()
+def model(words: Tokenizer) -> Model:
+    return Model("table", words, 10**7, words.vocab_size, words.end_ids, words.tags, True)
 
 
-def annotating(document: Document, name: str) -> Model:
-    """A trained model: tags are ids, and what is asked is the views."""
-    words = tokenizer(name)
-    main: deque[deque[Piece]] = deque()
-    chunks: dict[int, deque[Piece]] = {}
-    for thread, _, output in unrolled(document, words):
-        pieces = deque(spoken(output, words))
-        if thread:
-            chunks[thread] = pieces
-        else:
-            main.append(pieces)
-    return Model(words, main, chunks)
-
-
-def run(model: Model, choose: Choose) -> tuple[Generation, Outcome]:
+def run(writer: Writer, choose: Choose) -> tuple[Generation, Outcome]:
     """Play an answer; `choose` says which of n things that could happen next does."""
-    machine = Machine(model.info(), model.tokenizer.tags, start(10**7))
+    machine = Machine(model(writer.tokenizer), writer.tokenizer.tags, start(10**7))
     contexts: Outcome = {}
     asking: set[int] = set()
     started = [0]
@@ -92,14 +64,14 @@ def run(model: Model, choose: Choose) -> tuple[Generation, Outcome]:
         at = choose(len(able) + ready)
         if at == len(able):
             machine.join(0.0)
-            model.main.popleft()
+            writer.main.popleft()
             continue
         number = able[at]
         if number not in asking:
             asking.add(number)
-            contexts[number, len(machine.threads[number].requests)] = model.resolve(machine.context(number))
+            contexts[number, len(machine.threads[number].requests)] = machine.context(number)
             machine.begin_request(number, 0, 0.0)
-        piece = model.next(number)
+        piece = writer.next(number)
         if machine.feed(number, piece, 0.0) or piece.finish_reason:
             asking.discard(number)
         started += machine.spawned
@@ -138,27 +110,27 @@ def test_the_outcome_does_not_depend_on_the_interleaving(
     def choose(count: int) -> int:
         return data.draw(st.integers(0, count - 1))
 
-    outcome = run(annotating(document, name), choose)
+    outcome = run(Writer(document, name), choose)
     assert outcome[0].document == document
     assert outcome[0].text == document.text
-    assert comparable(outcome) == comparable(run(annotating(document, name), first))
-    assert comparable(outcome) == comparable(run(annotating(document, name), last))
+    assert comparable(outcome) == comparable(run(Writer(document, name), first))
+    assert comparable(outcome) == comparable(run(Writer(document, name), last))
 
 
 @pytest.mark.parametrize("order", [first, last])
 @given(document=documents(), name=st.sampled_from(["words", "merged"]))
 @settings(max_examples=15)
 def test_the_contexts_are_those_of_the_views(document: Document, name: str, order: Choose) -> None:
-    model = annotating(document, name)
-    contexts = set(run(model, order)[1].values())
-    assert contexts >= {context for _, context, _ in unrolled(document, model.tokenizer)}
+    writer = Writer(document, name)
+    contexts = set(run(writer, order)[1].values())
+    assert contexts >= {context for _, context, _ in unrolled(document, writer.tokenizer)}
 
 
 def test_the_critical_path_is_the_longest_chain_of_each_round_in_tokens() -> None:
-    model = annotating(parse(RICH), "words")
-    mains = [len(pieces) for pieces in model.main]
-    chunks = {number: len(pieces) for number, pieces in model.chunks.items()}
-    generation, _ = run(model, first)
+    writer = Writer(parse(RICH), "words")
+    mains = [len(pieces) for pieces in writer.main]
+    chunks = {number: len(pieces) for number, pieces in writer.chunks.items()}
+    generation, _ = run(writer, first)
     first_round = max(mains[0], 6 + 5 + chunks[1], 6 + 5 + 1 + 5 + chunks[2])
     second_round = max(mains[1], 9 + 5 + chunks[3], 9 + 5 + 5 + chunks[4])
     third_round = max(mains[2], 5 + 5 + chunks[5])
@@ -169,12 +141,11 @@ def test_a_stop_that_comes_behind_its_token_is_not_the_end() -> None:
     """Some backends say why a request ended in a last piece that holds no token."""
     words = tokenizer("words")
     assert words.tags is not None
-    info = ModelInfo("m", 10**6, 10**6, (words.end_id,), words.tags, True)
-    machine = Machine(info, words.tags, start())
+    machine = Machine(model(words), words.tags, start())
     machine.begin_request(0, 0, 0.0)
-    machine.feed(0, Piece((words.tags.sync,), "<sync/>"), 0.0)
-    machine.feed(0, Piece((), "", "stop"), 0.0)
+    machine.feed(0, Piece((words.tags.sync,)), 0.0)
+    machine.feed(0, Piece((), "stop"), 0.0)
     assert machine.wants(0)  # nothing was open, so main goes on
     machine.begin_request(0, 0, 0.0)
-    machine.feed(0, Piece((), "", "stop"), 0.0)
+    machine.feed(0, Piece((), "stop"), 0.0)
     assert not machine.wants(0)

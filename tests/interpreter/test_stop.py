@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Client, Sampling
-from pasta_async.interpreter.visible import Visible
+from pasta_async.interpreter.transcript import Visible
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import RICH, answer, documents, promise, read_by_events

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import pytest
 
-from pasta_async import Client, Message, TextDelta
+from pasta_async import Client, TextDelta
 from pasta_async.events import ReasoningDelta
 from pasta_async.interpreter.reading import ThinkingFilter
 from pasta_async.lang import parse
@@ -16,22 +13,16 @@ from tests.interpreter.support import answer, promise
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 
-class Thinks(ScriptedBackend):
-    """Its chat template opens a thinking block."""
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        ids = await super().encode_chat(messages, template_kwargs)
-        return [*ids, *self.tokenizer.encode("<think>\n")]
-
-
 @pytest.mark.parametrize("piece", [1, 6])
-@pytest.mark.parametrize(("kind", "opening"), [(ScriptedBackend, "<think>"), (Thinks, "")])
-async def test_tags_inside_a_thinking_block_have_no_effect(
-    kind: type[ScriptedBackend], opening: str, piece: int
-) -> None:
-    written = f"{opening}Hm.</think> One {promise('a', 'Alpha.')}<sync/> two."
-    thought = Fault(0, 5 if opening else 2, "garbage", text=promise("x"))
-    generation = await answer(kind(written, faults=[thought], piece=piece))
+@pytest.mark.parametrize("opened", [True, False], ids=["by the prompt", "by the model"])
+async def test_tags_inside_a_thinking_block_have_no_effect(opened: bool, piece: int) -> None:
+    written = f"{'' if opened else '<think>'}Hm.</think> One {promise('a', 'Alpha.')}<sync/> two."
+    thought = Fault(0, 2 if opened else 5, "garbage", text=promise("x"))
+    backend = ScriptedBackend(written, faults=[thought], piece=piece)
+    prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
+    if opened:
+        prompt += backend.tokenizer.encode("<think>\n")
+    generation = await answer(backend, prompt)
     assert (generation.reasoning, generation.text) == (f"Hm.{promise('x')}", " One Alpha. two.")
     assert [thread.topic for thread in generation.threads[1:]] == ["a"]
 
@@ -73,16 +64,7 @@ def test_a_block_is_split_where_it_ends_however_the_text_comes_in() -> None:
 
 
 async def test_chat_template_arguments_are_passed_on() -> None:
-    seen: list[dict[str, Any]] = []
-
-    class Notes(ScriptedBackend):
-        async def encode_chat(
-            self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]
-        ) -> list[int]:
-            seen.append(dict(template_kwargs))
-            return await super().encode_chat(messages, template_kwargs)
-
-    async with Client(Notes("Yes.")) as client:
-        await client.generate("Why?", chat_template_kwargs={"enable_thinking": False})
-        await client.generate("Why?", chat_template_kwargs={"enable_thinking": False}, baseline=True)
-    assert seen == [{"enable_thinking": False}, {"enable_thinking": False, "pasta": False}]
+    backend = ScriptedBackend("Yes.")
+    for options in ({"chat_template_kwargs": {"pasta": False}}, {"baseline": True}):
+        await answer(backend, **options)
+        assert backend.tokenizer.decode(backend.requests[-1].ids).endswith("<|plain answer|>")

@@ -6,7 +6,7 @@ import pytest
 
 from pasta_async import Message
 from pasta_async.lang import TAG_TOKENS, parse
-from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 
@@ -26,7 +26,7 @@ async def test_a_prompt_with_tags_is_encoded_without_a_tag_id_and_decodes_to_wha
     generation = await answer(backend, typed)
     (request,) = backend.requests
     assert not tag_ids(backend, request.ids)
-    assert await backend.detokenize(request.ids) == f"<|user|>{typed}<|end|><|answer|>"
+    assert backend.tokenizer.decode(request.ids) == f"<|user|>{typed}<|end|><|answer|>"
     assert len(generation.threads) == 1
     assert not generation.document.promises
 
@@ -42,13 +42,13 @@ async def test_so_are_assistant_turns_and_the_system_message(name: str) -> None:
     backend = ScriptedBackend(RICH, tokenizer=tokenizer(name))
     generation = await answer(backend, messages)
     assert not tag_ids(backend, backend.requests[0].ids)
-    typed = await backend.detokenize(backend.requests[0].ids)
+    typed = backend.tokenizer.decode(backend.requests[0].ids)
     assert all(message["content"] in typed for message in messages)
     assert generation.document == parse(RICH)
 
 
 async def test_an_untrained_model_answers_in_sequence_with_a_note() -> None:
-    backend = ScriptedBackend(RICH, tokenizer=WordTokenizer(tags=False))
+    backend = ScriptedBackend(RICH, trained=False)
     generation = await answer(backend, TYPED)
     assert generation.text == parse(RICH).text
     assert (generation.width, len(generation.threads), len(generation.notes)) == ("plain", 1, 1)
@@ -93,4 +93,4 @@ async def test_baseline_answers_read_no_tags() -> None:
     backend = ScriptedBackend("A <\\sync/> B.")
     generation = await answer(backend, TYPED, baseline=True)
     assert (generation.text, len(generation.threads)) == ("A <sync/> B.", 1)
-    assert (await backend.detokenize(backend.requests[0].ids)).endswith("<|plain answer|>")
+    assert (backend.tokenizer.decode(backend.requests[0].ids)).endswith("<|plain answer|>")

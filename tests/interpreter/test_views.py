@@ -22,7 +22,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 async def check_requests(document: Document, name: str, mode: str, piece: int = 1) -> None:
     backend = ScriptedBackend(document, tokenizer=tokenizer(name), piece=piece)
-    prompt = len(await backend.encode_chat([{"role": "user", "content": "Why?"}], {}))
+    prompt = len(backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {}))
     generation = await answer(backend, limits=ROOMY, sampling=ENDLESS, **MODES[mode])
     expected = unrolled(document, backend.tokenizer)
     assert sorted(heard(backend.played, prompt)) == sorted(expected)

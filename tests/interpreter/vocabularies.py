@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from pasta_async.lang import TAG_TOKENS
-from pasta_async.tag_tokens import TagIds
-from pasta_async.testing import Tokenizer, WordTokenizer
+from pasta_async.testing import chat_tokenizer, word_tokenizer
+from pasta_async.tokenizer import Tokenizer
 
 tokenizers: Any = importlib.import_module("tokenizers")  # most of it has no types
 
-END = "<|endoftext|>"
 TEXTS = [
     "Both wars reshaped Europe, and the outcome of each was peace for a while.",
     "Tea has caffeine. Coffee has more caffeine than tea; water has none.\n\n- one\n\n```\ncode\n```",
@@ -22,28 +20,12 @@ TEXTS = [
 ]
 
 
-class LibraryTokenizer:
-    """A `tokenizers.Tokenizer` as a scripted backend wants it."""
-
-    def __init__(self, library: Any) -> None:
-        library.add_special_tokens([*TAG_TOKENS, END])
-        library.encode_special_tokens = True  # in a text they are characters like any other
-        self.tags: TagIds | None = TagIds(*map(library.token_to_id, TAG_TOKENS))
-        self.vocab_size: int = library.get_vocab_size()
-        self.end_id: int = library.token_to_id(END)
-        self._library = library
-
-    def encode(self, text: str) -> list[int]:
-        return list(self._library.encode(text, add_special_tokens=False).ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self._library.decode([i for i in ids if i != self.end_id], skip_special_tokens=False))
-
-
 @cache
 def tokenizer(name: str) -> Tokenizer:
     """One of `TAGGED`."""
-    return WordTokenizer() if name == "words" else LibraryTokenizer(_MADE[name](TEXTS * 3))
+    if name == "words":
+        return word_tokenizer(TEXTS)
+    return chat_tokenizer(json.loads(_MADE[name](TEXTS * 3).to_str()))
 
 
 def _bytes(texts: list[str], *, use_regex: bool = True) -> Any:

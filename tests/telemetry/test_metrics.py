@@ -16,7 +16,7 @@ from pasta_async import (
     Generation,
     InvalidRequestError,
     Limits,
-    ModelInfo,
+    Model,
     ThreadFailedError,
     ThreadStarted,
 )
@@ -92,7 +92,7 @@ async def test_failures_are_counted_by_their_class_and_retries_as_requests() -> 
 
 async def test_what_fails_before_it_begins() -> None:
     class Unreachable(ScriptedBackend):
-        async def connect(self) -> ModelInfo:
+        async def connect(self) -> Model:
             raise BackendError("nobody there")
 
     registry = CollectorRegistry()

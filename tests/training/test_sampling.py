@@ -49,7 +49,7 @@ def spelled(tokenizer: WordTokenizer, prompt: list[int], document: Document) -> 
             [t for part in parts for t in ([tags[part.text]] if part.is_tag else tokenizer.encode(part.text))]
             for parts in (view.context, view.target)
         )
-        end = [tokenizer.end_id] if view.ends_answer else []
+        end = [tokenizer.end_ids[0]] if view.ends_answer else []
         trie.extend(trie.extend(root, context), [*target, *end], target=True)
     return trie
 
@@ -74,7 +74,7 @@ async def test_the_tokens_are_those_of_the_views(written: str) -> None:
             answer = await client.generate("Tell")
     trie = trie_of(exchanges)
     assert isinstance(backend.tokenizer, WordTokenizer)
-    prompt = await backend.encode_chat([{"role": "user", "content": "Tell"}], {})
+    prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Tell"}], {})
     packed = spelled(backend.tokenizer, prompt, answer.document)
     assert paths(trie) == paths(packed)
     assert len(trie.targets) == answer.usage.completion_tokens
@@ -230,7 +230,7 @@ def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path:
 
 
 def test_a_model_without_tag_tokens_is_sampled_but_never_trained_on(tmp_path: Path) -> None:
-    backend = ScriptedBackend(WRITTEN, tokenizer=WordTokenizer(tags=False))
+    backend = ScriptedBackend(WRITTEN, trained=False)
     prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"))
     assert all(sample.well_formed and not sample.exact for sample in prompts[0].samples)
 

@@ -1,4 +1,4 @@
-"""The state of one thread of an answer, and how its tokens count in the answer's document order."""
+"""State of an answer's threads, and the count of their tokens in the answer's document order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from pasta_async.interpreter.reading import Reader, RecordedTokens
-from pasta_async.interpreter.visible import Lane
+from pasta_async.interpreter.reading import Reader
 from pasta_async.lang import ClosedBy, Promise
 from pasta_async.options import Limits
 from pasta_async.protocol import Piece
@@ -20,30 +19,27 @@ class Thread:
 
     number: int
     reader: Reader
-    lane: Lane
     opened: float
     promise: Promise | None = None
     closed_by: ClosedBy | None = None
     """What ended the chunk; None for main."""
     state: Literal["open", "joining", "done"] = "open"
     finish_reason: FinishReason = "abort"
-    recorded: RecordedTokens = field(default_factory=RecordedTokens)
-    """What it wrote since its context began."""
     cap: int = 0
     """Tokens it may have."""
     origin: int = 0
     """Main's tokens up to the promise."""
     reported: int = 0
-    """How many of its diagnostics came out as events."""
+    """Number of its diagnostics that came out as events."""
     tokens: int = 0
-    """Tokens generated."""
+    """Tokens generated, end-of-text included."""
     kept: int = 0
     """Of these, tokens that stand in the document."""
     started: float | None = None
     first_token: float | None = None
     ended: float | None = None
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
-    """The last one may be under way; what follows is about it."""
+    """The last one may be under way; the following fields are about it."""
     before: int = 0
     """Tokens generated before it."""
     cached: int | None = None
@@ -72,17 +68,15 @@ class Thread:
         return record
 
     def note(self, piece: Piece, now: float) -> None:
-        """Count a piece."""
-        if piece.ids:
-            self.first_token = now if self.first_token is None else self.first_token
-            self.tokens += len(piece.ids)
-            self.kept += len(piece.ids)
+        """Keep what a piece says besides its ids."""
+        if piece.ids and self.first_token is None:
+            self.first_token = now
         if piece.cached_tokens is not None:
             self.cached = piece.cached_tokens
 
     def stopped_where_asked(self) -> bool:
         """Whether the request under way has come to one of its stop ids."""
-        return self.tokens > self.before and self.recorded.raw[-1] in self.stop_ids
+        return self.tokens > self.before and self.reader.ids[-1] in self.stop_ids
 
     def record(self, text: str) -> ThreadRecord:
         """The thread as users see it."""
@@ -104,7 +98,7 @@ class Thread:
 
 
 class Cut(NamedTuple):
-    """Where the answer's last token stands: `max_tokens` leaves out all that comes behind it."""
+    """Place of the answer's last token: all that comes behind it in document order is left out."""
 
     thread: int
     tokens: int
@@ -114,22 +108,24 @@ class Cut(NamedTuple):
 class TokenBudget:
     """Counts tokens in document order: main's up to promise k, those of chunk k, main's behind it, and so on.
 
-    While threads run, the tokens that are known to stand in front of a place only become more, so what is
-    known to stand behind the last token of the answer can be cancelled at once, and where that token is
+    While threads run, the tokens that are known to stand in front of a place only become more. So what is
+    known to stand behind the last token of the answer can be cancelled at once, and the place of that token
     does not depend on who decoded when.
     """
 
     def __init__(self, main: Thread, max_tokens: int, limits: Limits) -> None:
         self.round: list[Thread] = []
         """The promises since the last join."""
+        self.round_start: int = 0
+        """Main's tokens up to the last join."""
         self.generated: int = 0
         """Tokens of all threads, kept or not."""
-        self._main, self._max_tokens, self._limits = main, max_tokens, limits
+        self._main = main
+        self._max_tokens = max_tokens
+        self._limits = limits
         main.cap = max_tokens
         self._bound = min(max_tokens, max_tokens if limits.total_tokens is None else limits.total_tokens)
         self._joined = 0  # tokens of chunks that are joined
-        self.round_start: int = 0
-        """Main's tokens up to the last join."""
         self._chain = 0  # critical path of the rounds that are over
 
     def open(self, thread: Thread, estimate: int | None) -> None:
@@ -164,17 +160,24 @@ class TokenBudget:
         return self.generated >= self._bound
 
     def allows(self, thread: Thread, tokens: int) -> bool:
-        """Whether a thread may generate so many more tokens, as far as is known now."""
+        """Whether a thread may generate `tokens` more, as far as is known now."""
+        # The chunk's own cap holds whatever the others did.
         if thread.kept + tokens > thread.cap:
             return False
-        return self.generated + tokens <= self._bound or tokens <= max(0, self.allowance(thread))
+        # While all threads together have generated less than any limit, nobody can be at the end of the
+        # answer. That is the usual case, and it costs no look at the other threads.
+        if self.generated + tokens <= self._bound:
+            return True
+        # Else the tokens that certainly stand in front of this thread's next one decide.
+        return tokens <= max(0, self.allowance(thread))
 
     def allowance(self, thread: Thread) -> int:
         """Tokens that a thread may still generate, as far as is known now."""
         left = self._max_tokens - self._known()
         if thread.number:
-            of_cap = thread.cap - thread.kept
-            left = of_cap if of_cap <= left else min(of_cap, self._left_of_chunk(thread))
+            left_of_cap = thread.cap - thread.kept
+            # A chunk does not wait for what stands behind it in the document, which `_known` counts too.
+            left = left_of_cap if left_of_cap <= left else min(left_of_cap, self._left_of_chunk(thread))
         return min(left, self._total_left())
 
     def at_the_end(self, thread: Thread) -> bool:
@@ -205,6 +208,7 @@ class TokenBudget:
         return self._joined + self._main.kept + sum(thread.kept for thread in self.round)
 
     def _left_of_chunk(self, chunk: Thread) -> int:
+        """Tokens that fit into the answer behind the last one of a chunk."""
         left = self._max_tokens - self._joined - chunk.origin - chunk.kept
         for thread in self.round:
             if thread is chunk:

@@ -9,14 +9,10 @@ from typing import Any, cast
 
 from pasta_async.errors import InvalidRequestError, PromptTooLongError
 from pasta_async.options import Limits
-from pasta_async.protocol import Message, ModelInfo
+from pasta_async.protocol import Message, Model
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text (one user message), chat messages, or token ids."""
-
-
-USER_PROBE = "zxwq"
-"""A message by which a client looks into the chat template."""
 
 
 def read_prompt(prompt: Prompt) -> tuple[list[Message], list[int]]:
@@ -54,7 +50,7 @@ def _message(index: int, value: object) -> Message:
         raise InvalidRequestError(f"message {index} needs a role and a content; got {shortened(message)}")
     if not isinstance(message["role"], str) or not isinstance(message["content"], str | list | None):
         raise InvalidRequestError(f"message {index}: the role is a text, the content text or parts")
-    return cast("Message", message)
+    return cast("dict[str, Any]", message)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
@@ -74,16 +70,15 @@ def check_json(value: object, name: str) -> None:
         raise InvalidRequestError(f"{name} cannot be sent as JSON: {shortened(str(error))}") from error
 
 
-def check_text(text: object) -> None:
-    """Refuse, by an `InvalidRequestError`, what is no text, or has half a surrogate pair."""
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"a text is encoded, not {shortened(text)}")
-    check_json(text, "the text")
+def most_tokens(model: Model, limits: Limits) -> int:
+    """Tokens that a prompt may have: one at least is left of the context for the answer."""
+    most = model.context_length - 1
+    return most if limits.prompt_tokens is None else min(most, limits.prompt_tokens)
 
 
-def check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:
+def check_length(ids: Sequence[int], model: Model, limits: Limits) -> None:
     """Refuse, by a `PromptTooLongError`, a prompt too long for the model or for `Limits.prompt_tokens`."""
-    allowed = {info.name: info.context_length - 1, "Limits.prompt_tokens": limits.prompt_tokens}
+    allowed = {model.name: model.context_length - 1, "Limits.prompt_tokens": limits.prompt_tokens}
     for what, limit in allowed.items():
         if limit is not None and len(ids) > limit:
             raise PromptTooLongError(f"the prompt has {len(ids)} tokens; {what} allows {limit}", limit=limit)

@@ -1,0 +1,380 @@
+"""What the threads wrote, in document order: the visible text as it grows, and the result in the end."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from operator import itemgetter
+from typing import NamedTuple, cast
+
+from pasta_async.interpreter.state import Cut, Thread, TokenBudget
+from pasta_async.lang import Chunk, Code, Diagnostic, Document, Ignored, Node, Promise, Text
+from pasta_async.results import FinishReason, Generation, Span, Usage, Width
+
+
+class StopMatch(NamedTuple):
+    """The first stop text that is complete in a text."""
+
+    stop: str
+    end: int
+    """Characters of the text up to its end."""
+
+
+class StopSearch:
+    """Looks for stop texts in a text that comes in pieces, in time linear in its length (Knuth-Morris-Pratt).
+
+    The match that is complete first counts; of those that end together, the longest.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        self._length = 0
+
+    @property
+    def pending(self) -> int:
+        """Characters at the end of the text that may begin a stop text."""
+        return max(self._matched, default=0)
+
+    def find(self, piece: str) -> StopMatch | None:
+        """Look at more text. Nothing is looked at behind a match."""
+        matches = [
+            StopMatch(stop, self._length + end)
+            for index, stop in enumerate(self._stops)
+            if (end := self._step(index, piece)) is not None
+        ]
+        self._length += len(piece)
+        return min(matches, key=lambda match: match.end, default=None)
+
+    def _step(self, index: int, piece: str) -> int | None:
+        """Match one stop text on; the index in the piece behind it if it is complete."""
+        stop = self._stops[index]
+        matched = self._matched[index]
+        if not matched and stop[0] not in piece:
+            return None
+        for position, character in enumerate(piece, 1):
+            while matched and stop[matched] != character:
+                matched = self._fallbacks[index][matched - 1]
+            matched += stop[matched] == character
+            if matched == len(stop):
+                return position
+        self._matched[index] = matched
+        return None
+
+
+def _fallbacks(stop: str) -> list[int]:
+    """For each beginning of a text, the length of the longest shorter beginning that it ends with."""
+    fallbacks = [0]
+    for character in stop[1:]:
+        matched = fallbacks[-1]
+        while matched and stop[matched] != character:
+            matched = fallbacks[matched - 1]
+        fallbacks.append(matched + (stop[matched] == character))
+    return fallbacks
+
+
+@dataclass(slots=True)
+class Lane:
+    """A place in the document that one thread writes to."""
+
+    thread: int
+    origin: int = 0
+    """Main's tokens up to the promise; 0 for main."""
+    pending: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """Text that is not shown yet. Each piece has a number: main's tokens in front of the lane and the
+    thread's own up to the piece's end, so chunks in front of the lane are not counted."""
+    done: bool = False
+    tokens: int = 0
+    """Tokens of a chunk that is done."""
+
+
+class Visible:
+    """The visible text: lanes in document order, of which what is in front is shown and the rest waits.
+
+    Main's text before, between and behind its promises goes to `tail`. A stop text ends the visible text
+    where it first appears, and with it the answer; so does its last token.
+    """
+
+    def __init__(self, stop: Sequence[str] = (), max_tokens: int | None = None) -> None:
+        self.shown: list[str] = []
+        self.length: int = 0
+        """Characters shown."""
+        self.matched_stop: str | None = None
+        """The stop text that was found."""
+        self._stop_cut: Cut | None = None  # the token that completed it
+        self.tail: Lane = Lane(0)
+        self._lanes = deque((self.tail,))
+        self._chunk_tokens = 0  # of the lanes that are over
+        self._max_tokens = max_tokens
+        self._search = StopSearch(stop) if stop else None
+        self._held = ""  # the beginning of a stop text, perhaps
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text was found."""
+        return self.matched_stop is not None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there may be something to take."""
+        front = self._lanes[0]
+        return front.done or bool(front.pending)
+
+    def open(self, thread: int, origin: int) -> Lane:
+        """A lane for a chunk where main stands now; main goes on behind it."""
+        lane = Lane(thread, origin)
+        self.tail.done = True
+        self.tail = Lane(0)
+        self._lanes += (lane, self.tail)
+        return lane
+
+    def take(self) -> str:
+        """The text that can be shown now, and has not been."""
+        text = ""
+        while not self.stopped:
+            front = self._lanes[0]
+            for place, piece in self._certain(front.pending):
+                text += self._show(piece, Cut(front.thread, place - front.origin))
+            if front.pending or not front.done or len(self._lanes) == 1:
+                break
+            self._chunk_tokens += front.tokens
+            self._lanes.popleft()
+        return text
+
+    def take_stop(self) -> Cut | None:
+        """The token that completed a stop text, once."""
+        cut = self._stop_cut
+        self._stop_cut = None
+        return cut
+
+    def close(self) -> str:
+        """The rest of the text, finished or not: the answer is over."""
+        for lane in self._lanes:
+            lane.done = True
+        self._max_tokens = None
+        return self.take() + self._release()
+
+    def close_at(self, cut: Cut, whole: str) -> str:
+        """The rest of the text where the answer's last token cuts it; `whole` is all of it."""
+        rest = whole[self.length + len(self._held) :]
+        return self._show(rest, cut) + self._release()
+
+    def _certain(self, pending: list[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Take out what stands before the answer's last token, whatever comes."""
+        count = len(pending)
+        if self._max_tokens is not None:
+            count = bisect_right(pending, self._max_tokens - self._chunk_tokens, key=itemgetter(0))
+        certain = pending[:count]
+        del pending[:count]
+        return certain
+
+    def _show(self, piece: str, place: Cut) -> str:
+        """Show more text, but for the beginning of a stop text at its end."""
+        if self.stopped:
+            return ""
+        if not self._search:
+            return self._record(piece)
+        text = self._held + piece
+        if match := self._search.find(piece):
+            self.matched_stop = match.stop
+            self._stop_cut = place
+            self._held = ""
+            return self._record(text[: match.end - len(match.stop) - self.length])
+        end = len(text) - self._search.pending
+        self._held = text[end:]
+        return self._record(text[:end])
+
+    def _release(self) -> str:
+        """Show what was held back: no stop text follows."""
+        held, self._held = self._held, ""
+        return self._record(held)
+
+    def _record(self, text: str) -> str:
+        if text:
+            self.shown.append(text)
+            self.length += len(text)
+        return text
+
+
+@dataclass(slots=True, eq=False)
+class Transcript:
+    """What the threads wrote so far, where the answer ends in it, and the result that it makes."""
+
+    threads: list[Thread]
+    """Main, then that of each promise."""
+    budget: TokenBudget
+    visible: Visible
+    width: Width
+    notes: tuple[str, ...]
+    spans: list[Span] = field(default_factory=list[Span])
+    finish_reason: FinishReason = "abort"
+    """Until it is over."""
+    truncated: bool = False
+    """Whether what stands behind the answer's last token, or the stop text, was left out."""
+
+    def document(self) -> Document:
+        """The document, up to the stop text that ended it, if one did."""
+        nodes = self._nodes()
+        count = sum(isinstance(node, Promise) for node in nodes)
+        kept = self.threads[: count + 1]
+        return Document(nodes, tuple(found for thread in kept for found in diagnostics_since(thread, 0)))
+
+    def text(self, number: int) -> str:
+        """The text of a thread, up to the stop text."""
+        thread = self.threads[number]
+        if number == 0 or self.visible.stopped:
+            return dict(enumerate(_texts(self._nodes()))).get(number, "")
+        return _texts(thread.reader.parser.nodes)[0] if thread.kept else ""
+
+    @property
+    def cut(self) -> Cut | None:
+        """Where `max_tokens` cuts the answer, once nothing is decoded any more; None if it fits."""
+        return None if self.truncated else self.budget.cut()
+
+    def truncate(self, cut: Cut) -> dict[int, str]:
+        """Leave out what stands behind the answer's last token; returns the texts of threads that changed."""
+        before = _texts(self._nodes())
+        if self._end_at(cut):
+            self.threads[cut.thread].closed_by = "budget"
+            self.threads[cut.thread].finish_reason = "length"
+        self.threads[0].finish_reason = "length"
+        return _changes(before, _texts(self._nodes()))
+
+    def end_at_stop_text(self, cut: Cut) -> dict[int, str]:
+        """Leave out the stop text and what stands behind it; returns the texts of threads that changed.
+
+        The token that completed the stop text is the last one that counts, so the figures do not depend on
+        how far others were.
+        """
+        before = _texts(tuple(_with_chunks(self.threads)))
+        self._end_at(cut)
+        promises = self.document().promises
+        self._leave_out(len(promises))
+        # The thread in which it stands ended there; what stands behind it was not wanted.
+        if promises and (chunk := promises[-1].chunk) and chunk.closed_by == "interrupted":
+            thread = self.threads[len(promises)]
+            thread.finish_reason = "stop"
+            thread.closed_by = "interrupted"
+        self.threads[0].finish_reason = "stop"
+        return _changes(before, _texts(self._nodes()))
+
+    def generation(self, now: float) -> Generation:
+        """The answer so far as users see it."""
+        document, threads = self.document(), self.threads
+        texts = [*_texts(document.nodes), *("" for _ in threads)]
+        records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=False))
+        requests = [request for record in records for request in record.requests]
+        return Generation(
+            text="".join(self.visible.shown),
+            reasoning="".join(threads[0].reader.reasoning),
+            document=document,
+            threads=records,
+            usage=Usage(
+                prompt_tokens=requests[0].prompt_tokens if requests else 0,
+                completion_tokens=sum(record.tokens for record in records),
+                discarded_tokens=sum(record.discarded_tokens for record in records),
+                cached_tokens=sum(request.cached_tokens or 0 for request in requests),
+                prefilled_tokens=sum(
+                    request.prompt_tokens - (request.cached_tokens or 0) for request in requests
+                ),
+                requests=len(requests),
+            ),
+            critical_path=self.budget.critical_path,
+            text_tokens=sum(thread.reader.text_tokens for thread in threads if thread.kept),
+            finish_reason=self.finish_reason,
+            matched_stop=self.visible.matched_stop,
+            elapsed=now,
+            timeline=tuple(self.spans),
+            width=self.width,
+            notes=self.notes,
+        )
+
+    def _nodes(self) -> tuple[Node, ...]:
+        """The document's nodes, up to the stop text."""
+        nodes = tuple(_with_chunks(self.threads))
+        return tuple(_truncated(nodes, self.visible.length)) if self.visible.stopped else nodes
+
+    def _end_at(self, cut: Cut) -> bool:
+        """Keep no token behind this one; returns whether that shortens a chunk."""
+        main, inside = self.threads[0], self.threads[cut.thread]
+        shortened = False
+        if cut.thread == 0:
+            last = sum(thread.origin <= cut.tokens for thread in self.threads[1:])
+            _keep(main, cut.tokens)
+        else:
+            last = cut.thread
+            _keep(main, inside.origin)
+            if cut.tokens < inside.kept:
+                _keep(inside, cut.tokens)
+                shortened = True
+        self._leave_out(last)
+        self.truncated = True
+        return shortened
+
+    def _leave_out(self, last: int) -> None:
+        """The document ends before the promises of the threads behind this one."""
+        for thread in self.threads[last + 1 :]:
+            thread.kept = 0
+            thread.closed_by = "interrupted"
+            thread.finish_reason = "abort"
+
+
+def _keep(thread: Thread, tokens: int) -> None:
+    """Forget what a thread wrote behind its first `tokens` tokens."""
+    thread.reader = thread.reader.first(tokens)
+    thread.kept = tokens
+
+
+def diagnostics_since(thread: Thread, index: int) -> Iterator[Diagnostic]:
+    """Diagnostics of a thread from the `index`-th on; that its cap cut a chunk is no fault of its text."""
+    cut = thread.closed_by in ("budget", "interrupted")
+    for found in thread.reader.parser.diagnostics[index:]:
+        if not (cut and found.code is Code.ASYNC_UNCLOSED):
+            yield replace(found, thread=thread.number)
+
+
+def _texts(nodes: Sequence[Node]) -> list[str]:
+    """Main's text outside of chunks, then that of each promise's chunk."""
+    chunks = [node.chunk.text if node.chunk else "" for node in nodes if isinstance(node, Promise)]
+    return ["".join(node.text for node in nodes if isinstance(node, Text)), *chunks]
+
+
+def _changes(before: Sequence[str], after: Sequence[str]) -> dict[int, str]:
+    """Texts that are others than before, by thread."""
+    both = enumerate(zip_longest(before, after, fillvalue=""))
+    return {number: now for number, (was, now) in both if now != was}
+
+
+def _with_chunks(threads: Sequence[Thread]) -> Iterator[Node]:
+    """Main's nodes, with each promise's chunk right behind it."""
+    number = 0
+    for node in threads[0].reader.parser.nodes:
+        if isinstance(node, Promise):
+            number += 1
+            thread = threads[number]
+            body = cast("tuple[Text | Ignored, ...]", tuple(thread.reader.parser.nodes))
+            yield replace(node, chunk=Chunk(body, closed_by=thread.closed_by or "interrupted"))
+        else:
+            yield node
+
+
+def _truncated(nodes: Sequence[Node], left: int) -> Iterator[Node]:
+    """Nodes up to `left` characters of visible text."""
+    for node in nodes:
+        if left <= 0:
+            return
+        if isinstance(node, Text):
+            yield Text(node.text[:left])
+            left -= len(node.text)
+        elif isinstance(node, Promise) and node.chunk is not None:
+            body = tuple(_truncated(node.chunk.nodes, left))
+            closed_by = node.chunk.closed_by if left >= len(node.chunk.text) else "interrupted"
+            kept = replace(node.chunk, nodes=cast("tuple[Text | Ignored, ...]", body), closed_by=closed_by)
+            yield replace(node, chunk=kept)
+            left -= len(node.chunk.text)
+        else:
+            yield node
