@@ -121,8 +121,9 @@ class Client:
     async def _connected(self, limits: Limits) -> Model:
         self._check_loop()
         if self._model is None:
-            self._model = await self._connecting.run(
-                lambda: with_retries(self._backend.connect, limits.retries, self._clock)
+            # Answers share an attempt, and each tries as often as its own limits say.
+            self._model = await with_retries(
+                lambda: self._connecting.run(self._backend.connect), limits.retries, self._clock
             )
         return self._model
 

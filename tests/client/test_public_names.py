@@ -22,7 +22,7 @@ PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting 
 ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted TrainingError UnsupportedModelError
 Parallel Usage Width __version__ ErrorInfo ReasoningDelta ThreadReplaced
 generate stream
-ClosedBy Code Diagnostic Document EngineLoad LoadReporting Turn
+ClosedBy Code Diagnostic Document EngineLoad Tokenizer Turn
 """
 
 TYPES = {

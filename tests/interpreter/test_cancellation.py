@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from pasta_async import (
     Generation,
     GenerationTimeoutError,
     Limits,
-    Message,
+    Model,
     Piece,
     ThreadFailedError,
 )
@@ -139,16 +139,16 @@ async def test_a_time_out_at_any_moment_ends_everything_and_has_the_partial_answ
         assert partial.text == partial.document.text
 
 
-class SlowToEncode(ScriptedBackend):
-    """Takes a minute for the prompt."""
+class SlowToConnect(ScriptedBackend):
+    """Takes a minute until the model is there."""
 
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+    async def connect(self) -> Model:
         await self.clock.sleep(60.0)
-        return await super().encode_chat(messages, template_kwargs)
+        return await super().connect()
 
 
-async def test_a_time_out_ends_the_encoding_of_the_prompt_too() -> None:
-    backend = SlowToEncode(RICH, clock=VirtualClock())
+async def test_a_time_out_ends_the_connecting_too() -> None:
+    backend = SlowToConnect(RICH, clock=VirtualClock())
     with pytest.raises(GenerationTimeoutError):
         await answer(backend, limits=Limits(timeout=5.0))
     nothing_is_left(backend)
@@ -156,9 +156,9 @@ async def test_a_time_out_ends_the_encoding_of_the_prompt_too() -> None:
     assert (await answer(backend, limits=Limits(timeout=70.0))).finish_reason == "stop"
 
 
-async def test_cancelling_while_the_prompt_is_encoded_leaves_nothing() -> None:
+async def test_cancelling_while_the_model_is_connected_leaves_nothing() -> None:
     for turns in range(8):
-        backend = SlowToEncode(RICH, clock=VirtualClock())
+        backend = SlowToConnect(RICH, clock=VirtualClock())
         await cancelled_after(turns, backend, limits=Limits(timeout=50.0))
         assert backend.clock.time() == 0
 

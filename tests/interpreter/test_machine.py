@@ -13,6 +13,7 @@ from pasta_async import Generation, Model, Piece, Sampling
 from pasta_async.interpreter.machine import Machine
 from pasta_async.lang import Document, parse
 from pasta_async.observers import AnswerStart
+from pasta_async.testing import word_tokenizer
 from pasta_async.tokenizer import Tokenizer
 from tests.interpreter.support import RICH, ROOMY, documents, unrolled
 from tests.interpreter.vocabularies import tokenizer
@@ -30,8 +31,8 @@ def start(max_tokens: int = 1000) -> AnswerStart:
 class Writer:
     """A model that writes a document, whoever asks when: tags are ids, and the contexts are the views."""
 
-    def __init__(self, document: Document, name: str) -> None:
-        self.tokenizer = tokenizer(name)
+    def __init__(self, document: Document, words: Tokenizer) -> None:
+        self.tokenizer = words
         self.main: deque[deque[int]] = deque()
         """Main's ids, stretch by stretch."""
         self.chunks: dict[int, deque[int]] = {}
@@ -110,24 +111,24 @@ def test_the_outcome_does_not_depend_on_the_interleaving(
     def choose(count: int) -> int:
         return data.draw(st.integers(0, count - 1))
 
-    outcome = run(Writer(document, name), choose)
+    outcome = run(Writer(document, tokenizer(name)), choose)
     assert outcome[0].document == document
     assert outcome[0].text == document.text
-    assert comparable(outcome) == comparable(run(Writer(document, name), first))
-    assert comparable(outcome) == comparable(run(Writer(document, name), last))
+    assert comparable(outcome) == comparable(run(Writer(document, tokenizer(name)), first))
+    assert comparable(outcome) == comparable(run(Writer(document, tokenizer(name)), last))
 
 
 @pytest.mark.parametrize("order", [first, last])
 @given(document=documents(), name=st.sampled_from(["words", "merged"]))
 @settings(max_examples=15)
 def test_the_contexts_are_those_of_the_views(document: Document, name: str, order: Choose) -> None:
-    writer = Writer(document, name)
+    writer = Writer(document, tokenizer(name))
     contexts = set(run(writer, order)[1].values())
     assert contexts >= {context for _, context, _ in unrolled(document, writer.tokenizer)}
 
 
 def test_the_critical_path_is_the_longest_chain_of_each_round_in_tokens() -> None:
-    writer = Writer(parse(RICH), "words")
+    writer = Writer(parse(RICH), word_tokenizer([RICH]))
     mains = [len(pieces) for pieces in writer.main]
     chunks = {number: len(pieces) for number, pieces in writer.chunks.items()}
     generation, _ = run(writer, first)

@@ -108,7 +108,7 @@ async def test_the_events_and_the_records_end_at_it_as_well(latencies: dict[int,
 async def test_the_events_add_up_to_what_is_kept(
     document: Document, stop: str, timing: dict[int, float]
 ) -> None:
-    backend = ScriptedBackend(document, latency=1.0, thread_latency=timing, tokenizer=tokenizer("words"))
+    backend = ScriptedBackend(document, latency=1.0, thread_latency=timing)
     generation, text, threads = await read_by_events(backend, sampling=stopping(stop))
     assert text == generation.text
     assert threads == {record.thread: record.text for record in generation.threads if record.text}
