@@ -17,7 +17,7 @@ from command_runs import run
 import pasta_async
 from pasta_async import InvalidRequestError
 from pasta_async.lang import parse
-from pasta_async.testing import ScriptedBackend, WordTokenizer
+from pasta_async.testing import ScriptedBackend
 from pasta_async.training.corpus import (
     Record,
     SourceSettings,
@@ -331,12 +331,11 @@ DOCUMENTS = (
 @pytest.mark.parametrize("written", DOCUMENTS)
 async def test_the_critical_path_is_the_interpreters(written: str) -> None:
     """The interpreter counts what it decodes; end-of-text is one more."""
-    tokenizer = WordTokenizer()
-    backend = ScriptedBackend(written, tokenizer=tokenizer)
+    backend = ScriptedBackend(written)
     async with pasta_async.Client(backend, clock=backend.clock) as client:
         answer = await client.generate("?")
     assert answer.document == parse(written)
-    path = critical_path(parse(written), lambda text: len(tokenizer.encode(text)))
+    path = critical_path(parse(written), lambda text: len(backend.tokenizer.encode(text)))
     assert answer.critical_path - 1 <= path <= answer.critical_path
 
 
