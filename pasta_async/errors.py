@@ -22,7 +22,7 @@ before there is one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pasta_async.results import Generation
@@ -50,6 +50,14 @@ class PastaError(Exception):
 
     partial: Generation | None = None
     """The answer up to the error; None where none had begun, since an option was refused."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy it with all its fields: between processes, say. Its cause stays behind."""
+        return _without_init, (type(self), self.args), vars(self)
+
+
+def _without_init(kind: type[PastaError], args: tuple[object, ...]) -> PastaError:
+    return kind.__new__(kind, *args)
 
 
 class InvalidRequestError(PastaError, ValueError):

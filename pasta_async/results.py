@@ -191,5 +191,24 @@ class Generation(_Record):
         return self.finish_reason == "stop" and STYLE_CODES.issuperset(one.code for one in self.diagnostics)
 
     def theoretical_speedup(self, baseline: Generation) -> float:
-        """Tokens of the baseline's answer / critical path (paper, section 4). Tags are counted."""
-        return baseline.usage.completion_tokens / self.critical_path if self.critical_path else 1.0
+        """Tokens in sequence / critical path (paper, section 4), where tags are counted.
+
+        In sequence the baseline's tokens count, or this answer's own text where that is shorter: an answer
+        is not faster for saying less.
+        """
+        tokens = sequential_tokens(self.text_tokens, baseline.usage.completion_tokens)
+        return tokens / self.critical_path if self.critical_path else 1.0
+
+    def measured_speedup(self, baseline: Generation) -> float:
+        """Seconds that the tokens in sequence take at the baseline's pace / seconds of this answer."""
+        plain = baseline.usage.completion_tokens
+        tokens = sequential_tokens(self.text_tokens, plain)
+        return tokens / plain * baseline.elapsed / self.elapsed if plain and self.elapsed else 1.0
+
+
+def sequential_tokens(text_tokens: int, baseline_tokens: int) -> int:
+    """Tokens in sequence that an answer is compared with: its own text with its end, or the baseline's.
+
+    The fewer of the two count.
+    """
+    return min(text_tokens + 1, baseline_tokens)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 import typing
+from typing import Any
 
 import pydantic
 import pytest
 
 import pasta_async
-from pasta_async import events
+from pasta_async import errors, events
+from pasta_async.lang import check, parse
 from pasta_async.testing import Fault, ScriptedBackend
 
 NAMES = """
@@ -82,19 +86,53 @@ async def test_a_generation_is_json() -> None:
     assert pydantic.TypeAdapter(pasta_async.Usage).validate_python(data["usage"]) == generation.usage
 
 
-async def test_the_speed_up_is_that_of_the_baselines_tokens_over_the_critical_path() -> None:
+@pytest.mark.parametrize(("plain", "tokens"), [("", 9), (" And six seven.", 10), ("One.", 3)])
+async def test_the_speed_up_never_sells_brevity(plain: str, tokens: int) -> None:
+    """Compared with a longer answer, the answer's own text counts; with a shorter one, that."""
+    written = 'One. <promise topic="a" tokens="10"/><async>Two three four.</async><sync/> Five.'
+    own = parse(written).text
     backend = ScriptedBackend(
-        'One. <promise topic="a" tokens="10"/><async>Two three four.</async><sync/> Five.'
+        {"tagged": written, "plain": plain if plain == "One." else own + plain}, latency=1
     )
-    async with pasta_async.Client(backend) as client:
-        generation = await client.generate("Why?")
-        baseline = await client.generate("Why?", baseline=True)
-    assert baseline.text == generation.text
-    tokens = baseline.usage.completion_tokens
+    async with pasta_async.Client(backend, clock=backend.clock) as client:
+        generation = await client.generate("tagged")
+        baseline = await client.generate("plain", baseline=True)
+    assert generation.text_tokens == generation.usage.completion_tokens - 5 - 1 - 1 - 1 == 9  # tags, its end
     assert generation.theoretical_speedup(baseline) == tokens / generation.critical_path
-    assert baseline.critical_path == tokens
-    assert generation.text_tokens == generation.usage.completion_tokens - 5 - 1 - 1 - 1  # tags, end of text
+    assert generation.measured_speedup(baseline) == pytest.approx(tokens / generation.elapsed)
     assert generation.text_speedup == generation.text_tokens / generation.critical_path
+
+
+# Copies ---------------------------------------------------------------------------------------------------
+
+
+def all_errors() -> list[pasta_async.PastaError]:
+    fields: dict[type[pasta_async.PastaError], dict[str, Any]] = {
+        pasta_async.PromptTooLongError: {"limit": 5},
+        pasta_async.BackendStatusError: {"status": 503, "retry_after": 2.0},
+        pasta_async.ThreadFailedError: {"thread": 2},
+    }
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    made = [kind("what happened", **fields.get(kind, {})) for kind in kinds]
+    return [*made, pasta_async.ParseError(check("<sync/>")[0])]
+
+
+@pytest.mark.parametrize("error", all_errors(), ids=lambda error: type(error).__name__)
+def test_errors_can_be_pickled_and_copied(error: pasta_async.PastaError) -> None:
+    error.partial = pasta_async.Generation.empty()
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(again) is type(error)
+        assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+async def test_results_and_events_can_be_pickled_and_copied() -> None:
+    written = 'One. <promise topic="a" tokens="13"/><async>Two.</async><sync/><sync/> Three.'
+    async with pasta_async.stream("Why?", backend=ScriptedBackend(written)) as stream:
+        seen = [event async for event in stream]
+        generation = await stream.result()
+    for value in (generation, seen, generation.document, pasta_async.Limits(), pasta_async.Sampling(seed=1)):
+        for again in (pickle.loads(pickle.dumps(value)), copy.copy(value), copy.deepcopy(value)):
+            assert again == value
 
 
 async def test_a_generation_comes_back_from_json() -> None:
