@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, Sampling
+from pasta_async import Client, Generation, Sampling
 from pasta_async.interpreter.transcript import Visible
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
@@ -112,6 +112,48 @@ async def test_the_events_add_up_to_what_is_kept(
     generation, text, threads = await read_by_events(backend, sampling=stopping(stop))
     assert text == generation.text
     assert threads == {record.thread: record.text for record in generation.threads if record.text}
+
+
+def figures(generation: Generation) -> object:
+    """What is said of the answer that is kept."""
+    usage = generation.usage
+    return (
+        generation.document,
+        generation.critical_path,
+        generation.text_tokens,
+        usage.completion_tokens - usage.discarded_tokens,
+        [
+            (record.text, record.tokens - record.discarded_tokens)
+            for record in generation.threads
+            if record.tokens > record.discarded_tokens
+        ],
+    )
+
+
+@given(
+    document=documents(nested=True),
+    stop=st.sampled_from(["a", "is", ".", "\n", "é", "a dr", "Tea isa"]),
+    timing=TIMES,
+    piece=st.sampled_from([1, 3, 100]),
+)
+@settings(max_examples=50)
+async def test_the_figures_are_those_of_the_answer_in_sequence(
+    document: Document, stop: str, timing: dict[int, float], piece: int
+) -> None:
+    """Tokens behind the one that completes the stop text are discarded, whoever had decoded how many."""
+    slow = ScriptedBackend(document, latency=1.0, thread_latency=timing, piece=piece)
+    expected = await answer(ScriptedBackend(document), sampling=stopping(stop), parallel="never")
+    assert figures(await answer(slow, sampling=stopping(stop))) == figures(expected)
+
+
+async def test_what_is_decoded_behind_it_counts_as_discarded() -> None:
+    script = f"Tea: old. STOP {promise('a', 'word ' * 100)}" + " and on" * 50
+    for latencies in ({}, {0: 0.1}):
+        backend = ScriptedBackend(script, latency=1.0, thread_latency=latencies, piece=7)
+        generation = await answer(backend, sampling=stopping("STOP"))
+        usage = generation.usage
+        assert (generation.text, generation.text_tokens, generation.critical_path) == ("Tea: old. ", 5, 5)
+        assert usage.completion_tokens - usage.discarded_tokens == 5
 
 
 @given(
