@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
-from pasta_async.backends.sglang.launch import running_server
+from pasta_async.backends.sglang.command import running_server
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
 from pasta_async.jobs import write_json
