@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import anyio
 import httpx
-from pydantic import Field, InstanceOf, StrictInt, StrictStr
+from pydantic import Field, InstanceOf, StrictStr
 
 from pasta_async.backends.sglang.client import DEFAULT_TIMEOUT, Events, HTTPClient
 from pasta_async.backends.sglang.handshake import ServedModel, find_engines, shake_hands
@@ -47,7 +47,6 @@ class SGLangOptions(Options):
     api_key: Annotated[StrictStr, Field(pattern=r"^[!-~]*$")] | None
     """Characters of a header, without white space: a key from a file often ends with a line break."""
     timeout: InstanceOf[httpx.Timeout] | Annotated[float, Field(gt=0, strict=True)]
-    max_connections: Annotated[StrictInt, Field(ge=1)]
     tokenizer: StrictStr | Path | None
 
 
@@ -66,10 +65,10 @@ class SGLangBackend:
     Args:
         url: Base URL of the server, a path included where it has one.
         api_key: Sent as a bearer token.
-        client: An `httpx.AsyncClient` to use. It is not closed here; its pool must hold `max_connections`.
+        client: An `httpx.AsyncClient` to use. It is not closed here; its pool must hold a
+            connection for each request at a time.
         timeout: Seconds, or an `httpx.Timeout`; its `read` is the longest wait for a token, queues included.
             Whatever else the server does may take at most 30 seconds.
-        max_connections: Requests that decode at the same time.
         tokenizer: The model's tokenizer: a folder, a `tokenizer.json`, or a name on the hub.
 
     Raises:
@@ -84,11 +83,10 @@ class SGLangBackend:
         api_key: str | None = None,
         client: httpx.AsyncClient | None = None,
         timeout: httpx.Timeout | float = DEFAULT_TIMEOUT,
-        max_connections: int = 256,
         tokenizer: str | Path | None = None,
     ) -> None:
-        SGLangOptions(api_key=api_key, timeout=timeout, max_connections=max_connections, tokenizer=tokenizer)
-        self._http = HTTPClient(url, api_key, client, timeout, max_connections)
+        SGLangOptions(api_key=api_key, timeout=timeout, tokenizer=tokenizer)
+        self._http = HTTPClient(url, api_key, client, timeout)
         self._tokenizer = tokenizer
         self._connecting = anyio.Lock()
         self._engines = [self._http.url]

@@ -41,9 +41,6 @@ KEEPALIVE = 2.0
 DRAIN_SECONDS = 1.0
 """Seconds to read the rest of a stream before its connection is closed."""
 
-SPARE_CONNECTIONS = 8
-"""Connections beside those of decoding requests: an abort must not wait for an answer to end."""
-
 
 class HTTPClient:
     """The connections to a server, and to its workers if it is a router.
@@ -62,14 +59,12 @@ class HTTPClient:
         api_key: str | None = None,
         client: httpx.AsyncClient | None = None,
         timeout: httpx.Timeout | float = DEFAULT_TIMEOUT,
-        max_connections: int = 256,
     ) -> None:
         self.url: str = _checked_url(url)
         self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx.Timeout(timeout)
         self._short_timeout = httpx.Timeout(timeout)
         self._short_timeout.read = min(self._timeout.read or SHORT_READ, SHORT_READ)
-        self._count = max_connections + SPARE_CONNECTIONS
         self._is_own = client is None
         self._through = "" if client else _proxy_note(self.url)
         self._client = client or self._new_client()
@@ -79,11 +74,8 @@ class HTTPClient:
         self._closed = False
 
     def _new_client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(
-            max_connections=self._count,
-            max_keepalive_connections=self._count,
-            keepalive_expiry=KEEPALIVE,
-        )
+        # Requests wait for their turn in the client and on the server, never for a connection.
+        limits = httpx.Limits(keepalive_expiry=KEEPALIVE)
         try:
             return httpx.AsyncClient(limits=limits, trust_env=not _is_loopback(self.url))
         except (ImportError, httpx.InvalidURL, ValueError) as error:
@@ -97,7 +89,7 @@ class HTTPClient:
             return self._client
         if not self._is_own and (self._loop or self._client.is_closed):
             raise InvalidStateError(
-                "the httpx client was closed, or belongs to another event loop: pass one that was made in this"
+                "the httpx client was closed, or belongs to another event loop: pass one of this loop"
             )
         if self._is_own:
             if self._loop:
