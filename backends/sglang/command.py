@@ -172,7 +172,7 @@ class LaunchedBackend(SGLangBackend):
         self._process: subprocess.Popen[bytes] | None = None
 
     async def _learn(self) -> ServedModel:
-        if not (self._path / "config.json").is_file():
+        if not os.path.isfile(self._path / "config.json"):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process  # which `aclose` may end and forget meanwhile
         if process is None:
