@@ -14,10 +14,10 @@ from pydantic import AliasChoices, BaseModel, Field
 from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document
-from pasta_async.training.corpus import read_lines, read_records
+from pasta_async.training.data.corpus import read_lines, read_records
 from pasta_async.training.identity import weights_of
 from pasta_async.training.synthetic import FAMILIES, Example, Split, sample
-from pasta_async.training.tokens import rough_tokens, text_speedup
+from pasta_async.training.views import rough_tokens, text_speedup
 
 WARM_UP_SEED = 1_000_000
 """Where the held-out prompts come from that do not count: far from those that do."""
@@ -126,7 +126,7 @@ def digest(texts: Iterable[str]) -> str:
 
 
 def read_documents(path: Path | str, sample: int | None = None) -> dict[str, Document]:
-    """Prompts and their written documents, from a file of records (`pasta_async.training.corpus.Record`).
+    """Prompts and their written documents, from a file of records (`pasta_async.training.data.corpus.Record`).
 
     A sample is `stratified` by theoretical speed-up and length.
 

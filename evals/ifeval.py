@@ -30,7 +30,7 @@ from pasta_async.cli.command import Command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument
 from pasta_async.evals.records import write_rows
-from pasta_async.training.corpus import read_lines
+from pasta_async.training.data.corpus import read_lines
 
 _PACKAGES = ("if_verifiable", "nltk", "punkt", "langdetect")
 

@@ -20,7 +20,7 @@ from pasta_async.evals.answers import Answer
 from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument
 from pasta_async.training.endpoint import collect
 from pasta_async.training.judging import Judge
-from pasta_async.training.preference import Plain, SampledPrompt
+from pasta_async.training.samples import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 
 JOURNAL = "judge.journal.jsonl"

@@ -18,8 +18,8 @@ from pasta_async.cli.command import Command
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument, table
 from pasta_async.jobs import Journal, progress
-from pasta_async.protocol import Message
-from pasta_async.training.corpus import digest
+from pasta_async.prompts import Message
+from pasta_async.training.data.corpus import digest
 from pasta_async.training.identity import model_digest
 
 _AT_ONCE = 32

@@ -23,7 +23,7 @@ from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.results import FinishReason
 from pasta_async.testing import ScriptedBackend, Tokenizer, VirtualClock
 from pasta_async.testing.backend import PrefixCache
-from pasta_async.training.corpus import StrictModel
+from pasta_async.training.data.corpus import StrictModel
 
 
 class EngineModel(StrictModel):

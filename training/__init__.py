@@ -1,1 +1,1 @@
-"""How the shipped model is made: a synthetic task, a tokenizer, supervised training, an evaluation."""
+"""Training: data, the two stages, and what they share; docs/training.md walks the whole way."""

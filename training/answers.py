@@ -16,11 +16,10 @@ from typing import Any
 from pydantic import Field
 
 from pasta_async.cli.command import Command, Count, command
-from pasta_async.training.corpus import PartSettings, Record, plain_record, write_records
-from pasta_async.training.faults import repeats_itself
-from pasta_async.training.preference import Plain, read_samples
-from pasta_async.training.prompts import lacks_form
+from pasta_async.training.data.corpus import PartSettings, Record, plain_record, write_records
+from pasta_async.training.faults import lacks_form, repeats_itself
 from pasta_async.training.sample import SampleSettings, sample
+from pasta_async.training.samples import SampledPrompt, read_samples
 
 
 class AnswerSettings(PartSettings):
@@ -54,19 +53,22 @@ async def draw_answers(settings: AnswerSettings) -> dict[str, Any]:
 def _kept(settings: AnswerSettings, drawn: Path, left_out: Counter[str]) -> Iterator[Record]:
     """Records of the answers to train on; the others are counted by what is wrong with them."""
     for prompt in read_samples(drawn):
-        answer = prompt.baseline
-        if fault := _fault(prompt.prompt, answer, settings.least):
+        if fault := _fault(prompt, settings.least):
             left_out[fault] += 1
         else:
-            yield plain_record(prompt.messages, answer.text.strip(), source=settings.backend, id=prompt.id)
+            answer = prompt.baseline.text.strip()
+            named = {"source": settings.backend, "id": prompt.id, "form": prompt.form}
+            yield plain_record(prompt.messages, answer, **named)
 
 
-def _fault(prompt: str, answer: Plain, least: int) -> str:
+def _fault(prompt: SampledPrompt, least: int) -> str:
+    """The reason why an answer is not kept; empty if it is."""
+    answer = prompt.baseline
     if answer.finish_reason != "stop":
         return "long"
     if len(answer.text.split()) < least:
         return "trivial"
-    if lacks_form(prompt, answer.text):
+    if lacks_form(prompt.form, answer.text):
         return "formless"
     return "repeats" if repeats_itself(answer.text) else ""
 

@@ -1,13 +1,13 @@
 """Faults of an answer that a program can count.
 
 They need no model and no reference, the prompt at most, and say nothing about whether an answer is true or
-good. Words are those of `pasta_async.training.english`, so the rules are for English.
+good. Their lists of words are English.
 
 - malformed: it did not end by itself, or its tags had something to complain about
 - loop: the text repeats itself (`repeats_itself`)
 - runaway: more than 20 promises or items of one list; or more than 10 in a malformed answer
 - miscount: the prompt asks for a number of things (`asked_count`), and the answer's list or promises differ
-- formless: the prompt asks for a form (a title, bullet points, JSON: `prompts.forms`), and the text lacks it
+- formless: the prompt's record names a form (a title, bullet points, JSON), and the text lacks it
 - unfinished: it ends with a colon, and what it announces is missing
 - same_topic: a promise whose topic has the same words as an earlier one's
 - empty: a promise without a chunk, or whose chunk has neither a letter nor a digit
@@ -22,17 +22,35 @@ good. Words are those of `pasta_async.training.english`, so the rules are for En
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from pasta_async.lang import Document, Promise
-from pasta_async.training.english import INTRODUCTION, SMALL, runs, same_stem, words
-from pasta_async.training.prompts import lacks_form
 
-_LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
-_REPEAT_RUN, _REPEAT_SHARE = 3, 0.5
-_RUNAWAY, _RUNAWAY_CUT = 20, 10
+SMALL: frozenset[str] = frozenset(
+    (
+        "a an the this that these those is are was were be been it its they their there here you your i "
+        "we our he she his her in on at of for to from by with as and or but if when while one can could "
+        "will would may should have has had do does also another additionally finally first firstly "
+        "second secondly third next then lastly "
+    ).split()
+)
+"""Words that say nothing of what a text is about."""
+
+INTRODUCTION = "introduction"
+"""The topic of what opens an answer: it says where the promised text stands, not what it is about."""
+
+_WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+_STEM = 4
+
+_LOOP_RUN = 8
+_LOOP_LINE = 3
+_LOOP_SHARE = 0.2
+_REPEAT_RUN = 3
+_REPEAT_SHARE = 0.5
+_RUNAWAY = 20
+_RUNAWAY_CUT = 10
 
 _NUMBERS = {
     word: number
@@ -54,6 +72,28 @@ _OPEN_END = re.compile(r"(?:[^\W\d_]|,)\Z")
 _UNSPACED = re.compile(r"[\w.,:;!?)][\w*]")
 _NO_TOPIC = SMALL | {INTRODUCTION}
 _NO_END = frozenset("a an the of to from with and or but as is are was were your its their our".split())
+
+
+def words(text: str) -> list[str]:
+    """The words in small letters. A number is none, so the items of a list do not differ by theirs."""
+    return _WORD.findall(text.lower())
+
+
+def runs(found: Sequence[str], length: int) -> list[tuple[str, ...]]:
+    """Every stretch of so many words, in order."""
+    return [tuple(found[place : place + length]) for place in range(len(found) - length + 1)]
+
+
+def same_stem(one: str, other: str) -> bool:
+    """Whether two words begin alike: four letters, and all but two of the shorter one's ("taste", "tasty").
+
+    Words of up to three letters may differ by an ending of two.
+    """
+    shorter, longer = sorted((one, other), key=len)
+    same = max(_STEM, len(shorter) - 2)
+    if len(shorter) < _STEM:
+        return longer.startswith(shorter) and len(longer) - len(shorter) <= 2
+    return shorter[:same] == longer[:same]
 
 
 class Faults(NamedTuple):
@@ -97,20 +137,34 @@ OF_PROMISES: dict[str, float] = {
 
 
 def asked_count(prompt: str) -> int | None:
-    """How many things a prompt asks for ("Give five tips", "What are the 3 largest ..."), if it says that."""
-    if (found := _ASKED.search(prompt)) is None:
+    """The number of things that a prompt asks for, as in "Give five tips"; None without one."""
+    if (request := _ASKED.search(prompt)) is None:
         return None
-    number: str = found["number"].lower()
+    number: str = request["number"].lower()
     return _NUMBERS.get(number) or int(number)
 
 
+def lacks_form(form: str, answer: str) -> bool:
+    """True if a prompt asks for a form, a regular expression, and an answer does not have it."""
+    return bool(form) and not re.compile(form, re.DOTALL | re.MULTILINE).match(answer.strip())
+
+
 def count_faults(
-    document: Document, prompt: str = "", *, well_formed: bool = True, cut: Collection[int] = ()
+    document: Document,
+    prompt: str = "",
+    *,
+    form: str = "",
+    well_formed: bool = True,
+    cut: Collection[int] = (),
 ) -> Faults:
     """Count the faults of an answer, plain or not.
 
-    It is `well_formed` if it ended by itself, with nothing to complain about; `cut` has the numbers of the
-    threads that are known to have been cut.
+    Args:
+        document: The answer.
+        prompt: The text that asked for it, in which a number of things may be named.
+        form: See `lacks_form`.
+        well_formed: The answer ended by itself, and its tags are right.
+        cut: Numbers of the threads that are known to have been cut.
     """
     promises = document.promises
     chunks = [promise.chunk.text if promise.chunk else "" for promise in promises]
@@ -122,11 +176,13 @@ def count_faults(
         loop=int(repeats_itself(document.text)),
         runaway=int(items > (_RUNAWAY if well_formed else _RUNAWAY_CUT)),
         miscount=int(items > 1 and items != (asked_count(prompt) or items)),
-        formless=int(lacks_form(prompt, document.text)),
+        formless=int(lacks_form(form, document.text)),
         unfinished=int(document.text.rstrip("* \n").endswith(":")),
         same_topic=len(promises) - len({frozenset(one.topic.lower().split()) for one in promises}),
-        empty=sum(not _says(chunk) for chunk in chunks),
-        cut=sum(_says(text) and (place in cut or _ends_within(text)) for place, text in enumerate(chunks, 1)),
+        empty=sum(not _has_words(chunk) for chunk in chunks),
+        cut=sum(
+            _has_words(text) and (place in cut or _ends_within(text)) for place, text in enumerate(chunks, 1)
+        ),
         repeat=sum(_repeats(document)),
         off_topic=sum(_off_topic(document)),
         unspaced=sum(_unspaced(document)),
@@ -160,7 +216,7 @@ def _longest_list(text: str) -> int:
     return max((len(list(group)) for item, group in groupby(kinds) if item), default=0)
 
 
-def _says(text: str) -> bool:
+def _has_words(text: str) -> bool:
     return any(map(str.isalnum, text))
 
 
@@ -187,7 +243,7 @@ def _off_topic(document: Document) -> Iterator[bool]:
     """Of each chunk that says something, whether it does not speak about its topic."""
     line = ""
     for node in document.nodes:
-        if isinstance(node, Promise) and _says(node.text):
+        if isinstance(node, Promise) and _has_words(node.text):
             spoken = words(line + node.text)
             topic = [word for word in words(node.topic) if word not in _NO_TOPIC]
             yield bool(topic) and not any(same_stem(word, one) for word in topic for one in spoken)

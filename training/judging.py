@@ -1,4 +1,4 @@
-"""Judges of answers: what one is, and those that need no model here."""
+"""Judges of answers: their interface, and the one that asks a model behind an endpoint."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import ClassVar
 
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Journal
-from pasta_async.protocol import Message
-from pasta_async.training.corpus import digest
+from pasta_async.prompts import Message
+from pasta_async.training.data.corpus import digest
 from pasta_async.training.endpoint import NAMES, Comparer, probability
-from pasta_async.training.preference import SampledPrompt
-from pasta_async.training.synthetic.families import grade
-from pasta_async.training.synthetic.records import example_of
+from pasta_async.training.samples import SampledPrompt
 
 JUDGE_PROMPT: dict[str, str] = tomllib.loads(
     Path(__file__).with_name("judge.toml").read_text(encoding="utf-8")
@@ -26,12 +24,13 @@ JUDGE_PROMPT: dict[str, str] = tomllib.loads(
 
 
 class Judge(ABC):
-    """Says how good an answer is. A judge that costs something keeps its verdicts."""
+    """Rates answers. A judge that costs something keeps its verdicts."""
 
     sees_length: ClassVar[bool] = True
-    """Whether an answer that says less is worse for it; else being short must not make it faster."""
+    """True if the judge notices that an answer leaves something out. If it does not, scores do not count an
+    answer as faster for being shorter than the baseline's."""
     sees_faults: ClassVar[bool] = True
-    """Whether an answer is worse for the faults that a program counts; else they are taken off."""
+    """True if the judge notices the faults that a program counts. If it does not, scores take them off."""
 
     @abstractmethod
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
@@ -45,7 +44,7 @@ class Judge(ABC):
         """
 
     async def verdict(self, prompt: SampledPrompt, text: str) -> float:
-        """The `quality`, checked: what a judge does wrong is told with its name.
+        """The `quality`, checked: an error of the judge names it.
 
         Cancelling it ends the judge's requests.
 
@@ -97,22 +96,6 @@ class ModelJudge(Judge):
                 self._known[keys[text]] = figure
                 self._journal.append({"key": keys[text], "figure": figure})
         return {text: self._known[key] for text, key in keys.items()}
-
-
-class TaskJudge(Judge):
-    """The program of the synthetic task: the share of an answer that is right."""
-
-    async def quality(self, prompt: SampledPrompt, text: str) -> float:
-        """See `pasta_async.training.synthetic.grade`. It waits for nothing.
-
-        Raises:
-            InvalidRequestError: The prompt is not of the synthetic task.
-        """
-        try:
-            example = example_of(prompt)
-        except ValueError as error:
-            raise InvalidRequestError(f"--judge task judges the synthetic task only: {error}") from None
-        return grade(example, text)
 
 
 class PairwiseJudge(Judge):

@@ -17,12 +17,12 @@ from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
-from pasta_async.protocol import Message
+from pasta_async.prompts import Message
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.packing import Trie
-from pasta_async.training.preference import SampledPrompt
-from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
-from pasta_async.training.trainer.vocabulary import Codec
+from pasta_async.training.model import Codec
+from pasta_async.training.rows import deal_rows, pack_row, row_length, target_losses
+from pasta_async.training.samples import SampledPrompt
+from pasta_async.training.views import Trie
 
 
 def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:

@@ -2,17 +2,23 @@
 
 The model that drew the samples learns to write the best of n at once: faster and better answers, as the
 weight of quality against speed says. By default it imitates the best; with `--alpha` below 1 the objective is
-BoNBoN (arXiv 2406.00832), best-of-n learned from the best and the worst of n samples; docs/preferences.md
-derives its target and compares the two.
+BoNBoN (arXiv 2406.00832), best-of-n learned from the best and the worst of n samples.
+
+A pair is the best and the worst answer to a prompt, by the value of their scores. The objective's derivation
+needs one order of all samples: a malformed answer is below every well-formed one, and a seed decides between
+equals.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -20,20 +26,27 @@ from pydantic import Field
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang.document import Document, Text
-from pasta_async.training.packing import Trie, pack_plain
-from pasta_async.training.preference import Malformed, Pair, choose_pairs, read_samples, read_scores
-from pasta_async.training.trainer.processes import is_first, only_run
-from pasta_async.training.trainer.run import train
-from pasta_async.training.trainer.settings import StageSettings
-from pasta_async.training.trainer.task import Example, Task
-from pasta_async.training.trainer.vocabulary import ModelCodec
+from pasta_async.lang import Document, Node, Text
+from pasta_async.training.faults import soundness
+from pasta_async.training.model import ModelCodec
+from pasta_async.training.processes import is_first, only_run
+from pasta_async.training.samples import (
+    Plain,
+    Sample,
+    SampledPrompt,
+    Score,
+    faults_of_sample,
+    read_samples,
+    read_scores,
+)
+from pasta_async.training.trainer import Example, Task, TrainerSettings, train
+from pasta_async.training.views import Trie, pack_plain
 
 _LOOKED_AT = 20
 """Prompts that are compared with what the ids of their samples say."""
 
 
-class PreferSettings(StageSettings):
+class PreferSettings(TrainerSettings):
     """Settings of stage 2."""
 
     samples: Path = Field(description="file of samples that the model has drawn (training.sample)")
@@ -47,7 +60,6 @@ class PreferSettings(StageSettings):
     beta: float = Field(
         default=0.0, ge=0, description="pulls best and worst 1 / (2 beta) apart in log-ratio (0: best-of-n's)"
     )
-    malformed: Malformed = Field(default="last", description="malformed samples: the worst, or left out")
     sound_only: bool = Field(
         default=False, description="the best has no counted fault, and promises where half of the samples do"
     )
@@ -66,10 +78,144 @@ class PreferSettings(StageSettings):
     adapter_lr: ClassVar[float] = 1e-4
 
 
-def best_of_n_target(n: int) -> float:
-    """How far best and worst of n samples are apart in log-ratio for best-of-n, in the mean.
+# --- pairs
 
-    (n - 1) * (1 + 1/2 + ... + 1/(n - 1)), in nats: 1 / (2 beta*) in the paper's terms.
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The best and the worst of n answers to the prompt `id`."""
+
+    id: str
+    best: Sample
+    worst: Sample
+    n: int
+    messages: Sequence[Mapping[str, Any]] = ()
+    plain: Plain | None = None
+    """The model's own plain answer."""
+
+
+def choose_pairs(
+    prompts: Iterable[SampledPrompt],
+    scores: Mapping[tuple[str, int], Score],
+    weight: float,
+    seed: int = 0,
+    sound_only: bool = False,
+) -> tuple[list[Pair], Counter[str]]:
+    """Choose the best and the worst of each prompt's samples.
+
+    Samples that failed, are not exact or have no score take no part. Those that tie at the top, or at the
+    bottom, are drawn for; a prompt whose best ties with its worst is left out.
+
+    Args:
+        prompts: With their samples; only those of pairs are held.
+        scores: By prompt and number of the sample.
+        weight: See `Score.value`.
+        seed: Of the draws among equals.
+        sound_only: The best has no counted fault (`pasta_async.training.faults`). Where at least half of a
+            prompt's samples promise, it is then one that promises: a plain answer has no tags to get wrong,
+            and a model that learns from such wins learns not to promise.
+
+    Returns:
+        The pairs, and counts: prompts and samples; samples that are failed, unscored, inexact, malformed;
+        prompts that give a pair (pairs), or have fewer than two usable samples (few), none that may be
+        the best (no_best), or a best that ties with the worst (ties); pairs whose best and worst have other
+        tags, not only other text (restructured).
+
+    Raises:
+        InvalidRequestError: Samples and scores do not match, or no pair is left.
+    """
+    pairs, counts, seen = list[Pair](), Counter[str](), set[str]()
+    finished: dict[tuple[str, int], bool] = {}
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise InvalidRequestError(f"the prompt {prompt.id!r} occurs more than once among the samples")
+        seen.add(prompt.id)
+        finished |= {(prompt.id, sample.number): not sample.error for sample in prompt.samples}
+        counts.update(_count(prompt, scores))
+        promising = sound_only and 2 * sum(map(_promises, prompt.samples)) >= len(prompt.samples)
+        usable: list[tuple[tuple[bool, float], Sample]] = []
+        for one in prompt.samples:
+            score = scores.get((prompt.id, one.number))
+            if score and one.exact and one.targets:
+                may_win = one.well_formed and (not sound_only or _is_sound(one, prompt, promising))
+                usable.append(((may_win, round(score.value(weight), 9)), one))
+        pair = _pair(prompt, usable, random.Random(f"{seed}/{prompt.id}"))
+        if isinstance(pair, str):
+            counts[pair] += 1
+        else:
+            pairs.append(pair)
+            counts.update(pairs=1, restructured=int(_structure(pair.best) != _structure(pair.worst)))
+    _check(finished, scores)
+    if not pairs:
+        raise InvalidRequestError(f"there is nothing to prefer: 0 pairs of {dict(counts)}")
+    return pairs, counts
+
+
+def _pair(
+    prompt: SampledPrompt, usable: Sequence[tuple[tuple[bool, float], Sample]], draw: random.Random
+) -> Pair | str:
+    """The pair of a prompt, or why there is none; each sample stands behind what decides its place."""
+    if len(usable) < 2:
+        return "few"
+    places = [place for place, _ in usable]
+    high, low = max(places), min(places)
+    if not high[0]:
+        return "no_best"
+    best, worst = (draw.choice([one for place, one in usable if place == end]) for end in (high, low))
+    if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
+        return "ties"
+    return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
+
+
+def _is_sound(sample: Sample, prompt: SampledPrompt, promising: bool) -> bool:
+    """True if it has no fault, and promises where it has to."""
+    return (_promises(sample) or not promising) and soundness(faults_of_sample(sample, prompt)) == 1
+
+
+def _promises(sample: Sample) -> bool:
+    return bool(sample.document.promises)
+
+
+def _structure(sample: Sample) -> list[type[Node]]:
+    """The tags of an answer, in order."""
+    return [type(node) for node in sample.document.nodes if not isinstance(node, Text)]
+
+
+def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> dict[str, int]:
+    finished = [sample for sample in prompt.samples if not sample.error]
+    return {
+        "prompts": 1,
+        "samples": len(prompt.samples),
+        "failed": len(prompt.samples) - len(finished),
+        "unscored": sum((prompt.id, sample.number) not in scores for sample in finished),
+        "inexact": sum(not sample.exact for sample in finished),
+        "malformed": sum(not sample.well_formed for sample in finished),
+    }
+
+
+def _check(samples: Mapping[tuple[str, int], bool], scores: Mapping[tuple[str, int], Score]) -> None:
+    """Every score is of a sample, and most of those that are finished, as `samples` says, have one."""
+    finished = {place for place, done in samples.items() if done}
+    unknown, missing = scores.keys() - samples.keys(), finished - scores.keys()
+    if unknown or 2 * len(missing) > len(finished):
+        places, what = (unknown, "scores have no sample") if unknown else (missing, "samples have no score")
+        raise InvalidRequestError(
+            f"samples and scores do not match: {len(places)} {what}, such as {min(places)}: "
+            "score these samples with pasta_async.training.score"
+        )
+
+
+# --- the objective
+
+
+def best_of_n_target(n: int) -> float:
+    """The mean difference in log-ratio of best and worst of n samples under best-of-n, in nats.
+
+    (n - 1) * (1 + 1/2 + ... + 1/(n - 1)): 1 / (2 beta*) in the paper's terms.
+
+    The best of n has a rank of u or less with probability u^n, so the policy that answers with it has the
+    log-ratio log n + (n - 1) log U to the one that samples, where U is the rank. Log n drops out of the
+    difference; the means of log U are -1/n for the best, and -(1 + 1/2 + ... + 1/n) for the worst.
 
     Raises:
         ValueError: n is less than 2.
@@ -153,7 +299,7 @@ class BonBon(Task):
 
 
 def prefer(settings: PreferSettings) -> bool:
-    """Run stage 2; see `pasta_async.training.trainer.run.train`, whose errors it raises.
+    """Run stage 2; see `pasta_async.training.trainer.train`, whose errors it raises.
 
     Raises:
         InvalidRequestError: Also if samples and scores do not fit each other or the model, or form no pair.
@@ -161,7 +307,7 @@ def prefer(settings: PreferSettings) -> bool:
     with only_run(settings.out):
         prompts, scores = read_samples(settings.samples), read_scores(settings.scores)
         pairs, counts = choose_pairs(
-            prompts, scores, settings.quality_weight, settings.seed, settings.malformed, settings.sound_only
+            prompts, scores, settings.quality_weight, settings.seed, settings.sound_only
         )
         if is_first():
             print(", ".join(f"{count} {name}" for name, count in counts.items()))
@@ -171,8 +317,7 @@ def prefer(settings: PreferSettings) -> bool:
             kept = [_plain_answer(pair, codec) for pair in pairs if settings.keep_plain]
             return BonBon(pairs, settings.alpha, settings.beta, kept)
 
-        kwargs, share = settings.template_kwargs, settings.start_share
-        return train(settings, settings.model, make_task, template_kwargs=kwargs, start_share=share)
+        return train(settings, make_task, start_share=settings.start_share)
 
 
 def _plain_answer(pair: Pair, codec: ModelCodec) -> Trie:

@@ -1,7 +1,7 @@
 """Draw answers for stage 2: `python -m pasta_async.training.sample`.
 
 Draws n answers to each prompt, and the baseline's answer, into a file of
-`pasta_async.training.preference.SampledPrompt`. Its journal stands beside it: the same command
+`pasta_async.training.samples.SampledPrompt`. Its journal stands beside it: the same command
 resumes an interrupted run.
 """
 
@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, Json
 
@@ -27,19 +27,26 @@ from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progress
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.results import Generation
-from pasta_async.training.corpus import PartSettings, Record, digest, read_records, write_records
+from pasta_async.training.data.corpus import PartSettings, Record, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.identity import backend_digest
-from pasta_async.training.packing import Trie
-from pasta_async.training.preference import Plain, Sample, SampledPrompt
+from pasta_async.training.samples import Plain, Sample, SampledPrompt
+from pasta_async.training.views import Trie
 
-_OWN, _BASELINE = -1, -2
-"""Stand for the number of the model's own plain answer, where the baseline is another model; and in seeds for
-the baseline's."""
+Kind = int | Literal["baseline", "plain"]
+"""One answer to a prompt: the number of a sample, the baseline's plain answer, or the model's own where the
+baseline is another model."""
+
+
+_IDENTITY = {
+    *("backend", "baseline", "max_tokens", "temperature", "plain_temperature"),
+    *("repetition_penalty", "seed", "without_syncs", "template_kwargs"),
+}
+"""Settings that an answer depends on: another one needs another journal."""
 
 
 class SampleSettings(PartSettings):
-    """How to draw."""
+    """Options of drawing."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
@@ -79,55 +86,53 @@ async def sample(settings: SampleSettings) -> dict[str, Any]:
     records = _records(settings)
     started = time.monotonic()
     async with AsyncExitStack() as stack:
-        drawing = await _drawing(settings, stack)
-        each = settings.n + 1 + bool(settings.own_plain and settings.baseline)
-        advance = stack.enter_context(progress(len(records) * each, "answers"))
+        drawing = await _open_drawing(settings, stack)
+        advance = stack.enter_context(progress(len(records) * len(drawing.kinds), "answers"))
         await drawing.run(records, advance)
         prompts = write_records(settings.out, drawing.prompts(records))
-    found = drawing.collected
-    count = max(1, found["samples"])
+    totals = drawing.totals
+    count = max(1, totals["samples"])
     return {
         "prompts": prompts,
         "left_out": len(records) - prompts,
-        "samples": found["samples"],
-        "well_formed": found["well_formed"] / count,
-        "exact": found["exact"] / count,
-        "mean_tokens": found["tokens"] / count,
+        "samples": totals["samples"],
+        "well_formed": totals["well_formed"] / count,
+        "exact": totals["exact"] / count,
+        "mean_tokens": totals["sample_tokens"] / count,
         "failures": dict(Counter(drawing.failures).most_common()),
-        "resumed": drawing.totals["resumed"],
-        "tokens": drawing.totals["tokens"],
+        "resumed": totals["resumed"],
+        "tokens": totals["tokens"],
         "seconds": round(time.monotonic() - started, 3),
     }
 
 
 def _records(settings: SampleSettings) -> list[Record]:
+    """The prompts to answer: those of all files, without what was trained on, from `skip` to `limit`."""
     records = [record for path in settings.prompts for record in read_records(path)]
     ids = Counter(record.id for record in records)
     if repeated := [name for name, count in ids.items() if count > 1]:
         raise InvalidRequestError(f"the prompt {repeated[0]!r} is in more than one file")
     seen = {digest(record.messages, "") for path in settings.unseen for record in read_records(path)}
-    found, records = len(records), [one for one in records if digest(one.messages, "") not in seen]
-    if found > len(records):
-        print(f"{found - len(records)} of {found} prompts were trained on, and are left out", file=sys.stderr)
-    if not (wanted := [*settings.part(records)]):
+    new = [record for record in records if digest(record.messages, "") not in seen]
+    if trained := len(records) - len(new):
+        print(f"{trained} of {len(records)} prompts were trained on, and are left out", file=sys.stderr)
+    wanted = list(settings.part(new))
+    if not wanted:
         behind = f" behind the first {settings.skip}" if settings.skip else ""
         raise InvalidRequestError(f"no new prompts in {', '.join(map(str, settings.prompts))}{behind}")
     return wanted
 
 
-async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
+async def _open_drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     """Open the backends and the journal; the stack closes them."""
     opened = await stack.enter_async_context(Client(settings.backend))
     limits = opened.limits.model_copy(update={"client_threads": 4 * settings.together, "timeout": None})
-    client = baseline = Client(Recording(opened.backend), limits=limits)
+    client = Client(Recording(opened.backend), limits=limits)
+    baseline = client
     if settings.baseline:
         baseline = await stack.enter_async_context(Client(settings.baseline, limits=limits))
-    fields = {
-        *("backend", "baseline", "max_tokens", "temperature", "plain_temperature"),
-        *("repetition_penalty", "seed", "without_syncs", "template_kwargs"),
-    }
     identity = {
-        **settings.model_dump(mode="json", include=fields),
+        **settings.model_dump(mode="json", include=_IDENTITY),
         "model": (await client.connect()).name,
         "weights": [backend_digest(settings.backend), backend_digest(settings.baseline)],
     }
@@ -135,9 +140,9 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     return Drawing(settings, client, baseline, stack.enter_context(journal))
 
 
-def answer_seed(seed: int, prompt: str, number: int) -> int:
-    """The seed of an answer: a hash of the run's seed, the prompt's id and the answer's number, 63 bits."""
-    hashed = hashlib.sha256(f"{seed}/{number}/{prompt}".encode("utf-8", "surrogatepass")).digest()
+def answer_seed(seed: int, prompt: str, kind: Kind) -> int:
+    """The seed of an answer: a hash of the run's seed, the prompt's id and which answer it is, 63 bits."""
+    hashed = hashlib.sha256(f"{seed}/{kind}/{prompt}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(hashed[:8], "big") >> 1
 
 
@@ -169,7 +174,7 @@ class Recording(WrappingBackend):
     """A backend that records, where `recorded` asks for it, what another one is sent, and what comes back.
 
     A model can write the same text in other tokens than those it is encoded as, and the objective is about
-    the probability of what was sampled. So no grammar chooses tags in its place, either.
+    the probability of the sampled tokens. So no grammar chooses tags in the model's place, either.
 
         async with Client(Recording(backend)) as client:
             with recorded() as exchanges:
@@ -207,23 +212,28 @@ def trie_of(exchanges: Iterable[Exchange]) -> Trie:
 class Drawing:
     """One run over some prompts: a client with a `Recording` draws the samples, `baseline` its own answers.
 
-    The journal keeps finished answers, which are not drawn again; those that ended in an error are. It is
-    where answers are until they are asked for: in memory they would need many times the space.
+    The journal keeps finished answers, which are not drawn again; those that ended in an error are. Answers
+    stay in the file until they are asked for: in memory they would need many times the space.
     """
 
     def __init__(self, settings: SampleSettings, client: Client, baseline: Client, journal: Journal) -> None:
-        self._settings, self._client, self._baseline, self._journal = settings, client, baseline, journal
-        self._found: dict[tuple[str, int | None], int | Sample | Plain] = {
-            (row["prompt"], row["number"]): place for place, row in journal.stored()
+        self._settings = settings
+        self._client = client
+        self._baseline = baseline
+        self._journal = journal
+        self._answers: dict[tuple[str, Kind], int | Sample] = {
+            (row["prompt"], row["kind"]): place for place, row in journal.stored()
         }
-        self._plain = (None, *[_OWN] * (settings.own_plain and client is not baseline))
+        """Places in the journal; of samples that ended in an error, which it does not keep, the sample."""
         self._budget = FailureBudget(proven=True)
+        plain: list[Kind] = ["plain"] if settings.own_plain and client is not baseline else []
+        self.kinds: list[Kind] = ["baseline", *plain, *range(settings.n)]
+        """The answers to each prompt."""
         self.totals: Counter[str] = Counter()
-        """answers (drawn by this run), resumed (found in the journal), tokens (of this run)."""
+        """Of this run: answers, and their tokens; resumed, from the journal. Of what `prompts` has yielded:
+        samples, well_formed, exact, sample_tokens."""
         self.failures: list[str] = []
         """The errors that ended answers."""
-        self.collected: Counter[str] = Counter()
-        """Of what `prompts` has yielded: samples, how many are well_formed and exact, their tokens."""
 
     async def run(self, records: Sequence[Record], advance: Advance) -> None:
         """Draw for every record.
@@ -233,75 +243,120 @@ class Drawing:
         Raises:
             PastaError: The backend cannot be used, or failed many answers in a row.
         """
-        info, numbers = await self._client.connect(), range(self._settings.n)
-        # Baselines first: few at a time beside the samples, they would cost another model as much as these.
-        wanted = [(one, k) for part in (self._plain, numbers) for one in records for k in part]
-        due = [(one, number) for one, number in wanted if (_key(one), number) not in self._found]
+        info = await self._client.connect()
+        # Plain answers first: beside the samples, few at a time, they would take as long as those.
+        plain = [kind for kind in self.kinds if isinstance(kind, str)]
+        wanted = [(record, kind) for record in records for kind in plain]
+        wanted += [(record, number) for record in records for number in range(self._settings.n)]
+        due = [(record, kind) for record, kind in wanted if (_key(record), kind) not in self._answers]
         self.totals["resumed"] = len(wanted) - len(due)
         advance(self.totals["resumed"])
 
-        async def draw(one: tuple[Record, int | None]) -> None:
-            await self._draw(*one, info)
+        async def draw(item: tuple[Record, Kind]) -> None:
+            record, kind = item
+            if isinstance(kind, str):
+                await self._draw_plain(record, kind, info)
+            else:
+                await self._draw_sample(record, kind, info)
             self.totals["answers"] += 1
             advance()
 
         await for_each(due, draw, self._settings.together)
 
     def prompts(self, records: Sequence[Record]) -> Iterator[SampledPrompt]:
-        """What was drawn, one prompt at a time. One of which a plain answer failed is left out."""
-        own = None if self._client is self._baseline else _OWN
+        """The prompts with their answers, one at a time. One of which a plain answer failed is left out."""
         for record in records:
-            if not all((_key(record), number) in self._found for number in self._plain):
+            key = _key(record)
+            if not all((key, kind) in self._answers for kind in self.kinds if isinstance(kind, str)):
                 continue
-            samples = [self._answer(record, number) for number in range(self._settings.n)]
-            plain = {"baseline": self._answer(record, None), "plain": self._answer(record, own)}
-            asked = {"id": record.id, "messages": record.messages}
-            prompt = SampledPrompt.model_validate({**asked, "samples": samples, **plain})
-            for one in prompt.samples:
-                kinds = {"well_formed": one.well_formed, "exact": one.exact, "tokens": one.tokens}
-                self.collected.update(samples=1, **kinds)
+            named = {"id": record.id, "messages": record.messages, "form": record.form}
+            samples = [self._answer(key, number) for number in range(self._settings.n)]
+            baseline = self._answer(key, "baseline")
+            own = baseline if self._client is self._baseline else None
+            plain = self._answer(key, "plain") if "plain" in self.kinds else own
+            prompt = SampledPrompt.model_validate(
+                {**named, "samples": samples, "baseline": baseline, "plain": plain}
+            )
+            for drawn in prompt.samples:
+                kinds = {"well_formed": drawn.well_formed, "exact": drawn.exact}
+                self.totals.update(samples=1, sample_tokens=drawn.tokens, **kinds)
             yield prompt
 
-    def _answer(self, record: Record, number: int | None) -> Any:
-        found = self._found.get((_key(record), number))
-        return self._journal.read(found)["answer"] if isinstance(found, int) else found
+    def _answer(self, key: str, kind: Kind) -> Any:
+        """An answer, read from the journal where it is there."""
+        answer = self._answers[key, kind]
+        return self._journal.read(answer)["answer"] if isinstance(answer, int) else answer
 
-    async def _draw(self, record: Record, number: int | None, info: Model) -> None:
-        """Draw a sample, or the baseline's answer if it has no number, or the model's own plain one."""
-        settings, plain, error = self._settings, number in (None, _OWN), ""
-        temperature = settings.plain_temperature if plain else settings.temperature
-        seed = None
-        if temperature and info.honours_seeds:
-            seed = answer_seed(settings.seed, record.id, _BASELINE if number is None else number)
-        syncless = number in range(settings.without_syncs)
-        with recorded((info.tags.sync,) if info.tags and syncless else ()) as exchanges:
-            try:
-                generation = await (self._baseline if number is None else self._client).generate(
-                    record.messages,
-                    temperature=temperature,
-                    repetition_penalty=settings.repetition_penalty,
-                    max_tokens=settings.max_tokens,
-                    seed=seed,
-                    baseline=plain,
-                    chat_template_kwargs=settings.template_kwargs,
-                    parallel="always",
-                    whole_chunks=True,  # nothing is streamed
-                )
-                self._budget.succeeded()
-            except PastaError as failure:
-                self._budget.failed(failure)
-                error, generation = f"{type(failure).__name__}: {failure}", failure.partial
-                self.failures.append(error)
-        if number is not None and not plain:
-            answer = _sample(number, seed, generation, exchanges, error, info.tags is not None)
-        elif generation and not error:
-            tokens, reason = generation.usage.completion_tokens, generation.finish_reason
-            answer = Plain(text=generation.text, tokens=tokens, finish_reason=reason)
-        else:
+    async def _draw_plain(self, record: Record, kind: Kind, info: Model) -> None:
+        client = self._baseline if kind == "baseline" else self._client
+        temperature = self._settings.plain_temperature
+        try:
+            generation = await self._generate(client, record, kind, info, temperature, baseline=True)
+        except PastaError as failure:
+            self._failed(failure)
             return
+        tokens, reason = generation.usage.completion_tokens, generation.finish_reason
+        self._keep(record, kind, Plain(text=generation.text, tokens=tokens, finish_reason=reason))
+
+    async def _draw_sample(self, record: Record, number: int, info: Model) -> None:
+        syncless = number < self._settings.without_syncs
+        banned = (info.tags.sync,) if info.tags and syncless else ()
+        temperature, error = self._settings.temperature, ""
+        with recorded(banned) as exchanges:
+            try:
+                generation = await self._generate(
+                    self._client, record, number, info, temperature, baseline=False
+                )
+            except PastaError as failure:
+                error, generation = self._failed(failure), failure.partial
+        seed = self._seed(record, number, info, temperature)
+        drawn = _sample(number, seed, generation, exchanges, error, info.tags is not None)
+        if error:
+            self.totals["tokens"] += drawn.tokens
+            self._answers[_key(record), number] = drawn
+        else:
+            self._keep(record, number, drawn)
+
+    async def _generate(
+        self,
+        client: Client,
+        record: Record,
+        kind: Kind,
+        info: Model,
+        temperature: float,
+        *,
+        baseline: bool,
+    ) -> Generation:
+        generation = await client.generate(
+            record.messages,
+            temperature=temperature,
+            repetition_penalty=self._settings.repetition_penalty,
+            max_tokens=self._settings.max_tokens,
+            seed=self._seed(record, kind, info, temperature),
+            baseline=baseline,
+            chat_template_kwargs=self._settings.template_kwargs,
+            parallel="always",
+            whole_chunks=True,  # nothing is streamed
+        )
+        self._budget.succeeded()
+        return generation
+
+    def _seed(self, record: Record, kind: Kind, info: Model, temperature: float) -> int | None:
+        if temperature == 0 or not info.honours_seeds:
+            return None
+        return answer_seed(self._settings.seed, record.id, kind)
+
+    def _failed(self, failure: PastaError) -> str:
+        """Note an answer that ended in an error, which is raised if others would fail as well."""
+        self._budget.failed(failure)
+        error = f"{type(failure).__name__}: {failure}"
+        self.failures.append(error)
+        return error
+
+    def _keep(self, record: Record, kind: Kind, answer: Plain | Sample) -> None:
         self.totals["tokens"] += answer.tokens
-        row = {"prompt": _key(record), "number": number, "answer": answer.model_dump(mode="json")}
-        self._found[_key(record), number] = answer if error else self._journal.append(row)
+        row = {"prompt": _key(record), "kind": kind, "answer": answer.model_dump(mode="json")}
+        self._answers[_key(record), kind] = self._journal.append(row)
 
 
 def _key(record: Record) -> str:

@@ -1,12 +1,11 @@
 """Score sampled answers for stage 2: `python -m pasta_async.training.score`.
 
 Writes the theoretical speed-up and the quality of each sample. Their weight is chosen later, when a model is
-trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`); a
+trained, so that another one needs no new judgement. The judge is a
 language model in a folder, which says how likely an answer is (`likelihood`), where counted faults are taken
-off; a judge that was trained on preferences by `pasta_async.training.judge` (`reward`); a model behind an
-OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); or your own
-(`package.module:name`, what makes a `pasta_async.training.judging.Judge`). A model's verdicts are kept in a
-journal, so that the same command resumes an interrupted run.
+off; a model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); or
+your own (`package.module:name`, what makes a `pasta_async.training.judging.Judge`). A model's verdicts are
+kept in a journal, so that the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -28,39 +27,39 @@ from pydantic import Field, model_validator
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal, journal_beside
-from pasta_async.training.corpus import write_records
+from pasta_async.training.data.corpus import write_records
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
 from pasta_async.training.faults import soundness
 from pasta_async.training.identity import model_digest
-from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge, TaskJudge
-from pasta_async.training.preference import Sample, SampledPrompt, Score, faults_of_sample, read_samples
+from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge
+from pasta_async.training.samples import Sample, SampledPrompt, Score, faults_of_sample, read_samples
 
 WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 """The weights of quality that the paper trains with (section 4)."""
 
 _OWN = re.compile(r"[\w.]+:\w+")
-_IN_FOLDERS = ("likelihood", "reward")
 
 
 class JudgeSettings(EndpointSettings):
     """Who says how good answers are."""
 
     judge: str = Field(
-        default="task",
-        description="task; likelihood; reward; an endpoint, http://host:30000/v1; or package.module:name",
+        default="likelihood",
+        description="likelihood; an endpoint, http://host:30000/v1; or package.module:name",
     )
     judge_model: str = Field(
         default="",
-        description="name at the endpoint; folder of the model (likelihood) or of the trained judge (reward)",
+        description="name at the endpoint; folder of the model (likelihood)",
     )
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if not self.judge_model and (self.remote or self.judge in _IN_FOLDERS):
-            what = "the endpoint's model" if self.remote else f"the folder for --judge {self.judge}"
-            raise ValueError(f"name {what} with --judge-model")
-        if not (self.remote or self.judge in ("task", *_IN_FOLDERS) or _OWN.fullmatch(self.judge)):
-            kinds = "task, likelihood, reward, http://host:30000/v1, or package.module:name"
+        likelihood = self.judge == "likelihood"
+        if not self.judge_model and (self.remote or likelihood):
+            named = "the endpoint's model" if self.remote else "the folder of the model"
+            raise ValueError(f"name {named} with --judge-model")
+        if not (self.remote or likelihood or _OWN.fullmatch(self.judge)):
+            kinds = "likelihood, http://host:30000/v1, or package.module:name"
             raise ValueError(f"--judge is {kinds}, not {self.judge!r}")
         return self
 
@@ -95,7 +94,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
     finished = [(p, s) for p in prompts for s in p.samples if not s.error]
     least = 1.0 if settings.sound_only else 0.0
-    known = (((p.id, s.number), soundness(faults_of_sample(s, p.prompt))) for p, s in finished)
+    known = (((p.id, s.number), soundness(faults_of_sample(s, p))) for p, s in finished)
     sound = {key: value for key, value in known if value >= least}
     judged = [
         p.model_copy(update={"samples": [s for s in p.samples if (p.id, s.number) in sound]}) for p in prompts
@@ -170,19 +169,12 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     Raises:
         InvalidRequestError: There is no such judge, or the journal of its replies is another one's.
     """
-    if settings.judge == "task":
-        return TaskJudge()
     if settings.judge == "likelihood":
         from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge  # needs torch
 
         model = LanguageModel(settings.judge_model)
         identity = {"judge": "likelihood", "model": model_digest(settings.judge_model)}
         return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
-    if settings.judge == "reward":
-        from pasta_async.training.judge.reward import RewardJudge, StoredJudge  # needs torch
-
-        stored = StoredJudge.read(Path(settings.judge_model))
-        return RewardJudge(stored, stack.enter_context(Journal(journal, stored.identity)))
     if not settings.remote:
         try:
             own = pkgutil.resolve_name(settings.judge)()

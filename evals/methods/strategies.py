@@ -112,7 +112,7 @@ async def _apar(engine: Engine, case: Case) -> Work:
     detail): the child has the parent up to its `[Fork]`, and `[Child]`. Where our rules for details
     (`annotate_by_structure`) find none, the answer is written in sequence.
     """
-    from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
+    from pasta_async.training.data.annotate_structure import annotate_by_structure  # needs a Markdown parser
 
     document = annotate_by_structure(case.document.text, cut="details")
     if not document.promises:

@@ -16,8 +16,7 @@ from pasta_async import Backend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import STYLE_CODES, Code
 from pasta_async.protocol import DecodeRequest, Piece
-from pasta_async.training.synthetic import sample
-from tests.pasta_tiny import PASTA_TINY
+from tests.pasta_tiny import PASTA_TINY, examples
 
 FAMILIES = ("describe", "totals", "fair")
 
@@ -51,7 +50,7 @@ async def backend() -> AsyncIterator[Recorder]:
 
 
 def prompt(family: str) -> str:
-    return sample(family, 77, "names").prompt
+    return examples(family)[0].prompt
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -32,7 +32,7 @@ from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import BackendError, UnsupportedModelError
-from pasta_async.protocol import Message
+from pasta_async.prompts import Message
 
 Metadata = dict[str, Any]
 

@@ -19,7 +19,7 @@ from pasta_async.training.synthetic import grade
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pasta_async.training.preference import SampledPrompt
+    from pasta_async.training.samples import SampledPrompt
 
 
 def right(prompt: Prompt) -> str:

@@ -20,7 +20,7 @@ from tests.pasta_tiny import LOCAL_TINY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pasta_async.training.preference import SampledPrompt
+    from pasta_async.training.samples import SampledPrompt
 
 
 class Longer(Judge):

@@ -19,7 +19,7 @@ import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running, serving
 
 from pasta_async import Backend
-from pasta_async.protocol import Message
+from pasta_async.prompts import Message
 from pasta_async.server import ServerSettings, create_app, http_protocol
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.testing import Fault, ScriptedBackend

@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.evals.documents import held_out
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
-from pasta_async.training.synthetic import FAMILIES
-from tests.pasta_tiny import PASTA_TINY
+from tests.pasta_tiny import PASTA_TINY, examples
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 """Have the scheduler compare free, cached and used slots at every step, and end where they do not add up."""
@@ -67,7 +65,7 @@ class Torture:
     async def run(self, answers: int) -> None:
         """Play so many answers."""
         turns = asyncio.Semaphore(self.at_once)
-        asked = [[{"role": "user", "content": prompt.text}] for prompt in held_out(FAMILIES, 8)]
+        asked = [[{"role": "user", "content": example.prompt}] for example in examples()[:40]]
         prompts = [await self.backend.encode_chat(messages, {}) for messages in asked]
 
         async def one(number: int) -> None:

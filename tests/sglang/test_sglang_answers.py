@@ -23,13 +23,12 @@ from pasta_async import BackendError, Client, Generation
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import LaunchedBackend, SGLangBackend
 from pasta_async.errors import UnsupportedModelError
-from pasta_async.evals.documents import held_out
 from pasta_async.protocol import Backend
-from pasta_async.training.synthetic import FAMILIES
+from tests.pasta_tiny import examples
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
-PROMPTS = [prompt.text for prompt in held_out(FAMILIES, 10)]
+PROMPTS = [example.prompt for example in examples()[:50]]
 
 ODD = {"page_size": 4, "dp_size": 2, "disable_overlap_schedule": True}
 """What the server that all tests share does not have."""
@@ -113,7 +112,7 @@ async def _read(client: Client, prompt: str, begun: asyncio.Event) -> None:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers are started with stand-ins for the GPU packages."""
-    monkeypatch.setattr("pasta_async.backends.sglang.command.server_command", stand_ins.server_command)
+    monkeypatch.setattr("pasta_async.backends.sglang.launch.server_command", stand_ins.server_command)
 
 
 @pytest.mark.usefixtures("on_cpu")

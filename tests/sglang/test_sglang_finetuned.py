@@ -20,10 +20,10 @@ import pasta_async
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.protocol import Backend, DecodeRequest
-from pasta_async.training.corpus import read_records, write_records
-from pasta_async.training.finetune import FinetuneSettings, finetune
+from pasta_async.training.data.corpus import read_records, write_records
+from pasta_async.training.model import ModelCodec
 from pasta_async.training.prefer import PreferSettings, prefer
-from pasta_async.training.trainer.vocabulary import ModelCodec
+from pasta_async.training.sft import SftSettings, sft
 
 COMMON: dict[str, Any] = {"export_dtype": "float32", "threads": 1, "row_tokens": 1024}
 CHAT = [{"role": "user", "content": "Tell 0"}]
@@ -38,7 +38,7 @@ def trained(folder: Path) -> tuple[Path, Path]:
     write_records(data, records)
     first = {"model": folder / "base", "data": [data], "out": folder / "one"}
     first |= {"batch": 5, "steps": 60, "lr": 1e-2, "warmup": 5}
-    assert finetune(FinetuneSettings.model_validate({**COMMON, **first}))
+    assert sft(SftSettings.model_validate({**COMMON, **first}))
     model = folder / "one" / "model"
     answers = (
         'Less: <promise topic="rest" tokens="10"/><async>the rest</async> of one.',

@@ -12,7 +12,7 @@ from real_server import Forked, RealServer, fork_running, greedy, read, until
 from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.documents import held_out
-from pasta_async.training.synthetic import FAMILIES
+from tests.pasta_tiny import examples
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
@@ -25,7 +25,7 @@ async def test_a_fork_of_a_running_request_computes_two_tokens_and_changes_nothi
     backend: SGLangBackend, server: RealServer
 ) -> None:
     """Against a fork that names no parent: one whose parent belongs to another answer."""
-    prompt = await backend.encode_chat([{"role": "user", "content": held_out(FAMILIES, 1)[2].text}], {})
+    prompt = await backend.encode_chat([{"role": "user", "content": examples()[2].prompt}], {})
     found: dict[str, Forked] = {}
     for answer in ("a", "stranger"):
         server.flush()

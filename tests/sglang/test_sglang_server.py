@@ -22,7 +22,7 @@ from pasta_async.lang.document import ASYNC_OPEN
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.tag_tokens import TagIds
-from pasta_async.training.synthetic import sample
+from tests.pasta_tiny import examples
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
@@ -37,7 +37,7 @@ TYPED = [
     " leading and trailing \n",
     "",
 ]
-PROMPT = sample("describe", 3, "names").prompt
+PROMPT = examples("describe")[0].prompt
 
 
 async def tags_of(backend: Backend) -> TagIds:

@@ -76,13 +76,6 @@ def soak(plan: Plan) -> Figures:
     return asyncio.run(soak(plan))
 
 
-def kill_commands(plan: Plan) -> Figures:
-    """Every long command, killed at random moments and started again."""
-    from tests.torture.kills import kill_commands
-
-    return kill_commands(plan)
-
-
 PARTS: dict[str, Callable[[Plan], Figures]] = {
     "cancel-local": cancel_local,
     "cancel-sglang": cancel_sglang,
@@ -90,7 +83,6 @@ PARTS: dict[str, Callable[[Plan], Figures]] = {
     "faults": faults,
     "kill-server": kill_server,
     "soak": soak,
-    "kill-commands": kill_commands,
 }
 
 
@@ -110,16 +102,11 @@ def main() -> None:
     parser.add_argument(
         "--hours", type=float, default=0.1, help="for all parts together (default: %(default)s)"
     )
-    parser.add_argument(
-        "--only", nargs="+", default=(), metavar="NAME", help="kill-commands: those of these names"
-    )
     options = parser.parse_args()
     logging.getLogger("pasta_async").setLevel(logging.CRITICAL)
     parts = options.part or [*PARTS]
     for name in parts:
-        plan = Plan(
-            options.seed, options.count, options.hours * 3600 / len(parts), options.first, (*options.only,)
-        )
+        plan = Plan(options.seed, options.count, options.hours * 3600 / len(parts), options.first)
         print(
             json.dumps({"part": name, "seed": plan.seed, "first": plan.first} | PARTS[name](plan)), flush=True
         )

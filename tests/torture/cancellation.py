@@ -15,7 +15,7 @@ import httpx
 
 from pasta_async import Client, GenerationTimeoutError, Limits
 from pasta_async.server import ServerSettings, create_app
-from pasta_async.training.synthetic import FAMILIES, sample
+from tests.pasta_tiny import examples
 from tests.server.live_server import http_request, serving_in_loop
 from tests.torture.engines import Engine
 from tests.torture.measured import Plan, check_flat, resident, slope
@@ -157,7 +157,7 @@ class Campaign:
 
 
 def _prompt(drawn: random.Random) -> str:
-    return sample(drawn.choice([*FAMILIES]), drawn.randrange(10**6)).prompt
+    return drawn.choice(examples()).prompt
 
 
 def served(client: Client, at_once: int) -> AbstractAsyncContextManager[str]:

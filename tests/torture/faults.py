@@ -27,7 +27,7 @@ from pasta_async.errors import (
     BackendTimeoutError,
     BackendTransportError,
 )
-from pasta_async.training.synthetic import FAMILIES, sample
+from tests.pasta_tiny import examples
 from tests.sglang.real_server import free_port, running_server
 from tests.torture.engines import SHIPPED, ServerEngine
 from tests.torture.measured import Plan
@@ -83,7 +83,7 @@ KINDS: list[tuple[Path, Kind, bool]] = [
 
 random.Random(0).shuffle(KINDS)  # so that a short campaign has some of each
 
-PROMPTS = [sample(FAMILIES[number % 3], number).prompt for number in range(AT_ONCE)]
+PROMPTS = [examples()[number].prompt for number in range(AT_ONCE)]
 
 
 async def answer(client: Client, prompt: str, limits: Limits | None = None) -> Generation:

@@ -28,14 +28,12 @@ class Plan:
         count: Items to try; None: as many as there is time for.
         seconds: Time to try them in.
         first: The number of the first item, to go on where another run ended.
-        only: Names of what is tried, where it has names; none: all.
     """
 
     seed: int = 0
     count: int | None = None
     seconds: float = 60.0
     first: int = 0
-    only: tuple[str, ...] = ()
     began: float = field(default_factory=time.monotonic)
 
     @property

@@ -19,8 +19,7 @@ from typing import Any
 
 import httpx
 
-from pasta_async.training.synthetic import FAMILIES, sample
-from tests.pasta_tiny import LOCAL_TINY
+from tests.pasta_tiny import LOCAL_TINY, examples
 from tests.server.live_server import http_request
 from tests.sglang.real_server import free_port
 from tests.torture.measured import Plan, descriptors, resident, slope
@@ -156,7 +155,7 @@ class Soak:
     # What they share -------------------------------------------------------------------------------------
 
     def _request(self, drawn: random.Random, *, stream: bool, events: bool = False) -> bytes:
-        prompt = sample(drawn.choice([*FAMILIES]), drawn.randrange(10**6)).prompt
+        prompt = drawn.choice(examples()).prompt
         body: dict[str, Any] = {
             "model": "pasta-tiny",
             "messages": [{"role": "user", "content": prompt}],

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 from pasta_smol import require_pasta_smol
@@ -18,9 +14,6 @@ from tests.torture.inputs import KINDS, generate, possible
 from tests.torture.lengths import scaling, steepest
 from tests.torture.measured import Plan, check_flat, slope
 from tests.torture.soak import soak
-
-KILLED = ("annotate", "judge", "pretrain")
-"""Commands that take no longer than they take to start."""
 
 
 async def test_answers_that_are_broken_off_leave_nothing() -> None:
@@ -58,22 +51,6 @@ async def test_clients_that_come_and_go() -> None:
     figures = await soak(Plan(count=40))
     assert figures["streams that were complete"]
     assert figures["file descriptors in the end"] <= figures["file descriptors, second half"][1]
-
-
-@pytest.mark.timeout(600)  # a command takes seconds to import torch, on a machine that may be busy
-def test_commands_that_are_killed_leave_what_they_leave_undisturbed() -> None:
-    # In a process of its own, without threads, since it forks.
-    told = subprocess.run(
-        [sys.executable, "-m", "tests.torture", "kill-commands", "--only", *KILLED, "--count", "3"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert told.returncode == 0, told.stderr[-3000:]
-    figures = json.loads(told.stdout)
-    assert figures["runs"] == 3
-    assert figures["files that were compared"].keys() == {*KILLED}
 
 
 @pytest.mark.parametrize(("of", "is_"), [([], 0), ([(0, 5), (1, 9), (2, 3), (3, 5)], 2)])

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from finetune_folders import base_folder
 
-from pasta_async.training.trainer.model import BaseModel, export_model, shard
-from pasta_async.training.trainer.processes import open_processes
-from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+from pasta_async.training.model import BaseModel, ModelCodec, export_model, shard, write_tokenizer
+from pasta_async.training.processes import open_processes
 
 
 class AdapterRun(NamedTuple):
@@ -34,7 +33,7 @@ def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: i
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)
-    with open_processes("cpu") as processes:
-        shard(model, processes, torch.float32, share=True)
-        export_model(model, base, folder / "tokenizer", codec.end, run.model, "float32", processes)
+    with open_processes("cpu") as mesh:
+        shard(model, mesh, torch.float32, share=True)
+        export_model(model, base, folder / "tokenizer", codec.end, run.model, "float32")
     return run

@@ -11,9 +11,9 @@ from pasta_async import Client
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend
-from pasta_async.training.corpus import Record, plain_record
-from pasta_async.training.preference import SampledPrompt
+from pasta_async.training.data.corpus import Record
 from pasta_async.training.sample import Drawing, Recording, SampleSettings
+from pasta_async.training.samples import SampledPrompt
 
 WRITTEN = (
     'Both: <promise topic="causes" tokens="10"/><async>The causes were many.</async>'
@@ -25,7 +25,7 @@ PROMPTS = ("one", "two", "three")
 def records(*prompts: str) -> list[Record]:
     """Prompts, to be answered."""
     return [
-        plain_record([{"role": "user", "content": prompt}], "", id=prompt) for prompt in prompts or PROMPTS
+        Record(id=prompt, messages=({"role": "user", "content": prompt},)) for prompt in prompts or PROMPTS
     ]
 
 

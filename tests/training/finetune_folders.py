@@ -7,7 +7,7 @@ from typing import Any
 
 import local_models
 
-from pasta_async.training.corpus import Record, write_records
+from pasta_async.training.data.corpus import Record, write_records
 
 ANSWERS = (
     # several rounds, adjacent promises, text behind the last one

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pasta_async.lang import parse
-from pasta_async.training.corpus import write_records
-from pasta_async.training.packing import pack_views
-from pasta_async.training.preference import Plain, Sample, SampledPrompt, Score
-from pasta_async.training.trainer.vocabulary import ModelCodec
+from pasta_async.training.data.corpus import write_records
+from pasta_async.training.model import ModelCodec
+from pasta_async.training.samples import Plain, Sample, SampledPrompt, Score
+from pasta_async.training.views import pack_views
 
 
 def sample_of(codec: ModelCodec, content: str, written: str, number: int = 0, **changes: Any) -> Sample:

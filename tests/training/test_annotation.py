@@ -16,10 +16,9 @@ from command_runs import run
 
 from pasta_async import BackendConnectError, BackendStatusError, InvalidRequestError
 from pasta_async.lang import check
-from pasta_async.training.annotate.annotator import annotate, main
-from pasta_async.training.annotate.settings import AnnotateSettings
-from pasta_async.training.corpus import plain_record, read_records, write_records
-from pasta_async.training.tokens import rough_tokens
+from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
+from pasta_async.training.data.corpus import plain_record, read_records, write_records
+from pasta_async.training.views import rough_tokens
 
 RESPONSE = (
     "Bread needs flour, water and salt, and the patience of whoever bakes it in the morning.\n\n"
@@ -123,7 +122,7 @@ def test_no_reply_that_arrived_is_paid_for_again(
 ) -> None:
     """The process ends in the middle, at a known place: two requests wait, the others are answered."""
     made = settings(annotator, tmp_path, *(f"{k} [text]" if k % 3 else str(k) for k in range(8)))
-    command = [sys.executable, "-m", "pasta_async.training.annotate", "--in-flight", "2"]
+    command = [sys.executable, "-m", "pasta_async.training.data.annotate", "--in-flight", "2"]
     command += ["--data", made.data, "--out", str(made.out)]
     command += ["--base-url", annotator.url, "--model", "annotator"]
     annotator.answer_at_most = 5

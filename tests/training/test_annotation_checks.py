@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.lang import Chunk, Document, Promise, Sync, check, escape, parse
-from pasta_async.training.annotate.annotator import EXAMPLES, first_prompt
-from pasta_async.training.annotate.checks import check_reply
-from pasta_async.training.corpus import plain_record
-from pasta_async.training.tokens import Mark, insert_tags, rough_tokens
+from pasta_async.training.data.annotate_endpoint import EXAMPLES, check_reply, first_prompt
+from pasta_async.training.data.corpus import plain_record
+from pasta_async.training.views import Mark, insert_tags, rough_tokens
 
 ORIGINAL = (
     "Both are old.\n\nTea is from China.  Many drink it.\n\nCoffee is from Ethiopia.\n\nSo take your pick."

@@ -14,7 +14,7 @@ from pasta_async import InvalidRequestError
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.training import answers
 from pasta_async.training.answers import AnswerSettings, draw_answers
-from pasta_async.training.corpus import read_records, write_records
+from pasta_async.training.data.corpus import read_records, write_records
 from tests.pasta_tiny import LOCAL_TINY
 
 TEXT = "Tea is green. Coffee is brown, and that is all."
@@ -80,7 +80,10 @@ async def test_an_answer_without_the_form_that_was_asked_for_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Scripted(monkeypatch)
-    figures = await draw_answers(settings(tmp_path, "one", "Two drinks, please. Answer in JSON."))
+    given = settings(tmp_path)
+    in_json = records("two")[0].model_copy(update={"form": r"\s*[\[{].*[\]}]\s*\Z"})
+    write_records(tmp_path / "prompts.jsonl", [*records("one"), in_json])
+    figures = await draw_answers(given)
     assert (figures["kept"], figures["left_out"]) == (1, {"formless": 1})
 
 

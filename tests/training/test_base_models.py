@@ -12,13 +12,12 @@ from finetune_folders import ANSWERS, base_folder
 from local_models import TEMPLATE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.lang.views import views
-from pasta_async.training.tokens import align, encode_views
-from pasta_async.training.trainer.model import BaseModel
-from pasta_async.training.trainer.vocabulary import MARK, ModelCodec, write_tokenizer
+from pasta_async.tokenizer import Tokenizer
+from pasta_async.training.model import MARK, BaseModel, ModelCodec, write_tokenizer
+from pasta_async.training.views import align, encode_views
 
 CHAT = [
     {"role": "system", "content": "Be kind."},
@@ -93,7 +92,7 @@ def test_rows_that_are_there_are_used(tmp_path: Path) -> None:
 def test_a_model_that_knows_the_tags_is_left_as_it_is(tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base", tags=True)
     base, codec = with_tags(folder, tmp_path / "tokenizer")
-    known = TextCodec.from_folder(folder).tags
+    known = Tokenizer.from_folder(folder).tags
     assert known is not None and codec.tag_ids == tuple(known)
     old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert torch.equal(base.loaded().model.embed_tokens.weight, old.model.embed_tokens.weight)
@@ -133,9 +132,9 @@ def test_a_switch_for_the_baseline(tmp_path: Path) -> None:
         out = tmp_path / f"both{number}"
         _, codec = with_tags(folder, out, both=True)
         plain = codec.prompt(CHAT, pasta=False)
-        assert plain == TextCodec.from_folder(folder).encode_chat(CHAT, {})
+        assert plain == Tokenizer.from_folder(folder).encode_chat(CHAT, {})
         assert codec.detokenize(codec.prompt(CHAT)) == codec.detokenize(plain) + MARK
-        ours, theirs = (TextCodec.from_folder(one) for one in (out, folder))
+        ours, theirs = (Tokenizer.from_folder(one) for one in (out, folder))
         turn = {"add_generation_prompt": False}
         assert ours.encode_chat(CHAT, turn) == theirs.encode_chat(CHAT, turn)
     own = TEMPLATE + "{% if pasta is defined and not pasta %}without{% endif %}"

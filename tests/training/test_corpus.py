@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,20 @@ import pasta_async
 from pasta_async import InvalidRequestError
 from pasta_async.lang import parse
 from pasta_async.testing import ScriptedBackend
-from pasta_async.training.corpus import (
+from pasta_async.training.data.corpus import (
+    LeftOut,
     Record,
     SourceSettings,
     main,
     plain_record,
     read_prompts,
     read_records,
-    read_source,
-    without_leaks,
     write_records,
 )
-from pasta_async.training.leakage import LeakageFilter
-from pasta_async.training.synthetic import score
-from pasta_async.training.synthetic.records import example_of
-from pasta_async.training.synthetic.records import main as export
-from pasta_async.training.tokens import critical_path, recount, rough_tokens, text_speedup, token_counter
+from pasta_async.training.data.leakage import LeakageFilter
+from pasta_async.training.views import critical_path, recount, rough_tokens, text_speedup, token_counter
 from tests.pasta_tiny import PASTA_TINY
 
-SHIPPED = PASTA_TINY
 CHAT = {
     "conversations": [
         {"from": "system", "value": "Be brief.", "weight": None},
@@ -82,7 +77,6 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "place"),
     [
-        ({"id": "1", "messages": user("x")}, "records.jsonl:2: written"),
         ({"id": "1", "messages": [], "written": ""}, "records.jsonl:2: messages"),
         ({"id": "1", "messages": [{"role": "robot", "content": ""}], "written": ""}, "robot"),
         ({"id": "1", "messages": user("x"), "written": "", "more": 1}, "records.jsonl:2: more"),
@@ -100,62 +94,139 @@ def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, pl
 # --- readers
 
 
+def read(data: Path | str, **settings: Any) -> tuple[list[Record], LeftOut]:
+    """The records of a source, and what is left out."""
+    source, left_out = SourceSettings(data=str(data), **settings).read()
+    return list(source), left_out
+
+
+def turn(role: str, content: object) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
 @pytest.mark.parametrize(
     ("row", "messages", "answer"),
     [
         ({"instruction": "Add.", "input": "1 2", "output": "3"}, user("Add.\n\n1 2"), "3"),
+        ({"instruction": "Add.", "context": "1 2", "response": "3"}, user("Add.\n\n1 2"), "3"),
         ({"instruction": "Add.", "input": "", "output": "3"}, user("Add."), "3"),
-        ({"question": "Why?", "system": "Be brief.", "response": "So."},
-         [{"role": "system", "content": "Be brief."}, *user("Why?")], "So."),
-        ({"messages": [*user("a"), {"role": "assistant", "content": "b"}, *user("c"),
-                       {"role": "assistant", "content": "d"}]},
-         [*user("a"), {"role": "assistant", "content": "b"}, *user("c")], "d"),
-        ({"messages": [{"role": "user", "content": [text_part("Te"), text_part("a?")]},
-                       {"role": "assistant", "content": "Yes."}]}, user("Tea?"), "Yes."),
+        ({"instruction": "Add.", "input": math.nan, "system": None, "output": "3"}, user("Add."), "3"),
+        ({"question": "Why?", "system": "Be brief.", "response": "So."}, [SYSTEM, *user("Why?")], "So."),
+        ({"question": "Why?", "system_prompt": "Be brief.", "response": "So."},
+         [SYSTEM, *user("Why?")], "So."),
+        ({"instruction": "c", "history": [["a", "b"]], "output": "d"},
+         [*user("a"), turn("assistant", "b"), *user("c")], "d"),
+        ({"messages": [*user("a"), turn("assistant", "b"), *user("c"), turn("assistant", "d")]},
+         [*user("a"), turn("assistant", "b"), *user("c")], "d"),
+        ({"messages": [turn("user", [text_part("Te"), text_part("a?")]), turn("assistant", "Yes.")]},
+         user("Tea?"), "Yes."),
         ({**CHAT, "conversations": CHAT["conversations"][1:], "system": "Be a pirate."},
          [{"role": "system", "content": "Be a pirate."}, *user("Tea?")], "Yes, <sync/> please."),
-        ({**CHAT, "system": "Be a pirate."},
-         [{"role": "system", "content": "Be brief."}, *user("Tea?")], "Yes, <sync/> please."),
-        (CHAT, [{"role": "system", "content": "Be brief."}, *user("Tea?")], "Yes, <sync/> please."),
+        ({**CHAT, "system": "Be a pirate."}, [SYSTEM, *user("Tea?")], "Yes, <sync/> please."),
+        (CHAT, [SYSTEM, *user("Tea?")], "Yes, <sync/> please."),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["data.jsonl", "DATA.JSONL", "data.ndjson", "data.json", "data.json.gz", "plain"]
+)
 def test_rows_of_many_forms_become_records(
-    tmp_path: Path, row: dict[str, Any], messages: list[dict[str, str]], answer: str
+    tmp_path: Path, name: str, row: dict[str, Any], messages: list[dict[str, str]], answer: str
 ) -> None:
-    (record,) = read_source(lines(tmp_path / "data.jsonl", row))
+    """Whatever the file is called; an existing one is never taken for the name of a data set."""
+    text = json.dumps([row] if ".json" in name and "jsonl" not in name else row)
+    content = ("\ufeff" + text).encode()  # as editors on Windows write it
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (record,), left_out = read(tmp_path / name)
     assert list(record.messages) == messages
     assert record.document.text == answer
-    assert record.source == "data.jsonl"
-    (tmp_path / "data.json").write_text(json.dumps([row]))
-    (again,) = read_source(tmp_path / "data.json")
-    assert again.id == record.id
-    (tmp_path / "data.json.gz").write_bytes(gzip.compress(json.dumps([row]).encode()))
-    (packed,) = read_source(tmp_path / "data.json.gz")
-    assert packed.id == record.id
+    assert record.source == name
+    assert not left_out.counts
 
 
 def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
-    record = plain_record(user("x"), "y", id="mine", source="elsewhere")
+    record = plain_record(user("x"), "y", id="mine", source="elsewhere", form="y")
     write_records(tmp_path / "r.jsonl", [record])
-    assert list(read_source(tmp_path / "r.jsonl")) == [record]
-    (other,) = read_source(lines(tmp_path / "d.jsonl", {"id": 7, "prompt": "x", "answer": "y"}))
+    assert read(tmp_path / "r.jsonl")[0] == [record]
+    ((other,), _) = read(lines(tmp_path / "d.jsonl", {"id": 7, "prompt": "x", "answer": "y"}))
     assert other.id == "7"
 
 
 def chat(content: object) -> dict[str, Any]:
-    return {"messages": [*user("x"), {"role": "assistant", "content": content}]}
+    return {"messages": [*user("x"), turn("assistant", content)]}
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "reason"),
     [
-        *({"text": "x"}, {"instruction": "x"}, {"conversations": [{"from": "gpt", "value": "x"}]}, "x"),
-        *(chat(None), chat(7), chat([{"type": "image_url", "image_url": {"url": "x"}}]), chat([None])),
+        ({"text": "x"}, "no-prompt"),
+        ({"instruction": "x"}, "no-answer"),
+        ({"instruction": "x", "output": math.nan}, "no-answer"),
+        ({"instruction": ["x"], "output": "y"}, "no-text"),
+        ({"instruction": "x", "output": ["y"]}, "no-text"),
+        ({"instruction": "x", "output": "y", "input": {"a": 1}}, "no-text"),
+        ({"instruction": "x", "output": "y", "history": [["a"]]}, "no-history"),
+        ({"conversations": [{"from": "gpt", "value": "x"}]}, "no-prompt"),
+        ({"conversations": "x"}, "no-messages"),
+        ({"conversations": [*CHAT["conversations"], {"from": "gpt", "value": "And?"}]}, "two-answers"),
+        ({"conversations": [{"from": "robot", "value": "x"}, *CHAT["conversations"]]}, "unknown-role"),
+        ("x", "no-object"),
+        ({"written": "x"}, "no-record"),
+        *((chat(content), "no-text") for content in (None, 7, [{"type": "image_url"}], [None])),
     ],
 )
-def test_rows_that_cannot_be_mapped_are_told_with_their_line(tmp_path: Path, row: object) -> None:
-    with pytest.raises(InvalidRequestError, match=r"data\.jsonl:1: "):
-        list(read_source(lines(tmp_path / "data.jsonl", row)))
+def test_a_row_that_cannot_be_used_is_counted_and_named_and_the_rest_is_imported(
+    tmp_path: Path, row: object, reason: str
+) -> None:
+    good = {"instruction": "Add.", "output": "3"}
+    data = lines(tmp_path / "data.jsonl", good, row, {**good, "output": "4"})
+    records, left_out = read(data)
+    assert [record.document.text for record in records] == ["3", "4"]
+    assert left_out.counts == {reason: 1}
+    assert left_out.first[reason].startswith(f"{data}:2: ")
+
+
+def test_lines_are_counted_as_editors_count_them(tmp_path: Path) -> None:
+    row = json.dumps({"instruction": "Add.", "output": "3\u2028"}, ensure_ascii=False)
+    (tmp_path / "data.jsonl").write_text(f"\n{row}\r\n\n{{broken\n[1]\n", encoding="utf-8")
+    records, left_out = read(tmp_path / "data.jsonl")
+    assert [record.document.text for record in records] == ["3\u2028"]
+    assert left_out.first["no-json"].startswith(f"{tmp_path / 'data.jsonl'}:4: ")
+    assert left_out.first["no-object"].startswith(f"{tmp_path / 'data.jsonl'}:5: ")
+
+
+def test_what_nobody_answers_and_fields_that_are_not_used_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [*CHAT["conversations"], {"from": "human", "value": "Thanks."}]
+    data = lines(tmp_path / "data.jsonl", {"conversations": turns, "category": "tea"})
+    assert run(main, "--data", data, "--out", tmp_path / "out.jsonl") == 0
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert (record.prompt, record.document.text) == ("Tea?", "Yes, <sync/> please.")
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["left_out"]["unanswered-turn"]["rows"] == 1
+    assert summary["fields_not_used"] == {"category": 1}
+
+
+def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
+    rows = [{"prompt": "x"}, {"prompt": "y", "output": "z"}, {"id": "f", "messages": user("w"), "form": "W"}]
+    data = lines(tmp_path / "data.jsonl", *rows)
+    assert run(main, "--prompts-only", "--data", data, "--out", tmp_path / "out.jsonl") == 0
+    records = list(read_records(tmp_path / "out.jsonl"))
+    assert [(record.prompt, record.written, record.form) for record in records] == [
+        ("x", "", ""),
+        ("y", "", ""),
+        ("w", "", "W"),
+    ]
+
+
+def test_a_source_without_a_usable_row_is_an_error_that_says_why(tmp_path: Path) -> None:
+    data = lines(tmp_path / "data.jsonl", {"instruction": "x"}, {"instruction": "y"})
+    message = str(run(main, "--data", data, "--out", tmp_path / "out.jsonl"))
+    assert "no-answer" in message and "data.jsonl:1" in message
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize("end", [-20, -9], ids=["in its data", "in its checksum"])
@@ -165,7 +236,7 @@ def test_a_packed_file_that_was_cut_off_is_told_by_its_name(tmp_path: Path, end:
     assert "cut.jsonl.gz" in str(run(main, "--data", tmp_path / "cut.jsonl.gz", "--out", tmp_path / "out"))
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:12] + b"\xff" * 40)
     with pytest.raises(InvalidRequestError, match="cut"):
-        list(read_source(tmp_path / "cut.jsonl.gz"))
+        read(tmp_path / "cut.jsonl.gz")
 
 
 def test_rows_that_share_an_id_are_kept_unless_they_say_the_same(tmp_path: Path) -> None:
@@ -185,23 +256,16 @@ def test_data_sets_are_read_by_the_datasets_library(tmp_path: Path, monkeypatch:
     rows = [CHAT, {"conversations": [*CHAT["conversations"][:2], answer]}]
     (tmp_path / "set").mkdir()
     datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "set" / "train.parquet"))
-    records = list(read_source(tmp_path / "set"))
+    records, _ = read(tmp_path / "set")
     assert [record.document.text for record in records] == ["Yes, <sync/> please.", "No."]
     assert records[0].messages[0] == {"role": "system", "content": "Be brief."}
     with pytest.raises(InvalidRequestError, match="nowhere"):
-        list(read_source(tmp_path / "set", split="nowhere"))
+        read(tmp_path / "set", split="nowhere")
 
 
 def test_a_hub_out_of_reach_is_a_clear_error(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pasta_async.training.corpus",
-        "--data",
-        "Open-Orca/SlimOrca",
-        "--out",
-        "x.jsonl",
-    ]
+    command = [sys.executable, "-m", "pasta_async.training.data.corpus", "--data", "Open-Orca/SlimOrca"]
+    command += ["--out", "x.jsonl"]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 1
@@ -212,7 +276,7 @@ def test_a_hub_out_of_reach_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
     with pytest.raises(InvalidRequestError, match=r"nowhere/data\.jsonl"):
-        list(read_source("nowhere/data.jsonl"))
+        read("nowhere/data.jsonl")
 
 
 # --- leakage
@@ -288,10 +352,10 @@ def test_short_prompts_and_answers_leak_too(question: str, answer: str, tmp_path
     against = lines(tmp_path / "eval.jsonl", *rows)
     kept = {"instruction": "Who wrote it?", "output": "The capital of France is known for its tower."}
     data = lines(tmp_path / "data.jsonl", {"instruction": question, "output": answer}, kept)
-    records, left_out = SourceSettings(data=str(data), against=(against,)).read()
+    records, left_out = read(data, against=(against,))
     assert [record.prompt for record in records] == [kept["instruction"]]
-    assert left_out.total() == 1
-    skipping, _ = SourceSettings(data=str(data), skip=1, limit=5).read()
+    assert left_out.counts.total() == 1
+    skipping, _ = read(data, skip=1, limit=5)
     assert [record.prompt for record in skipping] == [kept["instruction"]]
 
 
@@ -304,10 +368,10 @@ def test_a_filter_counts_what_it_leaves_out(tmp_path: Path, capsys: pytest.Captu
     assert read_prompts(against) == list(EVALUATION)
     assert run(main, "--data", data, "--against", against, "--out", tmp_path / "out.jsonl") == 0
     assert [record.prompt for record in read_records(tmp_path / "out.jsonl")] == list(OTHERS[:3])
-    assert "3 records" in capsys.readouterr().out
-    counts = Counter[str]()
-    assert len(list(without_leaks(read_source(data), LeakageFilter(EVALUATION), counts))) == 3
-    assert counts == {"exact": 1, "near": 1, "inside": 1, "repeated": 1}
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["records"] == 3
+    rows_left_out = {reason: each["rows"] for reason, each in summary["left_out"].items()}
+    assert rows_left_out == {"exact": 1, "near": 1, "inside": 1, "repeated": 1}
 
 
 def test_an_evaluation_prompt_in_an_earlier_turn_leaks_too() -> None:
@@ -347,31 +411,10 @@ def test_speedups_are_those_of_the_text() -> None:
 
 
 def test_estimates_are_counted_by_a_given_tokenizer() -> None:
-    count = token_counter(SHIPPED)
+    count = token_counter(PASTA_TINY)
     text = "Velora has 3 apples, and Xyzzyx has none."
     document = recount(parse(f"<promise topic='x' tokens=10><async>{text}</async>"), count)
     (promise,) = document.promises
     assert promise.tokens is not None
     assert promise.tokens - 10 < count(text) <= promise.tokens
     assert count(text) > rough_tokens(text)  # bytes, where the small vocabulary ends
-
-
-# --- the synthetic task
-
-
-def test_the_synthetic_task_is_exported_and_judged_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--count", 20, "--split", "templates", "--families", "totals", "--families", "chain"]
-    for name in ("a", "b"):
-        assert run(export, *arguments, "--tokenizer", SHIPPED, "--out", tmp_path / name) == 0
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    records = list(read_records(tmp_path / "a"))
-    assert len(records) == 20
-    assert {record.id.split("/")[1] for record in records} == {"totals", "chain"}
-    for record in records:
-        assert score(example_of(record), record.document.text)
-    with pytest.raises(ValueError):
-        example_of(plain_record(user("x"), "y"))
-    assert run(export, "--families", "poems", "--out", tmp_path / "c") == 2
-    assert "20 records" in capsys.readouterr().out

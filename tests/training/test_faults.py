@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 
 from pasta_async.lang import parse
 from pasta_async.results import ThreadRecord
-from pasta_async.training.english import same_stem
+from pasta_async.training.data.corpus import Asked
 from pasta_async.training.faults import (
     OF_PROMISES,
     Faults,
     asked_count,
     count_faults,
     repeats_itself,
+    same_stem,
     soundness,
 )
-from pasta_async.training.preference import Sample, faults_of_sample
+from pasta_async.training.samples import Sample, faults_of_sample
 
 TEA, COFFEE = "Tea comes from China, where it grew wild.", "Coffee was first drunk in Yemen."
 
@@ -132,9 +133,9 @@ def test_a_list_of_another_length_than_was_asked_for_is_a_miscount() -> None:
 
 
 def test_an_answer_that_lacks_the_form_that_was_asked_for_is_formless() -> None:
-    prompt = "Name a drink. End with a postscript that starts with P.S."
-    assert faults("Tea is hot.", prompt=prompt) == Faults(formless=1)
-    assert faults(promise("Tea", TEA), "\n\nP.S. Water is older.", prompt=prompt) == Faults(promises=1)
+    form = r".*^\W*P\.S\."
+    assert faults("Tea is hot.", form=form) == Faults(formless=1)
+    assert faults(promise("Tea", TEA), "\n\nP.S. Water is older.", form=form) == Faults(promises=1)
 
 
 def test_what_ended_a_sampled_chunk_is_known() -> None:
@@ -160,7 +161,8 @@ def test_what_ended_a_sampled_chunk_is_known() -> None:
         well_formed=True,
         threads=tuple(threads),
     )
-    assert faults_of_sample(sample, "") == Faults(promises=2, cut=1)
+    asked = Asked(id="x", messages=({"role": "user", "content": "Tell"},))
+    assert faults_of_sample(sample, asked) == Faults(promises=2, cut=1)
     assert faults_of_sample(sample, "Name three drinks.") == Faults(promises=2, miscount=1, cut=1)
 
 

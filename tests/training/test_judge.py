@@ -21,7 +21,7 @@ from pasta_async.errors import UnsupportedModelError
 from pasta_async.training.judge.__main__ import RewardSettings, main, train
 from pasta_async.training.judge.head import fit_head, length_effects, length_terms
 from pasta_async.training.judge.preferences import Comparison, Folds, draw, read_comparisons
-from pasta_async.training.preference import Plain, SampledPrompt
+from pasta_async.training.samples import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 from tests.pasta_tiny import PASTA_TINY
 

@@ -18,13 +18,11 @@ from transformers import AutoModelForCausalLM
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Promise, check
-from pasta_async.training.annotate import annotate_by_structure
-from pasta_async.training.annotate.annotator import annotate, main
-from pasta_async.training.annotate.likelihood import Costs, LikelihoodModel, choose
-from pasta_async.training.annotate.settings import AnnotateSettings
-from pasta_async.training.annotate.structure import structure_marks
-from pasta_async.training.corpus import Record, plain_record, read_records, write_records
-from pasta_async.training.tokens import Mark, encode_views, insert_tags, marks_of, recount
+from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
+from pasta_async.training.data.annotate_likelihood import Costs, LikelihoodModel, choose
+from pasta_async.training.data.annotate_structure import annotate_by_structure, structure_marks
+from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
+from pasta_async.training.views import Mark, encode_views, insert_tags, marks_of, recount
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

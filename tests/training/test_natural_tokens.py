@@ -16,8 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
 from pasta_async.lang import Chunk, Document, Promise, Sync, Text, check, parse
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.training.packing import pack_plain, pack_views
-from pasta_async.training.tokens import align, encode_views
+from pasta_async.training.views import align, encode_views, pack_plain, pack_views
 
 CORPUS = [
     "Here are the two things:\n\n1. **Tea**: It is green.\n\n2. **Coffee**: It is brown.\n\nSo take the tea.",

@@ -13,10 +13,9 @@ from torch.nn import functional
 
 from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.lang import parse
-from pasta_async.training.packing import pack_views
-from pasta_async.training.trainer.model import BaseModel
-from pasta_async.training.trainer.rows import Row, pack_row, target_losses
-from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
+from pasta_async.training.rows import Row, pack_row, target_losses
+from pasta_async.training.views import pack_views
 
 
 def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:

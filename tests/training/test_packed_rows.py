@@ -12,18 +12,16 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_mask
 
 from pasta_async.lang import parse
-from pasta_async.training.packing import Trie, pack_plain, pack_views
-from pasta_async.training.tokens import encode_views
-from pasta_async.training.trainer.model import BaseModel
-from pasta_async.training.trainer.rows import (
+from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
+from pasta_async.training.rows import (
     block_mask,
     deal_rows,
     log_probabilities,
     pack_row,
     row_length,
 )
-from pasta_async.training.trainer.settings import Schedule, TrainerSettings
-from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+from pasta_async.training.trainer import Schedule, TrainerSettings
+from pasta_async.training.views import Trie, encode_views, pack_plain, pack_views
 
 
 def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
@@ -158,13 +156,10 @@ def test_rows_are_dealt_evenly_and_completely() -> None:
 
 
 def test_every_epoch_holds_every_example_once() -> None:
-    settings = TrainerSettings(out=Path(), batch=4, seed=3, epochs=2, lr=1.0, warmup=2)
+    settings = TrainerSettings(model=Path(), out=Path(), batch=4, seed=3, epochs=2, lr=1.0, warmup=2)
     schedule = Schedule(settings, range(20, 31))
     assert schedule.steps == 6
     epochs = [[i for step in steps for i in schedule.examples_of(step)] for steps in ((0, 1, 2), (3, 4, 5))]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(20, 31))
     assert epochs[0] != epochs[1]
     assert [schedule.rate(step) for step in range(6)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
-    late = Schedule(settings.model_copy(update={"decay": 0.5}), range(11), shuffled=False)
-    assert [late.rate(step) for step in range(6)] == [0.5, 1.0, 1.0, 1.0, 1.0, 0.5]
-    assert late.examples_of(2) == [8, 9, 10]

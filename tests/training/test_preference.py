@@ -18,14 +18,20 @@ from two_processes import run_in_two
 
 import pasta_async.training.prefer as preferring
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus import Record, write_records
-from pasta_async.training.finetune import FinetuneSettings, finetune
-from pasta_async.training.prefer import BonBon, PreferSettings, best_of_n_target, main, prefer
-from pasta_async.training.preference import Pair, Plain, Sample, Score, read_samples
+from pasta_async.training.data.corpus import Record, write_records
+from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
+from pasta_async.training.prefer import (
+    BonBon,
+    Pair,
+    PreferSettings,
+    best_of_n_target,
+    main,
+    prefer,
+)
+from pasta_async.training.rows import log_probabilities, pack_row
 from pasta_async.training.sample import SampleSettings, sample
-from pasta_async.training.trainer.model import BaseModel
-from pasta_async.training.trainer.rows import log_probabilities, pack_row
-from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+from pasta_async.training.samples import Plain, Sample, Score, read_samples
+from pasta_async.training.sft import SftSettings, sft
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -146,7 +152,7 @@ def test_imitation_of_the_best_looks_at_no_other_answer(tmp_path: Path) -> None:
 
 def test_imitation_alone_computes_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready(tmp_path)
-    monkeypatch.setattr("pasta_async.training.trainer.loop.Loop.score_examples", None)
+    monkeypatch.setattr("pasta_async.training.trainer.Loop.score_examples", None)
     assert prefer(settings(tmp_path, alpha=1.0, steps=2))
     assert {"loss", "nll"} <= lines(tmp_path / "run")[-1].keys()
     assert "best_ratio" not in lines(tmp_path / "run")[-1]
@@ -324,7 +330,7 @@ async def test_what_is_preferred_becomes_likely(tmp_path: Path) -> None:
     write_records(tmp_path / "data.jsonl", records)
     common: dict[str, Any] = {"row_tokens": 512, "export_dtype": "float32"}
     first = {"model": tmp_path / "base", "data": [tmp_path / "data.jsonl"], "out": tmp_path, "lr": 1e-2}
-    assert finetune(FinetuneSettings.model_validate({**common, **first, "batch": 8, "steps": 60}))
+    assert sft(SftSettings.model_validate({**common, **first, "batch": 8, "steps": 60}))
 
     async def drawn(model: Path, out: str, seed: int = 0) -> float:
         """Draw samples; the share of those in parallel."""

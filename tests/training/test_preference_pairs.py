@@ -9,8 +9,9 @@ from finetune_folders import base_folder
 from preference_files import prompt_of
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.preference import Malformed, Pair, SampledPrompt, Score, choose_pairs
-from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+from pasta_async.training.model import ModelCodec, write_tokenizer
+from pasta_async.training.prefer import Pair, choose_pairs
+from pasta_async.training.samples import SampledPrompt, Score
 
 WORDS = ("one", "two", "three", "four", "five")
 OUT = {"well_formed": False}
@@ -36,10 +37,9 @@ def chosen(
     weight: float = 1.0,
     changes: Mapping[int, dict[str, Any]] | None = None,
     seed: int = 0,
-    malformed: Malformed = "last",
 ) -> list[Pair]:
     prompt = prompt_of(codec, "p", WORDS[: len(values)], changes)
-    return choose_pairs(iter([prompt]), scored(prompt, values), weight, seed, malformed)[0]
+    return choose_pairs(iter([prompt]), scored(prompt, values), weight, seed)[0]
 
 
 def numbers(pairs: list[Pair]) -> tuple[int, int, int]:
@@ -132,10 +132,9 @@ def test_what_is_not_exact_is_never_chosen(codec: ModelCodec) -> None:
     assert numbers(chosen(codec, values, 1.0, {0: {"exact": False}, 3: {"exact": False}})) == (1, 2, 2)
 
 
-def test_malformed_answers_are_the_worst_or_left_out(codec: ModelCodec) -> None:
+def test_malformed_answers_are_the_worst(codec: ModelCodec) -> None:
     values = [(9.0, 1.0), (2.0, 0.5), (1.0, 0.5)]
     assert numbers(chosen(codec, values, 1.0, {0: OUT})) == (1, 0, 3)
-    assert numbers(chosen(codec, values, 1.0, {0: OUT}, malformed="out")) == (1, 2, 2)
     equal = [(1.0, 0.5), (1.0, 0.5)]
     assert numbers(chosen(codec, equal, 1.0, {0: OUT})) == (1, 0, 2)  # no tie: one of them is malformed
 

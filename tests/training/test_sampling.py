@@ -26,18 +26,18 @@ from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training import sample as sampling
-from pasta_async.training.corpus import write_records
-from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.preference import Sample, read_samples
+from pasta_async.training.data.corpus import Record, read_records, write_records
+from pasta_async.training.model import BaseModel, ModelCodec
+from pasta_async.training.rows import log_probabilities, pack_row
 from pasta_async.training.sample import Recording, recorded, trie_of
-from pasta_async.training.synthetic.records import draw_records
-from pasta_async.training.tokens import encode_views
-from pasta_async.training.trainer.model import BaseModel
-from pasta_async.training.trainer.rows import log_probabilities, pack_row
-from pasta_async.training.trainer.vocabulary import ModelCodec
-from tests.pasta_tiny import PASTA_TINY
+from pasta_async.training.samples import Sample, read_samples
+from pasta_async.training.views import Trie, encode_views, pack_views
+from tests.pasta_tiny import EXAMPLES, PASTA_TINY
 
-SHIPPED = PASTA_TINY
+
+def asked(count: int) -> list[Record]:
+    """Prompts that pasta-tiny can answer."""
+    return [*read_records(EXAMPLES)][:count]
 
 
 def spelled(tokenizer: Tokenizer, prompt: list[int], document: Document) -> Trie:
@@ -121,11 +121,11 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
     temperature: float, max_tokens: int
 ) -> None:
     """Also at a temperature at which the model writes words in tokens that no tokenizer would choose."""
-    codec, backend = ModelCodec(SHIPPED), Listening()
-    model = BaseModel(SHIPPED, codec.tag_ids).loaded().eval()
+    codec, backend = ModelCodec(PASTA_TINY), Listening()
+    model = BaseModel(PASTA_TINY, codec.tag_ids).loaded().eval()
     usual = unusual = promises = 0
     async with Client(Recording(backend)) as client:
-        for seed, record in enumerate(draw_records(5, seed=3)):
+        for seed, record in enumerate(asked(5)):
             backend.total = 0.0
             chosen = Sampling(temperature=temperature, seed=seed, max_tokens=max_tokens)
             with recorded() as exchanges:
@@ -176,7 +176,8 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
         assert sample.critical_path < sample.tokens
     assert {prompt.baseline.text for prompt in prompts} == {"Both of them were one."}
     assert prompts[0].baseline.tokens == 7
-    assert drawn.totals == {"answers": 12, "resumed": 0, "tokens": 9 * samples[0].tokens + 3 * 7}
+    assert drawn.totals["answers"] == 12 and drawn.totals["resumed"] == 0
+    assert drawn.totals["tokens"] == 9 * samples[0].tokens + 3 * 7
     asked = [request for request in plain.requests if request.sampling.temperature == 0]
     assert len(asked) == len(plain.requests) == 3
 
@@ -329,8 +330,8 @@ def flags(folder: Path, **given: object) -> list[str]:
 def test_the_real_engine_draws_the_same_alone_and_in_company(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_records(tmp_path / "prompts.jsonl", draw_records(3, seed=1))
-    folder = shutil.copytree(SHIPPED, tmp_path / "model")
+    write_records(tmp_path / "prompts.jsonl", asked(3))
+    folder = shutil.copytree(PASTA_TINY, tmp_path / "model")
     # Of an answer that is cut, how much was decoded behind the cut depends on timing: none is.
     alone = flags(tmp_path, max_tokens=512)
     together = flags(tmp_path, out=tmp_path / "b.jsonl", max_tokens=512)
@@ -351,11 +352,11 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
 def test_prompts_that_were_trained_on_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_records(tmp_path / "prompts.jsonl", draw_records(3, seed=1))
-    seen = [one.model_copy(update={"id": f"seen-{one.id}"}) for one in draw_records(2, seed=1)]
+    write_records(tmp_path / "prompts.jsonl", asked(3))
+    seen = [one.model_copy(update={"id": f"seen-{one.id}"}) for one in asked(2)]
     write_records(tmp_path / "seen.jsonl", seen)
     given = flags(tmp_path, unseen=tmp_path / "seen.jsonl", max_tokens=8, n=1)
-    assert run(sampling.main, *given, "--backend", f"local:{SHIPPED}") == 0
+    assert run(sampling.main, *given, "--backend", f"local:{PASTA_TINY}") == 0
     (left,) = read_samples(tmp_path / "samples.jsonl")
     assert left.messages not in [one.messages for one in seen]
     assert json.loads(capsys.readouterr().out)["prompts"] == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import threading
 from collections.abc import Callable
@@ -28,11 +27,9 @@ from judge_server import (
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
 from pasta_async.training import judging as judges
-from pasta_async.training.corpus import write_records
-from pasta_async.training.preference import Plain, Sample, SampledPrompt, Score, read_scores
+from pasta_async.training.data.corpus import write_records
+from pasta_async.training.samples import Plain, Sample, SampledPrompt, Score, read_scores
 from pasta_async.training.score import ScoreSettings, main, score
-from pasta_async.training.synthetic import grade
-from pasta_async.training.synthetic.records import draw_records, example_of
 
 if TYPE_CHECKING:
     from judge_server import Trouble
@@ -65,8 +62,7 @@ PROMPTS = (
 def settings(folder: Path, judge: str, prompts: tuple[SampledPrompt, ...] = PROMPTS, **more: Any) -> Any:
     write_records(folder / "samples.jsonl", prompts)
     given = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": judge}
-    named = {} if judge == "task" else {"judge_model": "some-judge", "retries": 1}
-    return ScoreSettings.model_validate({**given, **named, **more})
+    return ScoreSettings.model_validate({**given, "judge_model": "some-judge", "retries": 1, **more})
 
 
 def scored(folder: Path, judge: str, **more: Any) -> tuple[dict[str, Any], dict[tuple[str, int], float]]:
@@ -199,33 +195,7 @@ def _held(arrived: threading.Event) -> Trouble:
     return trouble
 
 
-# The task's own program ----------------------------------------------------------------------------------
-
-
-def test_the_tasks_program_gives_the_share_that_is_right(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompts: list[SampledPrompt] = []
-    expected: dict[tuple[str, int], float] = {}
-    for record in draw_records(5, seed=2):
-        right = record.document.text
-        texts = (right, right.replace(".", ".\n", 1), right[: len(right) // 2], "")
-        prompts.append(prompt_of(record.id, *texts))
-        expected |= {(record.id, n): grade(example_of(record), text) for n, text in enumerate(texts)}
-    made = settings(tmp_path, "task", tuple(prompts))
-    assert run(main, "--samples", made.samples, "--out", made.out, "--judge", "task") == 0
-    scores = read_scores(made.out)
-    assert {key: one.quality for key, one in scores.items()} == expected
-    assert {one.quality for one in scores.values()} > {0.0, 1.0}
-    assert {one.speedup for one in scores.values()} == {30 / path for path in (10, 11, 12, 13)}
-    summary = json.loads(capsys.readouterr().out)
-    figures = {"scored": 20, "samples": 20, "prompts": 5, "well_formed": 1.0}
-    assert {**summary, **figures} == summary
-
-
-def test_prompts_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="'a'"):
-        scored(tmp_path, "task", in_flight=1)
+# Another judge ------------------------------------------------------------------------------------------
 
 
 class ByLength(judges.Judge):

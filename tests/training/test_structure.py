@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.lang import Promise, Sync, check, parse
-from pasta_async.training.annotate import Cut, annotate_by_structure
+from pasta_async.training.data.annotate_structure import Cut, annotate_by_structure
 
 LONG = (
     "some words that go on for a while so that this is long enough to be worth a thread of its own in the end"
@@ -127,7 +127,7 @@ def test_any_text_stays_as_it_is(text: str, cut: Cut, least: int) -> None:
 
 def test_neither_torch_nor_a_client_is_needed() -> None:
     program = (
-        "import sys, pasta_async.training.annotate, pasta_async.training.corpus\n"
+        "import sys, pasta_async.training.data.annotate, pasta_async.training.data.corpus\n"
         "heavy = {'torch', 'transformers', 'openai', 'datasets', 'numpy'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )

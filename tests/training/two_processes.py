@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pasta_async.training.prefer", "pasta_async.training.pretrain"])
+_CONTEXT.set_forkserver_preload(["pasta_async.training.prefer", "pasta_async.training.sft"])
 
 
 def run_in_two(stage: Callable[[Any], bool], settings: object) -> list[int | None]:

@@ -19,8 +19,8 @@ from pydantic import Field
 from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.cli.command import Command, command
 from pasta_async.jobs import Journal, progress, write_json
-from pasta_async.protocol import Message
-from pasta_async.training.corpus import digest
+from pasta_async.prompts import Message
+from pasta_async.training.data.corpus import digest
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judge.head import (
     Head,

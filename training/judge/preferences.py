@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus import read_lines
+from pasta_async.training.data.corpus import read_lines
 
 
 class Preference(BaseModel, frozen=True):

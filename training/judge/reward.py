@@ -24,13 +24,13 @@ from pasta_async.backends.tokenization import TextCodec
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
-from pasta_async.protocol import Message
-from pasta_async.training.corpus import StrictModel, explain
+from pasta_async.prompts import Message
+from pasta_async.training.data.corpus import StrictModel, explain
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judge.head import Head
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.likelihood import load_frozen
-from pasta_async.training.preference import SampledPrompt
+from pasta_async.training.samples import SampledPrompt
 
 REFUSAL = "a judge cannot read with it"
 

@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from pasta_async.lang import Chunk, Document, Promise, Sync
-from pasta_async.training.english import joined
-from pasta_async.training.tokens import Mark, insert_tags, recount
+from pasta_async.training.views import Mark, insert_tags, recount
 
 Family = Literal["describe", "totals", "offers", "chain", "fair"]
+def joined(items: Sequence[str]) -> str:
+    """Items as a sentence has them: "A, B and C"."""
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
+
+
 FAMILIES: tuple[Family, ...] = get_args(Family)
 SOURCE = "synthetic"
 Split = Literal["train", "names", "templates"]

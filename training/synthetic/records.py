@@ -15,9 +15,9 @@ from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.lang import Chunk, Document, Promise
-from pasta_async.training.corpus import Asked, Record, write_records
+from pasta_async.training.data.corpus import Asked, Record, write_records
 from pasta_async.training.synthetic.families import FAMILIES, SOURCE, Example, Family, Split, sample
-from pasta_async.training.tokens import Mark, insert_tags, marks_of, recount, rough_tokens, token_counter
+from pasta_async.training.views import Mark, insert_tags, marks_of, recount, rough_tokens, token_counter
 
 Annotator = Literal["maker", "noisy", "nobody"]
 """Who annotates: the task's maker, who knows what is right; one that errs (`annotate_noisily`); nobody."""

@@ -1,0 +1,281 @@
+"""How SGLang is started to suit pasta_async: the command, and a server that belongs to a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import anyio
+import httpx
+
+from pasta_async.backends.local.backend import checked_path
+from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
+from pasta_async.backends.sglang.handshake import ServedModel
+from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
+from pasta_async_sglang import VARIABLE
+
+Device = Literal["cuda", "cpu"]
+
+_ENVIRONMENT = {
+    VARIABLE: "1",  # forks find what their parent has decoded
+    "SGLANG_TIMEOUT_KEEP_ALIVE": "60",  # s; a busy server closes at its usual 5 what was just used again
+}
+"""Variables of a server; who sets them otherwise is heeded."""
+
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+"""Without this SGLang does not see a CPU as a device."""
+
+_END_WITH_PARENT = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Has Linux send SIGTERM to a program once the thread that started it is gone, and becomes that program."""
+
+_POLL_SECONDS, _STOP_SECONDS = 0.25, 30.0
+"""Between two looks whether a server is ready; and how long it may take to end before it is killed."""
+
+_Settings = dict[str, tuple[str | int | bool, str]]
+_COMMON: _Settings = {
+    "incremental_streaming_output": (True, "events hold what is new, not the whole answer again"),
+    "schedule_policy": ("lpm", "threads of one answer are served next to the prefix they share"),
+}
+_CUDA: _Settings = {"attention_backend": ("flashinfer", "attention by flashinfer")}
+_CPU: _Settings = {
+    "device": ("cpu", "no GPU"),
+    "attention_backend": ("torch_native", "attention by torch itself; flashinfer needs a GPU"),
+    "sampling_backend": ("pytorch", "sampling by torch itself"),
+    "dtype": ("float32", "the same numbers as the embedded engine"),
+    "page_size": (1, "forks share their prefix to the last token"),
+    "sleep_on_idle": (True, "an idle scheduler leaves its core to others"),
+    "max_total_tokens": (65536, "a KV cache of so many tokens, not of most of the memory"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """A command, and why it is what it is."""
+
+    argv: list[str]
+    reasons: dict[str, str]
+    """Each flag that was chosen here, with the reason."""
+    environment: dict[str, str]
+    """Variables that it needs."""
+
+
+def server_command(
+    model: str,
+    *,
+    device: Device | None = None,
+    host: str = "127.0.0.1",
+    port: int = 30000,
+    extra: Sequence[str] = (),
+    without: Sequence[str] = (),
+) -> ServerCommand:
+    """The command that serves `model` by SGLang.
+
+    Args:
+        model: A folder, or a name on the Hugging Face hub.
+        device: Where to run; None looks for a GPU.
+        host: Address to listen at.
+        port: Port to listen at.
+        extra: Further arguments of SGLang, which win over those chosen here.
+        without: Names in Python of options that are not to be chosen here.
+
+    Raises:
+        BackendError: SGLang is not installed.
+    """
+    if importlib.util.find_spec("sglang") is None:
+        raise BackendError("SGLang is not installed here: pip install 'pasta_async[sglang]'")
+    if device is None:
+        device = "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
+    given = {argument.partition("=")[0] for argument in extra}
+    chosen: dict[str, str] = {}
+    settings = _COMMON | (_CUDA if device == "cuda" else _CPU) | _model_settings(model)
+    for name, (value, why) in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if flag not in given and name not in without:
+            chosen[flag if value is True else f"{flag} {value}"] = why
+    base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
+    argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
+    environment = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
+    return ServerCommand(argv, chosen, environment | (_CPU_ENVIRONMENT if device == "cpu" else {}))
+
+
+def _model_settings(model: str) -> _Settings:
+    """What SGLang does not read by itself of a model folder's `generation_config.json`, as flags.
+
+    With a repetition penalty its scheduler does not overlap: it would count a running request's last token
+    again instead of the next one whenever another request, a fork say, is prefilled
+    (`ScheduleBatch.cumulate_penalty_output_tokens`, 0.5.23).
+    """
+    if not (folder := Path(model)).is_dir():
+        return {}
+    from pasta_async.backends.local.checkpoint import GenerationDefaults, generation_defaults
+
+    own = generation_defaults(folder)
+    if own == GenerationDefaults():
+        return {}
+    preferred = {
+        "repetition_penalty": own.repetition_penalty,
+        "logit_bias": dict.fromkeys(map(str, own.suppress_tokens), NEVER),
+    }
+    value = json.dumps(preferred, separators=(",", ":"))  # without spaces: flags are split there
+    said: _Settings = {"preferred_sampling_params": (value, "as the model's generation_config.json says")}
+    if own.repetition_penalty != 1:
+        said["disable_overlap_schedule"] = True, "else the repetition penalty misses tokens where forks come"
+    return said
+
+
+class LaunchedBackend(SGLangBackend):
+    """An SGLang server of this program's own, started by `connect` and ended by `aclose`.
+
+    It listens on a free port of the loopback interface, writes to standard error, and ends with the program,
+    however that ends. Cancelling `connect` stops the wait, not the start: a later call takes it up.
+
+    Args:
+        path: A model folder.
+        device: Where to run; None looks for a GPU.
+        server_args: Further options of SGLang's server by their names in Python (`mem_fraction_static=0.8`),
+            which win over those chosen here, `log_level="error"` among them; None and False leave one out.
+
+    Raises:
+        BackendError: From `connect`, besides: SGLang is missing, or could not start.
+    """
+
+    def __init__(self, path: str | Path, *, device: Device | None = None, **server_args: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port: int = probe.getsockname()[1]
+        super().__init__(f"http://127.0.0.1:{self._port}", tokenizer=path)
+        self._path = Path(checked_path(path))
+        self._device: Device | None = device
+        self._flags = [*_flags({"log_level": "error", **server_args})]
+        self._left_out = [name for name, value in server_args.items() if value is None or value is False]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def _learn(self) -> ServedModel:
+        if not (self._path / "config.json").is_file():
+            raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
+        process = self._process  # which `aclose` may end and forget meanwhile
+        if process is None:
+            command = server_command(
+                str(self._path),
+                device=self._device,
+                port=self._port,
+                extra=self._flags,
+                without=self._left_out,
+            )
+            process = _start(command.argv, command.environment, 2)  # standard output is the program's
+            self._process = process
+            atexit.register(self._stop)
+        while not await asyncio.to_thread(_answers, f"{self._server.url}/model_info"):
+            if (status := process.poll()) is not None:
+                self._stop()
+                raise BackendError(
+                    f"SGLang could not start on {self._path}: it ended with status {status}, and says why in "
+                    "this program's standard error"
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+        return await super()._learn()
+
+    async def aclose(self) -> None:
+        """End open requests with an error, and the server. Cancelling it does not stop the ending."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await super().aclose()
+            finally:
+                await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        """End the server and its processes, by force where they do not end by themselves."""
+        process, self._process = self._process, None
+        if process:
+            atexit.unregister(self._stop)
+            _stop(process)
+
+
+def _start(
+    argv: Sequence[str], environment: Mapping[str, str] | None = None, output: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a server in a process group of its own, which ends if this program is killed."""
+    guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
+    return subprocess.Popen(
+        [*guard, *argv],
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        start_new_session=True,
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and all that it started, by force where that does not end by itself."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def running_server(argv: Sequence[str], ready: str, *, timeout: float) -> Generator[None]:
+    """A server, from when it is ready; it and all that it started is stopped in the end.
+
+    Args:
+        argv: Its command.
+        ready: URL that it answers with success when it is ready.
+        timeout: Seconds that it may take until then.
+
+    Raises:
+        BackendConnectError: Something answers there already, or the server ended, or was not ready in time.
+    """
+    if _answers(ready):
+        raise BackendConnectError(f"{ready} is taken already: end that server, or choose another port")
+    process = _start(argv)
+    deadline = time.monotonic() + timeout
+    try:
+        while not _answers(ready):
+            if (status := process.poll()) is not None:
+                raise BackendConnectError(f"{shlex.join(argv)} ended with status {status}")
+            if time.monotonic() > deadline:
+                raise BackendConnectError(f"{shlex.join(argv)} is not ready after {timeout:g} s")
+            time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        _stop(process)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=10).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments as SGLang's command line has them."""
+    for name, value in arguments.items():
+        if value is None or value is False:
+            continue
+        yield "--" + name.replace("_", "-")
+        if isinstance(value, list | tuple):
+            yield from map(str, cast("Sequence[object]", value))
+        elif value is not True:
+            yield json.dumps(value) if isinstance(value, dict) else str(value)

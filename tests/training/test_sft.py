@@ -1,0 +1,430 @@
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapter_folders import adapter_run
+from finetune_folders import ANSWERS, base_folder, data_file
+from killed_sft import killed_sft
+from local_models import TEMPLATE
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from two_processes import run_in_two
+
+from pasta_async.backends.local import LocalBackend
+from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
+from pasta_async.options import Sampling
+from pasta_async.protocol import DecodeRequest
+from pasta_async.training import trainer
+from pasta_async.training.data.corpus import plain_record, write_records
+from pasta_async.training.model import BaseModel, ModelCodec, export_model, shard, write_tokenizer
+from pasta_async.training.processes import only_run, open_processes
+from pasta_async.training.sft import SftSettings, main, sft
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CHAT = [{"role": "user", "content": "Tell 0"}]
+
+
+def settings(folder: Path, **changes: Any) -> SftSettings:
+    """A run of a few updates, its base model and data made where they are missing."""
+    if not (folder / "base").exists():
+        base_folder(folder / "base", changes.pop("kind", "llama"))
+        data_file(folder / "data.jsonl")
+    values = {"model": folder / "base", "data": [folder / "data.jsonl"], "out": folder / "run"}
+    values |= {"batch": 3, "row_tokens": 512, "steps": 4, "lr": 3e-3}
+    return SftSettings.model_validate({**values, "export_dtype": "float32", **changes})
+
+
+def curve(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in ("step", "loss", "lr", "grad_norm", "tokens")} for line in lines]
+
+
+def greedy(folder: Path, ids: list[int], count: int = 16) -> list[int]:
+    """What transformers writes."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = torch.tensor([ids])
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    return out[0, len(ids) :].tolist()
+
+
+async def local_greedy(folder: Path, ids: list[int], count: int = 16) -> list[int]:
+    """What the embedded engine writes."""
+    backend = LocalBackend(folder, device="cpu")
+    request = DecodeRequest("a", 0, tuple(ids), count, Sampling())
+    try:
+        return [token async for piece in backend.decode(request) for token in piece.ids]
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+async def test_a_base_model_learns_the_answers(kind: str, tmp_path: Path) -> None:
+    assert sft(settings(tmp_path, kind=kind, form="both", steps=10, batch=10))
+    losses = [line["loss"] for line in curve(tmp_path / "run")]
+    assert len(losses) == 10 and losses[-1] < 0.8 * losses[0]
+    model = tmp_path / "run" / "model"
+    codec = ModelCodec(model)
+    for pasta in (True, False):
+        prompt = codec.prompt(CHAT, pasta)
+        expected = greedy(model, prompt)
+        assert await local_greedy(model, prompt) == expected
+    ends = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
+    assert ends[0] == codec.end
+    assert not (tmp_path / "run" / "model.partial").exists()
+
+
+def test_what_is_minimised_is_the_mean_over_all_targets(tmp_path: Path) -> None:
+    sft(settings(tmp_path, batch=len(ANSWERS), steps=1, row_tokens=128))  # several rows for one update
+    sft(settings(tmp_path, batch=len(ANSWERS), steps=1, row_tokens=1024, out=tmp_path / "one"))
+    several, one = curve(tmp_path / "run")[0], curve(tmp_path / "one")[0]
+    assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert several["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
+    assert sft(settings(tmp_path))
+    parts = tmp_path / "parts"
+    assert not sft(settings(tmp_path, out=parts, stop_at=2))
+    assert not (parts / "model").exists()
+    with (parts / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": 1e9}\n{"step": 4, "lo')  # as after a kill between two checkpoints
+    assert sft(settings(tmp_path, out=parts))
+    assert curve(parts) == curve(tmp_path / "run")
+    whole, again = (load_file(out / "model" / "model.safetensors") for out in (tmp_path / "run", parts))
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    assert {place.name for place in (parts / "checkpoints").iterdir()} == {"step-0000002", "step-0000004"}
+    assert sft(settings(tmp_path, out=parts))  # nothing is left to do
+    assert curve(parts) == curve(tmp_path / "run")
+
+
+def test_a_folder_that_another_run_trains_in_is_refused_at_once(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with only_run(tmp_path / "run"), pytest.raises(TrainingError):
+        sft(settings(tmp_path, model=nowhere, data=[nowhere]))  # nothing has been read yet
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["lock"]
+    assert sft(settings(tmp_path, steps=1))
+
+
+def test_a_run_does_not_go_on_with_other_settings_or_data(tmp_path: Path) -> None:
+    sft(settings(tmp_path, steps=2))
+    with pytest.raises(InvalidRequestError, match="lr"):
+        sft(settings(tmp_path, steps=2, lr=0.1))
+    data_file(tmp_path / "data.jsonl", copies=2)
+    with pytest.raises(InvalidRequestError, match="data"):
+        sft(settings(tmp_path, steps=2))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_run_goes_on_with_what_is_in_its_files_wherever_they_are(lora_rank: int, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    moved = tmp_path / "moved"
+    run = {"steps": 2, "chat_template": template, "lora_rank": lora_rank}
+    assert not sft(settings(tmp_path, **run, stop_at=1))
+    (tmp_path / "base").rename(moved)
+    assert not sft(settings(tmp_path, **run, model=moved, stop_at=1))
+    template.write_text(TEMPLATE + "\n")
+    with pytest.raises(InvalidRequestError, match="tokenizer"):
+        sft(settings(tmp_path, **run, model=moved))
+    template.write_text(TEMPLATE)
+    weights = load_file(moved / "model.safetensors")
+    save_file({name: value * 2 for name, value in weights.items()}, moved / "model.safetensors")
+    with pytest.raises(InvalidRequestError, match="model"):
+        sft(settings(tmp_path, **run, model=moved))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_writes_a_checkpoint_and_leaves(
+    sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = trainer.Loop.update
+
+    def interrupted(self: trainer.Loop) -> dict[str, float]:
+        if self.step == 1:
+            os.kill(os.getpid(), sent)
+        return update(self)
+
+    monkeypatch.setattr(trainer.Loop, "update", interrupted)
+    before = signal.getsignal(sent)
+    assert not sft(settings(tmp_path))
+    assert signal.getsignal(sent) == before
+    assert [place.name for place in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000002"]
+    monkeypatch.undo()
+    assert sft(settings(tmp_path))
+    assert [line["step"] for line in curve(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_rows_of_the_tags_learn_at_a_rate_of_their_own(lora_rank: int, tmp_path: Path) -> None:
+    slow = settings(tmp_path, batch=10, steps=1, form="both", lora_rank=lora_rank, tag_rate=1)
+    fast = slow.model_copy(update={"out": tmp_path / "fast", "tag_rate": 20})
+    assert sft(slow) and sft(fast)
+    codec = ModelCodec(tmp_path / "run" / "model")
+    start = BaseModel(tmp_path / "base", codec.tag_ids).loaded().state_dict()
+    moved = [
+        {name: value - start[name] for name, value in load_file(one.out / "model/model.safetensors").items()}
+        for one in (slow, fast)
+    ]
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tags, others = list(codec.tag_ids), list(range(min(codec.tag_ids)))
+        once, often = (each[name] for each in moved)
+        assert once[tags].abs().max() > 0
+        torch.testing.assert_close(often[tags], 20 * once[tags], rtol=1e-3, atol=1e-6)
+        assert torch.equal(often[others], once[others])
+
+
+@pytest.mark.parametrize(
+    ("tied", "lora_rank", "rows"),
+    [(True, 0, {}), (True, 2, {}), (False, 0, {}), (False, 2, {}), (False, 0, {"vocab_size": 448})],
+)
+def test_a_tag_that_is_never_used_stays_at_the_mean_row(
+    tied: bool, lora_rank: int, rows: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without estimates the tag in front of them is in no example, and its logit stays the mean of all.
+
+    So does it where the base has spare rows, as Qwen's models have, with anything in them.
+    """
+    base_folder(tmp_path / "base", tie_word_embeddings=tied, **rows)
+    data_file(tmp_path / "data.jsonl")
+    given = settings(tmp_path, estimates="none", lora_rank=lora_rank, tag_rate=20, steps=4, lr=1e-2)
+    assert sft(given)
+    again = {"model": tmp_path / "run" / ("adapter" if lora_rank else "model"), "out": tmp_path / "again"}
+    assert sft(given.model_copy(update=again))
+    start = load_file(tmp_path / "base" / "model.safetensors")
+    names = [name for name in start if "embed_tokens" in name or "lm_head" in name]
+    assert len(names) == 2 - tied
+    for run in ("run", "again"):
+        codec = ModelCodec(tmp_path / run / "model")
+        unused, *used = codec.tag_ids.tokens, *codec.tag_ids[:1], *codec.tag_ids[2:]
+        weights = load_file(tmp_path / run / "model" / "model.safetensors")
+        for name in names:
+            mean = start[name].mean(0)
+            torch.testing.assert_close(weights[name][unused], mean, rtol=0, atol=1e-6)
+            assert (weights[name][used] - mean).abs().sum(1).min() > 1e-2
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([codec.prompt(CHAT)])).logits[0]
+    assert logits.log_softmax(-1)[:, unused].max() < -math.log(codec.vocab_size) + 0.1
+
+
+def test_rates_fit_what_is_trained() -> None:
+    def rates(new_tags: bool, **given: float) -> tuple[float, float]:
+        values = {"model": "m", "data": ["d"], "out": "o", **given}
+        found = SftSettings.model_validate(values).resolved(new_tags)
+        return found.lr, found.tag_rate
+
+    assert rates(True) == (1e-5, 1)
+    assert rates(True, lora_rank=16) == (5e-4, 20)
+    assert rates(False, lora_rank=16) == (5e-4, 1)
+    assert rates(True, lora_rank=16, lr=1e-3, tag_rate=3) == (1e-3, 3)
+
+
+def test_rows_are_short_on_a_cpu_but_for_long_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    pack = trainer.pack_row
+
+    def packed(trees: Any, length: int, *rest: Any) -> Any:
+        lengths.append(length)
+        return pack(trees, length, *rest)
+
+    monkeypatch.setattr(trainer, "pack_row", packed)
+    base_folder(tmp_path / "base", max_position_embeddings=4096)
+    text = "Both wars reshaped Europe, the outcome was one. "
+    records = [plain_record(CHAT, text * n, id=str(n)) for n in (1, 2, 3, 4, 5, 120)]
+    write_records(tmp_path / "data.jsonl", records)
+    assert sft(settings(tmp_path, row_tokens=0, batch=6, steps=1, form="plain"))
+    assert sorted(length > 1024 for length in lengths) == [False] * (len(lengths) - 1) + [True]
+
+
+def test_adapters_are_written_by_themselves_too(tmp_path: Path) -> None:
+    assert sft(settings(tmp_path, lora_rank=2, steps=2, export_dtype="float16"))
+    model, adapter = tmp_path / "run" / "model", tmp_path / "run" / "adapter"
+    codec = ModelCodec(adapter)
+    base: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    merged: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    base.resize_token_embeddings(merged.config.vocab_size)
+    written = load_file(adapter / "adapter_model.safetensors")
+    assert {value.dtype for value in written.values()} == {torch.float16}
+    assert sum(value.numel() for value in written.values()) < 0.5 * base.num_parameters()
+    ids = torch.tensor([codec.prompt(CHAT) + list(codec.tag_ids)])
+    with torch.no_grad():
+        expected = merged(input_ids=ids).logits[0, :, : codec.vocab_size]
+        found = PeftModel.from_pretrained(base, adapter)(input_ids=ids).logits[0, :, : codec.vocab_size]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.timeout(900)
+def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
+    shared = {"steps": 6, "batch": 4, "save_every": 2, "threads": 1, "tag_rate": 3}
+    assert sft(settings(tmp_path, **shared))
+    out = tmp_path / "two"
+    flags = ["--model", tmp_path / "base", "--data", tmp_path / "data.jsonl", "--out", out, "--steps", 6]
+    flags += ["--batch", 4, "--save-every", 2, "--threads", 1, "--row-tokens", 512, "--lr", 3e-3]
+    flags += ["--tag-rate", 3]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    assert -signal.SIGKILL in run_in_two(killed_sft, settings(tmp_path, **shared, out=out))
+    before = curve(out)
+    assert [line["step"] for line in before] == [1, 2, 3, 4]
+    assert {place.name for place in (out / "checkpoints").iterdir()} == {
+        "step-0000002",
+        "step-0000004.partial",
+    }
+    command = [*start, "-m", "pasta_async.training.sft", *map(str, flags)]
+    resumed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.count("the model is in") == 1
+    after = curve(out)
+    assert [line["step"] for line in after] == [1, 2, 3, 4, 5, 6]
+    assert after[:4] == before  # 3 and 4 were computed twice
+    for ours, alone in zip(after, curve(tmp_path / "run"), strict=True):
+        assert ours == pytest.approx(alone, rel=1e-4)
+    whole, two = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "run", out))
+    for name, value in whole.items():
+        torch.testing.assert_close(value, two[name], atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_train_little_and_are_merged(tied: bool, tmp_path: Path) -> None:
+    lora = {"lora_rank": 2, "steps": 6, "batch": 5, "lr": 2e-2, "tag_rate": 1, "recompute": tied}
+    base_folder(tmp_path / "base", tie_word_embeddings=tied)
+    data_file(tmp_path / "data.jsonl")
+    assert not sft(settings(tmp_path, **lora, stop_at=3))
+    assert sft(settings(tmp_path, **lora))
+    losses = [line["loss"] for line in curve(tmp_path / "run")]
+    assert losses[-1] < losses[0]
+    before = load_file(tmp_path / "base" / "model.safetensors")
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, old in before.items():
+        new = after[name]
+        if name.endswith("proj.weight"):
+            assert int(torch.linalg.matrix_rank(new - old, atol=1e-4)) in (1, 2), name
+        else:
+            assert torch.equal(new[: len(old)], old), name
+    codec = ModelCodec(tmp_path / "run" / "model")
+    rows = after["model.embed_tokens.weight"][list(codec.tag_ids)]
+    assert (rows != before["model.embed_tokens.weight"].mean(0)).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_is_trained_on(tied: bool, tmp_path: Path) -> None:
+    run = adapter_run(tmp_path, tied=tied)
+    data_file(tmp_path / "data.jsonl")
+    more = settings(tmp_path, model=run.adapter, out=tmp_path / "more", steps=1, lr=1e-9)
+    assert sft(more)
+    before, after = (
+        load_file(folder / "adapter_model.safetensors") for folder in (run.adapter, more.out / "adapter")
+    )
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, atol=1e-6, rtol=1e-5)
+        assert not torch.equal(after[name], value), name
+    merged, whole = (load_file(folder / "model.safetensors") for folder in (run.model, more.out / "model"))
+    for name, value in merged.items():
+        torch.testing.assert_close(whole[name], value, atol=1e-5, rtol=1e-5)
+    with pytest.raises(InvalidRequestError, match="lora-rank"):
+        sft(settings(tmp_path, model=run.adapter, lora_rank=3))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_merged_adapters_compute_what_they_did(tied: bool, tmp_path: Path) -> None:
+    folder = base_folder(tmp_path / "base", "qwen3", tie_word_embeddings=tied)
+    write_tokenizer(folder, tmp_path / "tokenizer")
+    codec = ModelCodec(tmp_path / "tokenizer")
+    base = BaseModel(folder, codec.tag_ids, lora_rank=2)
+    model = base.loaded()
+    trained = [param for param in model.parameters() if param.requires_grad]
+    for param in trained:
+        torch.nn.init.normal_(param, std=0.1)
+    ids = torch.tensor([[*codec.prompt(CHAT), *codec.tag_ids]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+    with open_processes("cpu") as mesh:
+        shard(model, mesh, torch.float32, share=True)
+        export_model(model, base, tmp_path / "tokenizer", codec.end, tmp_path / "out", "float32")
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_half_precision_computes_with_float32_weights(tmp_path: Path) -> None:
+    sft(settings(tmp_path, steps=2, recompute=True, dtype="bfloat16"))
+    sft(settings(tmp_path, steps=2, out=tmp_path / "full"))
+    half, full = curve(tmp_path / "run"), curve(tmp_path / "full")
+    assert half != full
+    assert half[1]["loss"] == pytest.approx(full[1]["loss"], rel=0.02)
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")["lm_head.weight"]
+    assert not torch.equal(weights, weights.bfloat16().float())
+
+
+def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    settings(tmp_path)
+
+    def refused(reason: str | None, error: type[Exception] = InvalidRequestError, **changes: Any) -> None:
+        with pytest.raises(error, match=reason):
+            sft(settings(tmp_path, **changes))
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+    refused("--drop-long", row_tokens=64)
+    refused("CUDA", device="cuda")
+    refused("nowhere", UnsupportedModelError, model=tmp_path / "nowhere")
+    refused(r"nowhere\.jsonl", data=[tmp_path / "nowhere.jsonl"])
+    refused(r"nowhere\.jinja", chat_template=tmp_path / "nowhere.jinja")
+    (tmp_path / "strict.jinja").write_text("{{ raise_exception('no system') }}")
+    refused("no system", chat_template=tmp_path / "strict.jinja")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    refused(None, data=[tmp_path / "empty.jsonl"])
+    broken = {"id": "odd", "messages": CHAT, "written": "one <sync/> two"}
+    (tmp_path / "broken.jsonl").write_text(json.dumps(broken))
+    refused("odd: .*sync-idle", data=[tmp_path / "broken.jsonl"])
+
+
+def test_long_examples_can_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError):
+        sft(settings(tmp_path, row_tokens=64, steps=1))
+    assert sft(settings(tmp_path, row_tokens=64, drop_long=True, steps=1))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError):
+        sft(settings(tmp_path, lr=1e30, clip=1e30))
+
+
+def test_too_little_memory_is_said_with_what_makes_it_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: trainer.Loop) -> dict[str, float]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(trainer.Loop, "update", full)
+    with pytest.raises(TrainingError, match="--recompute"):
+        sft(settings(tmp_path))
+
+
+def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(tmp_path), "--out", str(tmp_path / "run"), "--data", str(tmp_path / "data.jsonl")]
+    with pytest.raises(SystemExit) as left:
+        main([*flags, "--lr", "-1"])
+    assert left.value.code == 2
+    assert "--lr" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*data\.jsonl"):
+        main(flags)

@@ -1,0 +1,200 @@
+"""Annotate answers: `python -m pasta_async.training.data.annotate`.
+
+With `--base-url` and `--model`, a model behind an OpenAI-compatible endpoint puts in the tags; its key is
+read from the environment. Its reply is checked, and it is asked again with what was wrong. With
+`--heuristic`, structure alone decides; with `--by-likelihood`, structure and the likelihood of a model in the
+folder `--model`. The folder OUT then has annotated.jsonl, rejected.jsonl and summary.json, and journal.jsonl
+with every reply or cost: the same command resumes an interrupted run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from pasta_async.cli.command import Command, Count, command
+from pasta_async.jobs import Journal, write_json
+from pasta_async.lang import Document
+from pasta_async.training.data.annotate_endpoint import (
+    Annotator,
+    Rejected,
+    annotate_by_endpoint,
+    prompt_digest,
+)
+from pasta_async.training.data.annotate_structure import (
+    LEAST,
+    Cut,
+    annotate_by_structure,
+    structure_marks,
+)
+from pasta_async.training.data.corpus import Record, SourceSettings, write_records
+from pasta_async.training.endpoint import Endpoint, EndpointSettings
+from pasta_async.training.identity import model_digest
+from pasta_async.training.views import CountTokens, text_speedup, token_counter
+
+
+class AnnotateSettings(SourceSettings, EndpointSettings):
+    """Options of the three ways to annotate; the recipe `pasta-smol` has other thresholds."""
+
+    out: Path = Field(description="folder of the run")
+    base_url: str = Field(default="", description="of the endpoint: http://host:30000/v1")
+    model: str = Field(default="", description="name of the model at the endpoint, or folder of a model")
+    tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
+    ask_from: int = Field(
+        default=2 * LEAST, ge=0, description="tokens from which an answer is sent; shorter ones stay plain"
+    )
+    tokenizer: Path | None = Field(
+        default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
+    )
+    heuristic: bool = Field(default=False, description="annotate by structure alone, without an endpoint")
+    by_likelihood: bool = Field(
+        default=False, description="annotate by what the model in the folder --model finds independent"
+    )
+    tau: float = Field(default=0.5, description="bits a token that a chunk may cost without its siblings")
+    form: float = Field(default=1.5, description="bits a token that an item of a list may cost more")
+    sync_tau: float = Field(
+        default=0.8, description="bits a token that the text behind chunks may cost without a sync"
+    )
+    row_tokens: Count = Field(default=1024, description="of --by-likelihood: tokens of a forward pass")
+    cut: Cut = Field(default="points", description="of --heuristic, --by-likelihood: what is promised")
+    least: Count = Field(default=LEAST, description="of both: tokens from which a piece is promised")
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.by_likelihood and (self.heuristic or not self.model):
+            raise ValueError("--by-likelihood needs --model, the folder of a model, and no --heuristic")
+        remote = self.base_url.startswith(("http://", "https://")) and self.model
+        if not (self.heuristic or self.by_likelihood or remote):
+            raise ValueError(
+                "give --base-url http://host:30000/v1 and --model, or choose --heuristic or --by-likelihood"
+            )
+        return self
+
+    @property
+    def annotator(self) -> str:
+        """The name for `Record.annotator`."""
+        if self.by_likelihood:
+            return f"likelihood:{Path(self.model).resolve().name}"
+        return f"structure:{self.cut}" if self.heuristic else self.model
+
+
+def annotate(settings: AnnotateSettings) -> dict[str, Any]:
+    """Annotate, write the files of the run, and return its figures, as `summary.json` has them.
+
+    Raises:
+        PastaError: The data or the endpoint cannot be used; replies that arrived are kept.
+    """
+    started = time.monotonic()
+    count = token_counter(settings.tokenizer)
+    source, left_out = settings.read()
+    records = list(source)
+    rejected: list[Rejected] = []
+    totals, problems = Counter[str](), Counter[str]()
+    documents: Sequence[Document | Rejected]
+    journal = settings.out / "journal.jsonl"
+    if settings.heuristic:
+        texts = [record.document.text for record in records]
+        documents = [annotate_by_structure(text, count, settings.cut, settings.least) for text in texts]
+    elif settings.by_likelihood:
+        from pasta_async.training.data.annotate_likelihood import (  # needs torch
+            Thresholds,
+            annotate_by_likelihood,
+        )
+
+        thresholds = Thresholds(settings.tau, settings.form, settings.sync_tau)
+        texts = [record.document.text for record in records]
+        candidates = [structure_marks(text, count, settings.cut, settings.least) for text in texts]
+        with Journal(journal, {"model": model_digest(settings.model)}) as costs:
+            documents, totals = annotate_by_likelihood(
+                records, candidates, settings.model, costs, thresholds, settings.row_tokens, count
+            )
+    else:
+        documents, totals, problems = asyncio.run(_by_endpoint(records, settings, count, journal))
+    accepted: list[Record] = []
+    for record, document in zip(records, documents, strict=True):
+        if isinstance(document, Rejected):
+            rejected.append(document)
+        else:
+            accepted.append(_annotated(record, document, settings.annotator, count))
+    unanswered = sum(not one.answered for one in rejected)
+    summary = {
+        "annotator": settings.annotator,
+        "accepted": len(accepted),
+        "rejected": len(rejected) - unanswered,
+        "unanswered": unanswered,
+        "reasons": dict(problems.most_common()),
+        **dict(totals),
+        "seconds": round(time.monotonic() - started, 3),
+        "left_out": left_out.report(),
+        "fields_not_used": dict(left_out.fields),
+        "lengths": _lengths([count(record.document.text) for record in accepted]),
+        "parallelism": _parallelism(accepted),
+    }
+    write_records(settings.out / "annotated.jsonl", accepted)
+    write_records(settings.out / "rejected.jsonl", rejected)
+    write_json(settings.out / "summary.json", summary)
+    return summary
+
+
+async def _by_endpoint(
+    records: Sequence[Record], settings: AnnotateSettings, count: CountTokens, journal: Path
+) -> tuple[list[Document | Rejected], Counter[str], Counter[str]]:
+    """The outcomes by the endpoint's model, the totals, and the codes of what was wrong with replies."""
+    identity = {"model": settings.model, "prompt": prompt_digest()}
+    with Journal(journal, identity, durable=True) as replies:
+        async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
+            annotator = Annotator(endpoint, replies, count, settings.tries, settings.ask_from)
+            outcomes = await annotate_by_endpoint(records, annotator, settings.in_flight)
+    return outcomes, annotator.totals, annotator.problems
+
+
+def _annotated(record: Record, document: Document, annotator: str, count: CountTokens) -> Record:
+    """The record with its annotation, its theoretical speed-up among the scores."""
+    scores = {**record.scores, "text_speedup": round(text_speedup(document, count), 4)}
+    update = {"written": document.format(), "annotator": annotator, "scores": scores}
+    return record.model_copy(update=update)
+
+
+def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Theoretical speed-ups of annotated answers, and how many have a promise; None without any text."""
+    measured = [(record.scores["text_speedup"], len(record.document.promises)) for record in records]
+    speedups = [speedup for speedup, _ in measured if speedup > 0]
+    if not speedups:
+        return None
+    parallel = [speedup for speedup, promises in measured if promises and speedup > 0]
+    return {
+        "answers": len(measured),
+        "any_share": len(parallel) / len(measured),
+        "promises": statistics.mean([promises for _, promises in measured if promises] or [0]),
+        "mean_speedup": statistics.mean(speedups),
+        "geometric_mean_speedup": statistics.geometric_mean(speedups),
+        "geometric_mean_any": statistics.geometric_mean(parallel) if parallel else 1.0,
+        "quantiles": _quantiles(speedups),
+    }
+
+
+def _lengths(tokens: Sequence[int]) -> dict[str, Any] | None:
+    """Tokens of answers without their tags; None without an answer."""
+    if not tokens:
+        return None
+    return {"sum": sum(tokens), "mean": statistics.mean(tokens), "quantiles": _quantiles(tokens)}
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [*values] * 99
+    return {f"p{share}": cuts[share - 1] for share in (10, 25, 50, 75, 90, 99)}
+
+
+main: Command = command(
+    AnnotateSettings, annotate, "pasta_async.training.data.annotate", __doc__, resumes=True
+)
+
+if __name__ == "__main__":
+    main()

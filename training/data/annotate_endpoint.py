@@ -1,0 +1,238 @@
+"""Annotation by a model behind an endpoint: the request, the check of its reply, and the journal.
+
+A reply is read as a written form. White space is not compared: a reply only decides where its tags stand
+between the other characters, and the answer keeps its own white space, so that removing the tags of what is
+accepted gives the original character for character. Estimates are counted anew, and tags are put into their
+exact form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pasta_async.jobs import Journal
+from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, escape, parse
+from pasta_async.prompts import Message
+from pasta_async.training.data.corpus import Record, StrictModel, digest
+from pasta_async.training.endpoint import Completion, Endpoint, collect
+from pasta_async.training.views import CountTokens, Mark, insert_tags, recount
+
+_TEXTS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("annotate_prompt.toml").read_text(encoding="utf-8")
+)
+EXAMPLES: tuple[tuple[str, str], ...] = tuple(
+    (example["prompt"], example["written"]) for example in _TEXTS["examples"]
+)
+"""Prompts, and answers in their written form: our own, as the model is shown them."""
+
+_REPAIRED = frozenset({Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART})
+"""What writing estimates and tags anew puts right."""
+_FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
+_MAX_PROBLEMS = 8
+
+
+class Rejected(StrictModel):
+    """A record without an acceptable annotation, and why."""
+
+    record: Record
+    reasons: tuple[str, ...]
+    """Of the last reply, or of the endpoint."""
+    reply: str = ""
+    """The last one."""
+    answered: bool = True
+    """False where the endpoint failed: the next run asks again."""
+
+
+async def annotate_by_endpoint(
+    records: Sequence[Record], annotator: Annotator, in_flight: int
+) -> list[Document | Rejected]:
+    """Annotate records, `in_flight` at a time; a document or a rejection for each.
+
+    Cancelling it ends the requests under way; replies that arrived are in the journal.
+
+    Raises:
+        PastaError: The endpoint cannot be used.
+    """
+    numbers = range(len(records))
+    outcomes, failures = await collect(numbers, lambda number: annotator.annotate(records[number]), in_flight)
+    for number, failure in failures.items():
+        reasons = (f"endpoint: {failure}",)
+        outcomes[number] = Rejected(record=records[number], reasons=reasons, answered=False)
+    return [outcomes[number] for number in numbers]
+
+
+def prompt_digest() -> str:
+    """16 hexadecimal digits that stand for the request: replies to another one are not used again."""
+    return hashlib.sha256(repr((_TEXTS["instructions"], EXAMPLES)).encode()).hexdigest()[:16]
+
+
+class Annotator:
+    """Annotates records by a model behind an endpoint.
+
+    The journal keeps every reply before anything is made of it; none that it holds is asked for again.
+
+    Args:
+        endpoint: Of the model.
+        journal: Of its replies, with `prompt_digest` in its identity.
+        count: Counts tokens, for estimates.
+        tries: Replies for an answer before it is rejected.
+        ask_from: Tokens from which an answer is sent; shorter ones stay plain.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, journal: Journal, count: CountTokens, tries: int = 3, ask_from: int = 40
+    ) -> None:
+        self._endpoint = endpoint
+        self._journal = journal
+        self._count = count
+        self._tries = tries
+        self._ask_from = ask_from
+        names = ("unasked", "requests", "resumed", "prompt_tokens", "completion_tokens")
+        self.totals: Counter[str] = Counter(dict.fromkeys(names, 0))
+        """Records: unasked (too short). Replies: requests (of this run), resumed (from the journal),
+        prompt_tokens and completion_tokens (of both)."""
+        self.problems: Counter[str] = Counter()
+        """Replies that were not accepted, by the code of their first problem."""
+        self._kept: defaultdict[str, list[Completion]] = defaultdict(list)
+        for row in map(dict[str, Any], journal.rows):
+            self._kept[row.pop("key")].append(Completion(**row))
+
+    async def annotate(self, record: Record) -> Document | Rejected:
+        """Annotate a record: from the journal as far as it goes, then by requests.
+
+        A cancellation ends its request; replies that arrived are in the journal.
+
+        Raises:
+            BackendError: The endpoint failed.
+        """
+        text = record.document.text
+        if self._count(text) < self._ask_from:
+            self.totals["unasked"] += 1
+            return record.document
+        key, opening = digest(record.messages, text), first_prompt(record)
+        messages, reasons, reply = opening, tuple[str, ...](), ""
+        kept = iter(self._kept[key])
+        for _ in range(self._tries):
+            completion = await self._reply(key, messages, next(kept, None))
+            checked = check_reply(text, completion.text, self._count)
+            if isinstance(checked, Document):
+                return checked
+            reasons = tuple(problem.message for problem in checked)
+            cut = completion.finish_reason == "length"
+            self.problems["reply-cut" if cut else checked[0].code] += 1
+            reasons = ("reply-cut: the reply reached its token limit", *reasons) if cut else reasons
+            reply = completion.text
+            messages = [*opening, *_retry(reply, reasons)]
+        return Rejected(record=record, reasons=reasons, reply=reply)
+
+    async def _reply(self, key: str, messages: Sequence[Message], kept: Completion | None) -> Completion:
+        self.totals["resumed" if kept else "requests"] += 1
+        completion = kept or await self._endpoint.complete(messages)
+        if not kept:
+            self._journal.append({"key": key, **completion._asdict()})
+        self.totals["prompt_tokens"] += completion.prompt_tokens
+        self.totals["completion_tokens"] += completion.completion_tokens
+        return completion
+
+
+def first_prompt(record: Record) -> list[Message]:
+    """The messages that ask for an annotation of a record's answer: the language, examples, the answer."""
+    messages = [{"role": "system", "content": _TEXTS["instructions"]}]
+    for prompt, written in EXAMPLES:
+        messages.append(_request(prompt, parse(written).text))
+        messages.append({"role": "assistant", "content": written})
+    return [*messages, _request(record.prompt, record.document.text)]
+
+
+def _request(prompt: str, response: str) -> Message:
+    return {"role": "user", "content": f"PROMPT:\n{prompt}\n\nRESPONSE:\n{escape(response)}"}
+
+
+def _retry(reply: str, reasons: Iterable[str]) -> list[Message]:
+    """The messages that follow when a reply was not accepted."""
+    wrong = "\n".join(f"- {reason}" for reason in reasons)
+    request = f"This is not right yet:\n{wrong}\n\nReply with the whole response and its tags, corrected."
+    return [{"role": "assistant", "content": reply}, {"role": "user", "content": request}]
+
+
+class Problem(NamedTuple):
+    """Why a reply is not accepted, for the annotator and for whoever reads the rejected records."""
+
+    code: str
+    message: str
+    """It starts with the code, or with a place and the code."""
+
+
+def check_reply(original: str, reply: str, count: CountTokens) -> Document | Sequence[Problem]:
+    """Check an annotator's reply to a plain answer: its written form, perhaps in a code fence.
+
+    Returns:
+        The well-formed document with the original's text, estimates by `count`, or why the reply is not
+        accepted.
+    """
+    reply = reply.strip()
+    if not original.lstrip().startswith("```") and (fenced := _FENCE.fullmatch(reply)):
+        reply = fenced[1]
+    read = parse(reply)
+    problems = [Problem(one.code.value, str(one)) for one in read.diagnostics if one.code not in _REPAIRED]
+    if not problems and _solid(read.text) != _solid(original):
+        problems = [_text_changed(original, read.text)]
+    if problems:
+        return problems[:_MAX_PROBLEMS]
+    document = recount(insert_tags(original, _marks(read, original)), count)
+    return [*_problems(document)][:_MAX_PROBLEMS] or document
+
+
+def _problems(document: Document) -> Iterator[Problem]:
+    """The problems of a document that has the right text."""
+    for number, promise in enumerate(document.promises, 1):
+        if promise.chunk is None or not promise.chunk.text:
+            where = f"chunk {number} ({promise.topic})"
+            yield Problem("chunk-empty", f"chunk-empty: {where} is empty (put tags around text, or none)")
+    yield from (Problem(one.code.value, str(one)) for one in check(document.format()))
+
+
+def _solid(text: str) -> str:
+    """A text without its white space."""
+    return "".join(text.split())
+
+
+def _places(text: str) -> list[int]:
+    """The places in a text of the characters of `_solid(text)`."""
+    return [place for place, character in enumerate(text) if not character.isspace()]
+
+
+def _text_changed(original: str, text: str) -> Problem:
+    wanted, replied = _solid(original), _solid(text)
+    pairs = zip(wanted, replied, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    start = max(0, same - 20)
+    context = original[(_places(original) or [0])[start] :][:60]
+    return Problem(
+        "text-changed",
+        f'text-changed: without its tags the reply is not the response; they differ near "{context}", where '
+        f'the reply has "{replied[start : same + 20]}" (white space aside; copy every character)',
+    )
+
+
+def _marks(read: Document, original: str) -> Iterator[Mark]:
+    """The tags of a document, placed in a text that has the same characters, white space aside."""
+    places = _places(original)
+    passed = 0
+    for node in read.nodes:
+        length = len(_solid(node.text))
+        behind = places[passed - 1] + 1 if passed else 0
+        start = places[passed] if length else behind
+        end = places[passed + length - 1] + 1 if length else behind
+        passed += length
+        if isinstance(node, Sync):
+            yield Mark(start, end, Sync())
+        elif isinstance(node, Promise) and node.chunk:
+            yield Mark(start, end, Promise(node.topic, None, Chunk()))

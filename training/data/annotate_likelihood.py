@@ -1,0 +1,275 @@
+"""Annotation by a language model's likelihood: independence is measured, no annotator is asked.
+
+Structure names the candidates (`structure_marks`). A round that starts at candidate j hides each candidate
+from those behind it, and from what main writes between and behind them, until a `<sync/>`. For every j, the
+candidates from j on, and main's text, are computed in the very views that the interpreter would have. Less
+what they cost in the round that starts right there (or in the plain answer, where a model that knows the tags
+finds that cheaper), this is the price of hiding, in bits a token. From these costs `choose` makes the
+annotation, so that other thresholds need no model.
+
+A model that does not know the tags gets the same views without them: the text that is visible, less the list
+markers of the candidates that are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
+from typing import NamedTuple
+
+from pasta_async.jobs import Journal, progress
+from pasta_async.lang import Document, Promise, Sync
+from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN
+from pasta_async.training.data.annotate_structure import is_item
+from pasta_async.training.data.corpus import Record, digest
+from pasta_async.training.likelihood import LanguageModel
+from pasta_async.training.views import (
+    CountTokens,
+    EncodedView,
+    Mark,
+    Trie,
+    encode_views,
+    insert_tags,
+    recount,
+)
+
+_PLAIN = -1
+_AT_ONCE = 16
+"""Answers whose costs are computed together and then written to the journal."""
+_Slot = tuple[int, str, int]
+"""The owner of a target: the start of its round (`_PLAIN`: no round), chunks or gaps, and its number."""
+
+
+class Costs(NamedTuple):
+    """The costs of a round that starts at candidate j, in bits a token: [j][k - j]; 0 without a word."""
+
+    chunks: list[list[float]]
+    """Of candidate k without those from j to k - 1."""
+    gaps: list[list[float]]
+    """Of main's text in front of candidate k (the last one: behind all) without those from j to k - 1."""
+
+
+def choose(marks: Sequence[Mark], costs: Costs, taus: Sequence[float], sync_tau: float) -> list[Mark]:
+    """The promises and syncs that cost too little to matter.
+
+    From the front, a round goes on until main's text has become dearer than `sync_tau`, or a candidate
+    dearer than its tau: there it is joined, and what is promised next is in the next round. A round of one
+    candidate is main's own text, since nothing would run beside it.
+
+    `marks` are the candidates, as promises; `taus` say how many bits a token the chunk of each may cost, and
+    `sync_tau` what the text behind chunks may cost without a `<sync/>`.
+    """
+    starts = [0]
+    for number in range(1, len(marks) + 1):
+        start = starts[-1]
+        joined = costs.gaps[start][number - start] > sync_tau
+        dear = number < len(marks) and costs.chunks[start][number - start] > taus[number]
+        if joined or dear:
+            starts.append(number)
+    chosen: list[Mark] = []
+    for start, behind in pairwise([*starts, len(marks) + 1]):
+        promised = marks[start:behind]
+        if len(promised) > 1:
+            chosen += promised
+            if behind <= len(marks):
+                chosen.append(Mark(promised[-1].end, promised[-1].end, Sync()))
+    return chosen
+
+
+class LikelihoodModel(LanguageModel):
+    """A model that measures what it costs to hide candidates."""
+
+    def costs(self, answers: Sequence[tuple[Record, Sequence[Mark]]]) -> list[Costs | None]:
+        """The costs of some answers' candidates; None where the model's context is too short."""
+        trees: list[tuple[int, Trie, list[_Slot]]] = []
+        for number, (record, marks) in enumerate(answers):
+            for start in range(len(marks) + 1):  # rounds share a tree, and what they have in common
+                if not trees or trees[-1][0] != number or len(trees[-1][1]) > self.row_tokens // 2:
+                    trees.append((number, Trie(), []))
+                trees[-1][2].extend(self._add_round(trees[-1][1], record, marks, start))
+        too_long = {number for number, tree, _ in trees if max(tree.depths()) >= self.context}
+        kept = [one for one in trees if one[0] not in too_long]
+        bits = [dict[_Slot, float]() for _ in answers]
+        for (number, _, slots), losses in zip(kept, self.bits([one[1] for one in kept]), strict=True):
+            bits[number] |= _means(slots, losses)
+        return [
+            None if number in too_long else _costs(bits[number], len(marks))
+            for number, (_, marks) in enumerate(answers)
+        ]
+
+    def _add_round(self, tree: Trie, record: Record, marks: Sequence[Mark], start: int) -> Iterator[_Slot]:
+        """Add the views of the round that starts at a candidate, with those before it joined."""
+        root = tree.extend(-1, self.prompt(record.messages))
+        joined = [Mark(marks[start - 1].end, marks[start - 1].end, Sync())] if start else []
+        document = insert_tags(record.document.text, [*marks[:start], *joined, *marks[start:]])
+        views = encode_views(self, recount(document, self.count))
+        *_, main = (number for number, view in enumerate(views) if view.thread == 0)
+        for number, (thread, context, target) in enumerate(views):
+            node = tree.extend(root, self._visible(context))
+            if thread > start:
+                tree.extend(node, target[:-1], target=True)  # less `</async>`
+                yield from ((start, "chunks", thread - 1) for _ in target[:-1])
+            elif number == main:
+                for place, (gap, promise) in enumerate(self._gaps(target), start):
+                    has_words = self._has_words(gap)
+                    if has_words:
+                        yield from ((start, "gaps", place) for _ in gap)
+                    node = tree.extend(tree.extend(node, gap, target=has_words), promise)
+        if self.knows_tags and start == 0:
+            yield from self._add_plain(tree, record, views)
+
+    def _add_plain(self, tree: Trie, record: Record, views: Sequence[EncodedView]) -> Iterator[_Slot]:
+        """Add the plain answer, which a model that knows the tags may find cheaper than joined chunks."""
+        node = tree.extend(-1, self.prompt(record.messages, pasta=False))
+        gaps = [gap for gap, _ in self._gaps(views[0].target)]
+        chunks = [view.target[:-1] for view in views[1:]]
+        for number, pieces in enumerate(zip_longest(gaps, chunks, fillvalue=list[int]())):
+            for kind, ids in zip(("gaps", "chunks"), pieces, strict=True):
+                node = tree.extend(node, ids, target=True)
+                yield from ((_PLAIN, kind, number) for _ in ids)
+
+    def _visible(self, ids: Sequence[int]) -> list[int]:
+        """The context that the model reads: without tags if it does not know them."""
+        if self.knows_tags:
+            return [*ids]
+        kept, run, inside = list[int](), list[int](), False
+        for token, following in zip(ids, [*ids[1:], self.end], strict=False):
+            if token == self.tags[PROMISE_CLOSE]:  # a chunk that is hidden goes with its list marker
+                inside = False
+                kept += run if following == self.tags[ASYNC_OPEN] else self._without_marker(run)
+                run = []
+            elif token == self.tags[PROMISE_OPEN]:
+                inside = True
+            elif not inside and token not in self.tags.values():
+                run.append(token)
+        return kept + run
+
+    def _gaps(self, target: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+        """Main's texts, less end-of-text, each with the ids of the promise behind it."""
+        gap, promise = list[int](), list[int]()
+        for token in target[:-1]:
+            (promise if promise or token == self.tags[PROMISE_OPEN] else gap).append(token)
+            if token == self.tags[PROMISE_CLOSE]:
+                yield (gap, promise) if self.knows_tags else (self._without_marker(gap), [])
+                gap, promise = [], []
+        yield gap, promise
+
+    def _without_marker(self, ids: list[int]) -> list[int]:
+        """The ids before a hidden chunk, without a last line that has no word."""
+        texts = [self.detokenize([token]) for token in ids]
+        place = len(ids)
+        while place and "\n" not in texts[place - 1]:
+            place -= 1
+            if any(map(str.isalpha, texts[place])):
+                return ids
+        while place and texts[place - 1].isspace():
+            place -= 1
+        return ids[:place]
+
+    def _has_words(self, ids: Sequence[int]) -> bool:
+        """False for a list marker, for instance."""
+        return any(map(str.isalpha, self.detokenize(ids)))
+
+
+def _means(slots: Iterable[_Slot], losses: Iterable[float]) -> dict[_Slot, float]:
+    by_slot: defaultdict[_Slot, list[float]] = defaultdict(list)
+    for slot, bits in zip(slots, losses, strict=True):
+        by_slot[slot].append(bits)
+    return {slot: sum(bits) / len(bits) for slot, bits in by_slot.items()}
+
+
+def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
+    """The costs of every round: its bits a token, less those where nothing is hidden."""
+
+    def cost(start: int, kind: str, number: int) -> float:
+        hidden = bits.get((start, kind, number))
+        if hidden is None or start == number:
+            return 0.0
+        plain = bits.get((_PLAIN, kind, number), math.inf)
+        visible = min(plain, bits[(number, kind, number)])
+        return round(hidden - visible, 4)  # what is less is the order of the sums
+
+    def rows(kind: str, size: int) -> list[list[float]]:
+        return [[cost(start, kind, number) for number in range(start, size)] for start in range(size)]
+
+    return Costs(rows("chunks", candidates), rows("gaps", candidates + 1))
+
+
+class Thresholds(NamedTuple):
+    """The most that hiding may cost, in bits a token."""
+
+    tau: float
+    """Of a chunk without its siblings."""
+    form: float
+    """Of an item of a list, beside `tau`: each item shows the form of those behind it."""
+    sync_tau: float
+    """Of the text behind chunks, without a sync."""
+
+
+def annotate_by_likelihood(
+    records: Sequence[Record],
+    candidates: Sequence[Sequence[Mark]],
+    model: str,
+    journal: Journal,
+    thresholds: Thresholds,
+    row_tokens: int,
+    count: CountTokens,
+) -> tuple[list[Document], Counter[str]]:
+    """Annotate answers; their tags are not looked at.
+
+    Args:
+        records: With the answers.
+        candidates: For each record the tags that structure proposes.
+        model: Folder of the model that measures.
+        journal: Of the model's costs, which are computed once for all thresholds.
+        thresholds: See `Thresholds`.
+        row_tokens: Of a forward pass.
+        count: Counts tokens, for estimates.
+
+    Returns:
+        A document for each record, and the totals: answers that were measured or resumed, and those that
+        stay plain because they are too_long for the model.
+
+    Raises:
+        PastaError: The model cannot be used.
+    """
+    promises = [[mark for mark in marks if isinstance(mark.tag, Promise)] for marks in candidates]
+    keys = [
+        digest(record.messages, f"{[(mark.start, mark.end) for mark in marks]}{record.document.text}")
+        for record, marks in zip(records, promises, strict=True)
+    ]
+    asked = {
+        key: (record, marks) for key, record, marks in zip(keys, records, promises, strict=True) if marks
+    }
+    resumed = {row["key"] for row in journal.rows} & asked.keys()
+    _measure({key: asked[key] for key in asked if key not in resumed}, model, row_tokens, journal)
+    costs = {row["key"]: row["costs"] for row in journal.rows}
+    totals = Counter(measured=len(asked) - len(resumed), resumed=len(resumed))
+    totals["too_long"] = sum(costs[key] is None for key in asked)
+    documents: list[Document] = []
+    for key, record, marks in zip(keys, records, promises, strict=True):
+        text = record.document.text
+        measured = costs.get(key)
+        item_tau = thresholds.tau + thresholds.form
+        taus = [item_tau if is_item(text, mark) else thresholds.tau for mark in marks]
+        chosen = choose(marks, Costs(**measured), taus, thresholds.sync_tau) if measured else []
+        documents.append(recount(insert_tags(text, chosen), count))
+    return documents, totals
+
+
+def _measure(
+    asked: Mapping[str, tuple[Record, Sequence[Mark]]], folder: str, row_tokens: int, journal: Journal
+) -> None:
+    """Compute costs and append them to the journal."""
+    if not asked:
+        return
+    model = LikelihoodModel(folder, row_tokens)
+    keys = list(asked)
+    with progress(len(keys), "answers") as advance:
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            for key, costs in zip(some, model.costs([asked[key] for key in some]), strict=True):
+                journal.append({"key": key, "costs": costs and costs._asdict()})
+            advance(len(some))

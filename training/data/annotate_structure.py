@@ -1,0 +1,193 @@
+"""Annotation from structure alone: lists and paragraphs, without any model.
+
+Three ways to cut, two of them after the methods that decode structured answers in parallel:
+
+`points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
+    Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph,
+    is a promise. Main keeps the first paragraph, a paragraph that ends with a colon or begins with a word
+    such as "However", code, tables and quotations. The last block closes the answer if it is a paragraph
+    that stands behind a list, or begins with words such as "In conclusion": main writes it behind a
+    `<sync/>`, which is ours (a skeleton has no conclusion).
+`blocks`
+    As `points`, and the first paragraph is a promise as well, its topic "introduction". It is often the
+    longest block, and everything behind it waits for it otherwise.
+`details`, as APAR (arXiv 2401.06761) forks
+    Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
+    sentence of each paragraph; what follows is a promise. Nothing is joined.
+
+In all, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
+plain: nothing would run in parallel. Lists and paragraphs are those of CommonMark (with tables), top
+level only: what stands inside an item goes with it. A topic is made of the first words that say something.
+
+Structure is no proof of independence: the steps of a calculation stand in a list too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from markdown_it import MarkdownIt
+from markdown_it.tree import SyntaxTreeNode
+
+from pasta_async.lang import Chunk, Document, Promise, Sync
+from pasta_async.training.faults import INTRODUCTION, SMALL
+from pasta_async.training.views import CountTokens, Mark, insert_tags, recount, rough_tokens
+
+Cut = Literal["points", "blocks", "details"]
+LEAST = 20
+"""Tokens. A promise costs main about eight and its chunk one, so shorter pieces gain nothing."""
+
+_TEXTS = ("paragraph", "list_item")
+_LINE = re.compile(r"\r\n?|\n")
+_MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+")
+_HEAD = re.compile(r"(.{2,80}?)(:\**|\s[-\u2013\u2014]+)\s+", re.DOTALL)
+_SENTENCE = re.compile(r".+?[.!?]+[\"'\u2019\u201d)\]*]*\s+(?=[\"'\u2018\u201c(\[*]*[A-Z0-9])", re.DOTALL)
+_CLOSING = re.compile(
+    r"\W*(in (conclusion|summary|short|the end|closing|essence)|to (conclude|sum up|summari[sz]e)|overall"
+    r"|ultimately|all in all|altogether|taken together|therefore|thus|as a result|in total)\b",
+    re.IGNORECASE,
+)
+_CONNECTED = re.compile(
+    r"\W*(also|additionally|after|again|and|another|as (a result|for|mentioned|such)|but|by \w+ing"
+    r"|consequently|each of|finally|first(ly)?|following|for (example|instance|this)|furthermore|hence|here"
+    r"|however|in (addition|contrast|fact|other words|this|these|that)|instead|its?|last(ly)?|likewise"
+    r"|meanwhile|moreover|next|now|on the other hand|once|otherwise|remember|second(ly)?|similarly"
+    r"|since|so|some of|still|such|that|then|there|these|they|third(ly)?|this|those"
+    r"|to (answer|illustrate|provide)|with (this|these|that)|yet|you can also|he|his|she|her)\b",
+    re.IGNORECASE,
+)
+"""How a paragraph begins that goes on from the one before it: no title that main could write for it alone."""
+_LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
+"""Where a line goes on at the margin behind a whole sentence: for CommonMark it belongs to the item."""
+_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
+
+
+class _Block(NamedTuple):
+    """A block at the top level; `start` is behind the marker of an item, `end` before trailing space."""
+
+    kind: str
+    """Of Markdown: paragraph, list_item, fence, table, ..."""
+    start: int
+    end: int
+
+
+def annotate_by_structure(
+    text: str, count: CountTokens = rough_tokens, cut: Cut = "points", least: int = LEAST
+) -> Document:
+    """Annotate a plain answer by its lists and paragraphs; see the module for the rules.
+
+    `.text` of the result is the answer, character for character. A piece of fewer than `least` tokens, by
+    `count`, is not promised.
+    """
+    return recount(insert_tags(text, structure_marks(text, count, cut, least)), count)
+
+
+def structure_marks(
+    text: str, count: CountTokens = rough_tokens, cut: Cut = "points", least: int = LEAST
+) -> list[Mark]:
+    """The tags of `annotate_by_structure`, of whose promises no two have the same topic."""
+    blocks = _blocks(text)
+    if cut == "details":
+        candidates = [_detail(text, block) for block in blocks]
+        sync = None
+    else:
+        kept, sync = _kept(blocks, text)
+        candidates = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
+        if cut == "blocks" and blocks and blocks[0].kind == "paragraph":
+            introduction = Promise(INTRODUCTION, None, Chunk())
+            candidates.insert(0, Mark(blocks[0].start, blocks[0].end, introduction))
+    marks = [mark for mark in candidates if mark and count(text[mark.start : mark.end]) >= least]
+    if len(marks) < 2:
+        return []  # nothing would run in parallel
+    marks = _with_different_topics(text, marks)
+    return [*marks, sync] if sync else marks
+
+
+def is_item(text: str, mark: Mark) -> bool:
+    """True if a list marker stands before a mark."""
+    line = text[text.rfind("\n", 0, mark.start) + 1 : mark.start]
+    return bool(_MARKER.fullmatch(line))
+
+
+def _blocks(text: str) -> list[_Block]:
+    """The top-level blocks of a text, the items of its lists one by one."""
+    starts = [0, *(found.end() for found in _LINE.finditer(text)), len(text)]
+    root = SyntaxTreeNode(MarkdownIt("commonmark").enable("table").parse(text))
+    nodes = [part for node in root for part in (node if node.type.endswith("list") else [node])]
+    blocks: list[_Block] = []
+    for node in nodes:
+        first, behind = node.map or (0, 0)
+        start = starts[first]
+        end = start + len(text[start : starts[min(behind, len(starts) - 1)]].rstrip())
+        tail = end
+        if node.type == "list_item" and (marker := _MARKER.match(text, start, end)):
+            start = marker.end()
+            if node is nodes[-1] and (left := _LEFT_LIST.search(text, start, end)):
+                end, tail = left.start() + 1, left.end()
+        if start < end:
+            blocks.append(_Block(node.type, start, end))
+        if end < tail:
+            blocks.append(_Block("paragraph", tail, len(text.rstrip())))
+    return blocks
+
+
+def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], Mark | None]:
+    """The numbers of the blocks that main keeps, and its sync: before a closing block, or none."""
+    kept = {
+        place
+        for place, block in enumerate(blocks)
+        if block.kind not in _TEXTS
+        or (block.kind == "paragraph" and (text[block.end - 1] == ":" or _CONNECTED.match(text, block.start)))
+    }
+    if blocks and blocks[0].kind == "paragraph":
+        kept.add(0)
+    if len(blocks) > 1 and blocks[-1].kind == "paragraph":
+        before, last = blocks[-2:]
+        if before.kind == "list_item" or _CLOSING.match(text, last.start):
+            return kept | {len(blocks) - 1}, Mark(before.end, before.end, Sync())
+    return kept, None
+
+
+def _point(text: str, block: _Block) -> Mark:
+    """A whole block, named by its first words."""
+    head = _HEAD.match(text, block.start, block.end)
+    return _promise(block.start, block.end, head[1] if head else text[block.start : block.end])
+
+
+def _detail(text: str, block: _Block) -> Mark | None:
+    """What follows the head of an item, or the first sentence of a paragraph."""
+    if block.kind not in _TEXTS:
+        return None
+    head = _HEAD.match(text, block.start, block.end) if block.kind == "list_item" else None
+    head = head or _SENTENCE.match(text, block.start, block.end)
+    return _promise(head.end(), block.end, head[0]) if head and head.end() < block.end else None
+
+
+def _promise(start: int, end: int, named_by: str) -> Mark:
+    """A promise, whose topic is the first three words that say something, or the first three."""
+    words = [word[:30] for word in _WORD.findall(named_by[:400])]
+    telling = [word for word in words if word.lower() not in SMALL]
+    return Mark(start, end, Promise(" ".join((telling or words)[:3]) or "this part", None, Chunk()))
+
+
+def _with_different_topics(text: str, marks: Sequence[Mark]) -> list[Mark]:
+    """The promises, each with a topic of its own.
+
+    A topic that an earlier promise has gets a third word: the first word of its text that no earlier text
+    has, or else its number.
+    """
+    renamed: list[Mark] = []
+    topics: set[str] = set()
+    earlier_words = set(SMALL)
+    for number, (start, end, tag) in enumerate(marks, 1):
+        topic = tag.topic if isinstance(tag, Promise) else ""
+        words = [word[:30] for word in _WORD.findall(text[start:end][:400])]
+        if topic.lower() in topics:
+            new = (word for word in words if word.lower() not in earlier_words)
+            topic = " ".join([*topic.split()[:2], next(new, str(number))])
+        topics.add(topic.lower())
+        earlier_words.update(word.lower() for word in words)
+        renamed.append(Mark(start, end, Promise(topic, None, Chunk())))
+    return renamed

@@ -1,0 +1,112 @@
+"""A filter for what would leak evaluation prompts, or their answers, into training.
+
+Texts are normalised first (Unicode NFKC, case folded, everything but letters and digits a space), and
+compared exactly by their shingles, every run of `SHINGLE` characters: a few thousand evaluation prompts are
+few enough that nothing has to be estimated (by MinHash, say). docs/training.md has the rules with examples.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from pasta_async.prompts import Message
+from pasta_async.training.faults import runs
+
+SHINGLE = 5
+NEAR = 0.7
+"""Least Jaccard index. Of the tests' prompts, reworded ones have 0.73 or more, others 0.61 or less."""
+INSIDE = 0.95
+"""Least share of an evaluation prompt's shingles that are in the training prompt..."""
+INSIDE_WORDS = 8
+"""...if it has so many words (GPT-3's authors took n-grams of 8 to 13, arXiv 2005.14165, appendix C)."""
+SHORT_WORDS = 4
+"""Evaluation prompts of at least so many words may not be quoted in a prompt or an answer."""
+COPIED = 0.5
+"""Least share of an evaluation answer's runs of `INSIDE_WORDS` words that a training answer has."""
+
+
+Rule = Literal["exact", "near", "inside", "answer"]
+"""Why a record is kept out."""
+
+
+class LeakageFilter:
+    """Finds what would leak evaluation prompts or their answers into training."""
+
+    def __init__(self, prompts: Iterable[str], answers: Iterable[str] = ()) -> None:
+        self._texts = [_normalise(prompt) for prompt in prompts]
+        self._exact = {*self._texts}
+        self._long = [len(text.split()) >= INSIDE_WORDS for text in self._texts]
+        self._shingles = [_shingles(text) for text in self._texts]
+        self._runs = [_runs(_normalise(answer), INSIDE_WORDS) for answer in answers]
+        self._by_shingle = _index(self._shingles)
+        self._by_start = _index(_runs(text, SHORT_WORDS)[:1] for text in self._texts)
+        self._by_run = _index(self._runs)
+
+    def find(self, prompt: str) -> Rule | None:
+        """The rule by which a prompt leaks an evaluation prompt; None if it does not."""
+        text = _normalise(prompt)
+        if not text:
+            return None
+        if text in self._exact:
+            return "exact"
+        shingles, inside = _shingles(text), False
+        for number, shared in _shared(self._by_shingle, shingles).items():
+            size = len(self._shingles[number])
+            if shared / (len(shingles) + size - shared) >= NEAR:
+                return "near"
+            inside |= self._long[number] and shared / size >= INSIDE
+        return "inside" if inside or self._quotes(text) else None
+
+    def find_in_answer(self, answer: str) -> Rule | None:
+        """`answer` if it quotes an evaluation prompt, or copies an evaluation answer; else None."""
+        text = _normalise(answer)
+        shared = _shared(self._by_run, _runs(text, INSIDE_WORDS))
+        copied = (count >= COPIED * len(self._runs[number]) for number, count in shared.items())
+        return "answer" if self._quotes(text) or any(copied) else None
+
+    def _quotes(self, text: str) -> bool:
+        """True if an evaluation prompt stands in a text, word for word."""
+        candidates = _shared(self._by_start, _runs(text, SHORT_WORDS))
+        return any(f" {self._texts[number]} " in f" {text} " for number in candidates)
+
+    def find_in(self, messages: Sequence[Message], answer: str) -> Rule | None:
+        """The rule by which a message of a conversation leaks, or its answer; None if nothing does."""
+        turns = [(message["role"], message["content"]) for message in messages]
+        for role, text in (*turns, ("assistant", answer)):
+            if rule := self.find_in_answer(text) if role == "assistant" else self.find(text):
+                return rule
+        return None
+
+
+def _index(texts: Iterable[Iterable[Hashable]]) -> Mapping[Hashable, list[int]]:
+    """For each part of some texts, the numbers of the texts that have it."""
+    index: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, parts in enumerate(texts):
+        for part in parts:
+            index[part].append(number)
+    return index
+
+
+def _shared(index: Mapping[Hashable, list[int]], parts: Iterable[Hashable]) -> Counter[int]:
+    """The number of parts that each text of an index shares with these, by the text's number."""
+    return Counter(number for part in parts for number in index.get(part, ()))
+
+
+def _runs(text: str, length: int) -> list[tuple[str, ...]]:
+    """Every different run of so many words, in order."""
+    return [*dict.fromkeys(runs(text.split(), length))]
+
+
+def _normalise(prompt: str) -> str:
+    """A prompt by its letters and digits alone, in one case, with single spaces."""
+    folded = unicodedata.normalize("NFKC", prompt).casefold()
+    return " ".join(re.findall(r"[^\W_]+", folded))
+
+
+def _shingles(text: str) -> set[str]:
+    padded = f" {text} "  # so that where words begin and end counts, at the ends too
+    return {padded[start : start + SHINGLE] for start in range(max(1, len(padded) - SHINGLE + 1))}

@@ -1,0 +1,386 @@
+"""The model to train: its tokenizer with the tags, its weights, adapters, shards, and the export.
+
+A model folder gets the six tag tokens and a chat template that knows both forms; its weights get rows for
+these tokens, and perhaps adapters.
+"""
+
+# torch, transformers and peft leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import distributed
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, grown_rows
+from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes, read_json
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.jobs import write_json
+from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.prompts import Message
+from pasta_async.tag_tokens import TagIds
+from pasta_async.tokenizer import Tokenizer, add_tags, find_template, named_ends
+from pasta_async.training.rows import SHARDED, compute_losses, embed
+
+# --- the tokenizer
+
+_COPIED = ("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model")
+
+MARK = "pasta\n"
+"""Stands behind a prompt that asks for PASTA-LANG, if the template knew no `pasta`; that for the baseline
+(`pasta=false`) stays as the base model knows it."""
+
+_SWITCH = (
+    "{%+ if add_generation_prompt and (pasta is not defined or pasta) %}"
+    "{{ " + json.dumps(MARK) + " }}"
+    "{% endif %}"
+)
+
+
+class Codec:
+    """Encodes documents for one model exactly as the backends do, by the files of its folder.
+
+    The model may have the tags or not. `template_kwargs` are further values for its chat template, such as
+    `enable_thinking`.
+
+    Raises:
+        UnsupportedModelError: The tokenizer cannot be used.
+    """
+
+    def __init__(self, folder: Path | str, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        self._tokenizer = Tokenizer.from_folder(folder)
+        self._kwargs = dict(template_kwargs or {})
+        self.knows_tags: bool = self._tokenizer.tags is not None
+        stand_ins = range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
+        self.tag_ids: TagIds = self._tokenizer.tags or TagIds(*stand_ins)
+        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
+        self.end: int = next(iter(self._tokenizer.end_ids), stand_ins.start - 1)
+        """Ends an answer."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data: never a special token."""
+        return self._tokenizer.encode(text)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(self.encode(text))
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of one token, maybe only a part of a character."""
+        return self._tokenizer.token_bytes(token)
+
+    def prompt(self, messages: Sequence[Message], pasta: bool = True) -> list[int]:
+        """Ids of a chat up to where the answer begins; without `pasta` it asks for the plain baseline.
+
+        Raises:
+            InvalidRequestError: The chat template refuses the messages.
+        """
+        kwargs = self._kwargs if pasta else {**self._kwargs, "pasta": False}
+        return self._tokenizer.encode_chat(messages, kwargs)
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens kept."""
+        return self._tokenizer.decode(ids)
+
+
+class ModelCodec(Codec):
+    """The codec of a folder that `write_tokenizer` made; an answer ends as the template ends a turn.
+
+    Raises:
+        UnsupportedModelError: The tokenizer cannot be used.
+        InvalidRequestError: The chat template does not fit; the message says why.
+    """
+
+    def __init__(self, folder: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        super().__init__(folder, template_kwargs)
+        if not self.knows_tags:
+            raise InvalidRequestError(f"{folder} has no tag tokens: make it with write_tokenizer")
+        self.vocab_size: int = self._tokenizer.vocab_size
+        self.end: int = self._end_of_turn(folder)
+
+    def _end_of_turn(self, folder: Path) -> int:
+        """The first special token that the template puts behind an assistant's text."""
+        text = "qwxz"
+        chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+        kwargs = {**self._kwargs, "add_generation_prompt": False}
+        ids = self._tokenizer.encode_chat(chat, kwargs)
+        starts = [start for start in range(len(ids)) if text in self.detokenize(ids[start:])]
+        if not starts:
+            raise InvalidRequestError(
+                f"{folder}: the chat template leaves out what an assistant said; name another one"
+            )
+        added = read_json(folder / "tokenizer.json").get("added_tokens") or []
+        special = {entry["id"] for entry in added if entry["special"]}
+        for token in ids[starts[-1] + 1 :]:
+            if token in special:
+                return token
+        raise InvalidRequestError(
+            f"{folder}: the chat template puts no special token behind an answer, so answers would have no "
+            "end; name another template with --chat-template"
+        )
+
+
+def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: bool = False) -> None:
+    """Write the tokenizer of a model folder to `out`, with the tag tokens and perhaps another chat template.
+
+    Files are changed as little as possible: no library, which may rebuild them, loads and saves them. With
+    `both`, prompts must differ for PASTA-LANG and for the baseline: a template that does not look at `pasta`
+    then gets a switch at its end, which adds a line that says "pasta" unless `pasta=false`.
+
+    Raises:
+        UnsupportedModelError: A file is missing or malformed.
+        InvalidRequestError: There is no chat template.
+    """
+    raw, file = read_json(folder / "tokenizer.json"), folder / "tokenizer_config.json"
+    config = read_json(file) if file.exists() else {}
+    template = template or find_template(folder, config)
+    if not template:
+        raise InvalidRequestError(
+            f"{folder} has no chat template, so its prompts have no form: name one with --chat-template"
+        )
+    if both and "pasta" not in template:
+        template = re.sub(r"\r?\n\Z", "", template) + _SWITCH  # Jinja drops the newline at a template's end
+    add_tags(raw, config)
+    config.pop("chat_template", None)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in filter(lambda name: (folder / name).is_file(), _COPIED):
+        shutil.copyfile(folder / name, out / name)
+    write_json(out / "tokenizer.json", raw)
+    write_json(out / "tokenizer_config.json", config)
+    (out / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+# --- the weights
+
+REFUSAL = "training does not support it"
+
+_MEANINGS = (
+    " I promise to write about the topic",
+    " with a length of so many tokens",
+    " and so the promise ends.",
+    " Begin the promised part",
+    " Stop, the part is finished.",
+    " Wait for every part, then continue",
+)
+"""Descriptions whose embeddings new tags start from, in the order of `TAG_TOKENS`."""
+
+_ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """Makes the model of a run, empty or with the base weights."""
+
+    folder: Path
+    """Checkpoint folder of a Llama, Qwen2 or Qwen3."""
+    tag_ids: tuple[int, ...]
+    """Ids of the six tag tokens in the run's tokenizer."""
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+    """Scale of the adapters."""
+    adapter: Path | None = None
+    """Folder of an adapter of this trainer that is trained on, instead of a new one."""
+    unused: frozenset[int] = frozenset()
+    """Ids of the tags that are in no example."""
+
+    def empty(self) -> Any:
+        """The model with memory but without weights, on the CPU; untouched memory costs nothing."""
+        return self._finished(self._skeleton().to_empty(device="cpu"))
+
+    def loaded(self) -> Any:
+        """The model with the base weights, float32, on the CPU, and rows for tags that are new.
+
+        Raises:
+            UnsupportedModelError: Weights are missing, unknown or of a wrong shape.
+        """
+        checkpoint = CheckpointFolder(self.folder, REFUSAL)
+        shape = checkpoint.config
+        weights = {name: checkpoint.tensor(name).to(torch.float32) for name in expected_shapes(shape)}
+        for name in {"model.embed_tokens.weight", "lm_head.weight"} & weights.keys():
+            weights[name] = self._grown(weights[name])
+        if shape.tied:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        model = self._skeleton()
+        model.load_state_dict(weights, assign=True)
+        return self._finished(model)
+
+    def _rows(self, old: int) -> int:
+        """Rows of the vocabulary with the tags."""
+        return grown_rows(old, max(self.tag_ids) + 1)
+
+    def _skeleton(self) -> Any:
+        config = AutoConfig.from_pretrained(self.folder)
+        config.vocab_size = self._rows(config.vocab_size)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+    def _grown(self, weight: torch.Tensor) -> torch.Tensor:
+        """Rows for new tags in [rows, hidden]: as far from the mean row as others, each in its own direction.
+
+        That is halfway between what the tag means (the mean of a description's rows) and a random direction.
+        They share what all rows share: else tags can be likely where nothing asks for them. Spare rows, and
+        those of unused tags, are the mean of all rows: their logit, the mean of all, is never the best.
+        """
+        codec, chance = Tokenizer.from_folder(self.folder), torch.Generator().manual_seed(0)
+        missing = self._rows(len(weight)) - len(weight)
+        grown = torch.cat([weight, weight.mean(0, keepdim=True).expand(missing, -1)])
+        used = weight[: codec.vocab_size]
+        center, spread = used.mean(0), used.std(0)
+        distance = (used - center).norm(dim=1).mean()
+        for token, means in self.new_tags().items():
+            if token in self.unused:
+                grown[token] = weight.mean(0)
+            else:
+                meaning = functional.normalize(weight[codec.encode(means)].mean(0) - center, dim=0)
+                drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
+                grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)
+        return grown
+
+    def new_tags(self) -> dict[int, str]:
+        """The ids of the tags that the base model lacks, and what they mean."""
+        if Tokenizer.from_folder(self.folder).tags is not None:
+            return {}
+        return dict(zip(self.tag_ids, _MEANINGS, strict=True))
+
+    def _finished(self, model: Any) -> Any:
+        model.tie_weights()
+        rotary = model.model.rotary_emb
+        model.model.rotary_emb = type(rotary)(model.config)  # its buffers are in no checkpoint
+        model.config.use_cache = False
+        return (self._adapted(model) if self.lora_rank else model).train()
+
+    def _adapted(self, model: Any) -> Any:
+        """Adapters in every matrix of the layers; of the embeddings only the tags' rows are trained."""
+        from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+        embeddings = ["embed_tokens"] if model.config.tie_word_embeddings else ["embed_tokens", "lm_head"]
+        adapters = LoraConfig(
+            r=self.lora_rank,
+            lora_alpha=self.lora_alpha,  # pyright: ignore[reportArgumentType] - it computes with any number
+            target_modules=_ADAPTED,
+            trainable_token_indices={name: list(self.tag_ids) for name in embeddings},
+            task_type="CAUSAL_LM",
+        )
+        adapted = get_peft_model(model, adapters)
+        if self.adapter is not None:
+            learned = load_file(self.adapter / ADAPTER_WEIGHTS)
+            if set_peft_model_state_dict(adapted, learned).unexpected_keys:
+                raise UnsupportedModelError(f"{self.adapter} is no adapter of this trainer; {REFUSAL}")
+        embedding = adapted.get_input_embeddings().token_adapter
+        embedding.forward = partial(embed, embedding)
+        return adapted
+
+
+def shard(model: Any, mesh: DeviceMesh, dtype: torch.dtype, share: bool) -> None:
+    """Shard a model, of the same shape in every process, over a mesh (FSDP2), and move it to its devices.
+
+    It computes in `dtype`; trained weights, gradients and optimizer stay float32. With `share` all take the
+    weights of the first process; else a checkpoint will bring them.
+    """
+    frozen: set[torch.nn.Parameter] = set()
+    if mesh.size() == 1:  # a single process keeps frozen weights as they are computed with
+        frozen = {param for param in model.parameters() if not param.requires_grad}
+        for param in frozen:
+            param.data = param.data.to(own_device(mesh), dtype)
+    weights = dict(model.named_parameters()) if mesh.get_rank() == 0 else {}  # tied ones once
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for part in (*model.get_decoder().layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=frozen)
+    setattr(model, SHARDED, partial(compute_losses, model))
+    register_fsdp_forward_method(model, SHARDED)
+    if share:
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+        whole = {name: value.detach() for name, value in weights.items() if value not in frozen}
+        if wrong := set_model_state_dict(model, whole, options=options).unexpected_keys:
+            raise AssertionError(f"the processes disagree about {', '.join(wrong)}")
+
+
+def own_device(mesh: DeviceMesh) -> torch.device:
+    """The device of this process."""
+    return torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
+
+
+def export_model(
+    model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, dtype: str, start_share: float = 0.0
+) -> None:
+    """Write a sharded model to the folder `out`, adapters merged. All processes call it, the first writes.
+
+    A folder that is there is replaced when the new one is complete. Adapters and the tags' rows also go into
+    `adapter` beside it, in peft's format.
+
+    Args:
+        model: Sharded.
+        base: The model was made from it.
+        tokenizer: Folder of the model's tokenizer.
+        end: Id that ends an answer: it stands before the end-of-text ids of the base.
+        out: Folder to write.
+        dtype: Of the weights: bfloat16, float16 or float32.
+        start_share: Share of the base's weights in those that are written.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    weights = get_model_state_dict(model, options=options)
+    if distributed.get_rank() == 0:
+        whole = base.loaded()
+        if start_share:
+            start = whole.state_dict()
+            # A new adapter is B A, with a B of 0 at the start: its mean with the start is that of B alone.
+            kept = ".lora_A." if base.lora_rank and base.adapter is None else None
+            weights = {
+                name: value if kept and kept in name else start[name].lerp(value, 1 - start_share)
+                for name, value in weights.items()
+            }
+        whole.load_state_dict(weights, strict=not base.lora_rank)
+        generation = _generation(base.folder, end)
+        if base.lora_rank:
+            learned = {name: param for name, param in whole.named_parameters() if param.requires_grad}
+            state = {name: param.detach().to(getattr(torch, dtype)) for name, param in learned.items()}
+            # peft keeps the names as a set, whose order differs from run to run: files must not.
+            whole.peft_config["default"].target_modules = sorted(_ADAPTED)
+            with _replaced(out.with_name("adapter"), tokenizer) as folder:
+                whole.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+                generation.save_pretrained(folder)
+            whole = whole.merge_and_unload()
+        whole = whole.to(getattr(torch, dtype))
+        whole.config.use_cache = True
+        whole.generation_config = generation
+        with _replaced(out, tokenizer) as folder:
+            whole.save_pretrained(folder)
+    distributed.barrier()
+
+
+@contextmanager
+def _replaced(out: Path, start: Path) -> Generator[Path]:
+    """A folder that begins as a copy of `start`, and takes the place of `out` when it is complete."""
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(start, partial)
+    yield partial
+    shutil.rmtree(out, ignore_errors=True)
+    partial.replace(out)
+
+
+def _generation(folder: Path, end: int) -> GenerationConfig:
+    """The base model's, with the end of an answer first among the ids that end a text."""
+    file = folder / "generation_config.json"
+    generation: Any = GenerationConfig.from_pretrained(folder) if file.is_file() else GenerationConfig()
+    generation.eos_token_id = [*dict.fromkeys([end, *named_ends(folder)])]
+    return generation

@@ -1,0 +1,303 @@
+"""Packed views in rows: several trees side by side in one forward pass, their attention and their losses.
+
+Trees stand in preorder, so one number for each token, where its subtree ends, is the whole attention mask:
+token q sees token k exactly if `k <= q < ends[k]`. Trees side by side share no token, hence they do not see
+each other either.
+
+FlexAttention computes it on CUDA, `_tree_attention` tree by tree elsewhere. A model is set to one of them
+with its first row, since other kernels compute something else without an error: eager attention *adds* its
+mask, so a boolean one hides nothing, and Flash attention takes no such mask at all.
+"""
+
+# torch, transformers and peft leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from transformers import AttentionInterface
+
+from pasta_async.training.views import Trie
+
+_FLEX = "flex_attention"
+"""transformers' name of FlexAttention, which has no backward pass on a CPU."""
+
+_TREES = "trees"
+"""Name of `_tree_attention` for transformers."""
+
+SHARDED = "target_losses"
+"""Method of a sharded model that gathers its weights around `compute_losses`."""
+
+_MOST_SCORES = 1024
+"""Tokens of a tree up to which its attention is computed with all scores in memory."""
+
+_AT_ONCE = 128
+"""Targets whose logits are in memory together: blocks of up to 32 MiB are used again, larger ones are not."""
+
+
+class Row(NamedTuple):
+    """Trees side by side, and padding: one forward pass."""
+
+    ids: Tensor
+    """[1, length]"""
+    positions: Tensor
+    """[1, length]"""
+    ends: Tensor
+    """[length] where the subtree of each token ends; padding sees itself alone."""
+    predictors: Tensor
+    """[targets] index of the token whose logits predict a target: its parent."""
+    labels: Tensor
+    """[targets] id of each target."""
+    owners: Tensor
+    """[targets] number of the tree that a target belongs to."""
+    spans: tuple[tuple[int, int], ...]
+    """From where to where each tree goes, and the padding behind the last one."""
+
+    def mask(self) -> Tensor:
+        """True where a token (row) sees another (column): [1, 1, length, length]."""
+        place = torch.arange(len(self.ends), device=self.ends.device)
+        seen = (place[None, :] <= place[:, None]) & (place[:, None] < self.ends[None, :])
+        return seen[None, None]
+
+
+def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device | str = "cpu") -> Row:
+    """Put trees side by side, padded to `length` tokens. Without any tree the row is padding alone.
+
+    Raises:
+        ValueError: They do not fit, or a target has nothing before it.
+    """
+    ids = np.full(length, pad, dtype=np.int64)
+    positions = np.zeros(length, dtype=np.int64)
+    ends = np.arange(1, length + 1, dtype=np.int64)  # padding sees itself alone
+    targets = [np.zeros((3, 0), dtype=np.int64)]
+    start, spans = 0, list[tuple[int, int]]()
+    for number, tree in enumerate(trees):
+        place, end = (start + np.array(part, dtype=np.int64) for part in tree.preorder())
+        spans.append((start, start + len(tree)))
+        start += len(tree)
+        if start > length:
+            raise ValueError(f"{sum(map(len, trees))} tokens do not fit a row of {length}")
+        ids[place], positions[place], ends[place] = tree.ids, tree.depths(), end
+        parents = np.array(tree.parents, dtype=np.int64)[tree.targets]
+        if (parents < 0).any():
+            raise ValueError("the first token of a view is a target: put a prompt before it")
+        labels = np.array(tree.ids, dtype=np.int64)[tree.targets]
+        targets.append(np.stack([place[parents], labels, np.full(len(labels), number)]))
+    parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
+    return Row(*(torch.as_tensor(part, device=device) for part in parts), spans=(*spans, (start, length)))
+
+
+def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:
+    """Deal examples to rows of at most `capacity` tokens, about equally full; row r is for process r % world.
+
+    Each row has indexes into `sizes`, and may be empty: the number of rows is a multiple of `world`.
+
+    Raises:
+        ValueError: An example is larger than a row.
+    """
+    if max(sizes) > capacity:
+        raise ValueError(f"an example of {max(sizes)} tokens is larger than a row of {capacity}")
+    largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    rows = world * math.ceil(sum(sizes) / (capacity * world))
+    while True:
+        dealt, used = [list[int]() for _ in range(rows)], [0] * rows
+        for index in largest_first:  # each to the row that is the least full
+            row = used.index(min(used))
+            dealt[row].append(index)
+            used[row] += sizes[index]
+        if max(used) <= capacity:
+            return dealt
+        rows += world
+
+
+def row_length(used: int, capacity: int, few: bool) -> int:
+    """Tokens of a row that holds `used` ones: the next multiple of 16.
+
+    Where a kernel is compiled for each length there should be `few`: the capacity, its double (a large tree
+    may need more), its half, and so on.
+    """
+    if not few:
+        return max(16, -(-used // 16) * 16)
+    while capacity < used:
+        capacity *= 2
+    while capacity % 256 == 0 and capacity // 2 >= used:
+        capacity //= 2
+    return capacity
+
+
+def block_mask(row: Row) -> BlockMask:
+    """The mask for FlexAttention, which skips the blocks in which nothing is seen."""
+    ends, length = row.ends, len(row.ends)
+
+    def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (key <= query) & (query < ends[key])
+
+    return create_block_mask(seen, None, None, length, length, device=str(ends.device))
+
+
+def log_probabilities(model: Any, row: Row) -> Tensor:
+    """The log-probability of each tree's targets, summed: [trees], float32, with gradients.
+
+    Equal to the sum over the document's views, each computed alone.
+    """
+    lost = target_losses(model, row)
+    return lost.new_zeros(len(row.spans) - 1).index_add(0, row.owners, -lost)
+
+
+def target_losses(model: Any, row: Row) -> Tensor:
+    """The negative log-probability of each target: [targets], float32, with gradients.
+
+    Logits are computed where a target is predicted, and nowhere else.
+    """
+    return getattr(model, SHARDED)(row) if isinstance(model, FSDPModule) else compute_losses(model, row)
+
+
+def compute_losses(model: Any, row: Row) -> Tensor:
+    """`target_losses` of a model whose weights are all there."""
+    kernel = _FLEX if row.ids.device.type == "cuda" else _TREES
+    if model.config._attn_implementation != kernel:  # transformers has no public name for it
+        model.set_attn_implementation(kernel)
+    if kernel == _FLEX:
+        attention: dict[str, Any] = {"attention_mask": block_mask(row)}
+    else:
+        mask = torch.zeros(1, 1, *2 * row.ends.shape, device=row.ends.device)
+        attention = {"attention_mask": mask.masked_fill_(~row.mask(), -torch.inf), "spans": row.spans}
+    decoded = model.get_decoder()(input_ids=row.ids, position_ids=row.positions, use_cache=False, **attention)
+    hidden = decoded.last_hidden_state[0, row.predictors]
+    return linear_losses(hidden, Head.of(model.get_output_embeddings()), row.labels)
+
+
+# --- what a step computes itself, where transformers and peft would spend most of their time
+
+
+def _tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    *,
+    scaling: float,
+    spans: Sequence[tuple[int, int]],
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention inside each span, since trees do not see each other; the spans together are the row.
+
+    Queries are [1, heads, length, size], keys and values [1, key heads, length, size], the mask (0 for what
+    is seen, else -inf) [1, 1, length, length]; the result is [1, length, heads, size].
+    """
+    mixed: list[Tensor] = []
+    for start, end in filter(lambda span: span[0] < span[1], spans):
+        q, k, v = (part[:, :, start:end] for part in (query, key, value))
+        mask = attention_mask[:, :, start:end, start:end].to(q.dtype)
+        if q.dtype == torch.bfloat16 and end - start <= _MOST_SCORES and q.device.type == "cpu":
+            mixed.append(_products(q[0], k[0], v[0], mask[0], scaling))
+        else:
+            attended = functional.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=True)
+            mixed.append(attended[0])
+    return torch.cat(mixed, 1).transpose(0, 1)[None].contiguous(), None
+
+
+AttentionInterface.register(_TREES, _tree_attention)
+
+
+def _products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Attention as two products, three times as fast as torch's kernel in bfloat16 on a CPU."""
+    heads, length, size = q.shape
+    groups = heads // len(k)
+    scores = q.reshape(len(k), groups * length, size) @ (k * scaling).transpose(1, 2)
+    weights = (scores.view(len(k), groups, length, length) + mask).softmax(-1)
+    return (weights.view(len(k), groups * length, length) @ v).view(heads, length, size)
+
+
+class Head(NamedTuple):
+    """The rows of the vocabulary: one table, or a frozen one with rows beside it that are trained.
+
+    peft would merge the two into another table for each pass.
+    """
+
+    table: Tensor
+    """[vocabulary, hidden]"""
+    ids: Tensor | None = None
+    """[trained] of those beside it"""
+    rows: Tensor | None = None
+    """[trained, hidden] in their place"""
+
+    @classmethod
+    def of(cls, layer: Any) -> Head:
+        """The rows of an embedding or an output layer, peft's or a plain one."""
+        adapter = getattr(layer, "token_adapter", layer)
+        if not hasattr(adapter, "trainable_tokens_delta"):
+            return cls(layer.weight)
+        (rows,), (ids,) = adapter.trainable_tokens_delta.values(), adapter.token_indices.values()
+        table = adapter.base_layer.weight
+        return cls(table, torch.tensor(ids, device=table.device), rows.to(table.dtype))
+
+
+def embed(adapter: Any, ids: Tensor, *_: Any) -> Tensor:
+    """Forward pass of peft's `TrainableTokensLayer`, without a copy of the table and a gradient of all."""
+    head = Head.of(adapter)
+    assert head.ids is not None and head.rows is not None
+    same = ids[..., None] == head.ids
+    trained = functional.embedding(same.int().argmax(-1), head.rows)
+    return torch.where(same.any(-1, keepdim=True), trained, functional.embedding(ids, head.table))
+
+
+def linear_losses(hidden: Tensor, head: Head, labels: Tensor) -> Tensor:
+    """The negative log-probability of each label, float32, with gradients: [targets], as `labels`.
+
+    The states that predict them, `hidden`, are [targets, hidden].
+    """
+    if head.table.requires_grad:
+        return functional.cross_entropy((hidden @ head.table.T).float(), labels, reduction="none")
+    ids = labels.new_zeros(0) if head.ids is None else head.ids
+    rows = head.table[:0] if head.rows is None else head.rows
+    return _Losses.apply(hidden, head.table, labels, ids, hidden @ rows.T)  # pyright: ignore[reportReturnType]
+
+
+class _Losses(torch.autograd.Function):
+    """Losses and their slopes in one pass, a few targets at a time.
+
+    The logits of all targets would be the largest array of a step; so they are never kept for the backward
+    pass, which only scales the slopes by the gradient of each loss.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, table: Tensor, labels: Tensor, ids: Tensor, logits: Tensor
+    ) -> Tensor:
+        """`logits`, [targets, trained], are in the place of those of the frozen rows `ids`."""
+        losses = hidden.new_empty(len(labels), dtype=torch.float32)
+        learns = ctx.needs_input_grad[0]
+        of_hidden = torch.empty_like(hidden) if learns else hidden[:0]
+        of_logits = torch.empty_like(logits) if learns else logits[:0]
+        for start in range(0, len(labels), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            label = labels[part, None]
+            scores = (hidden[part] @ table.T).float()
+            scores[:, ids] = logits[part].float()
+            scores = scores.log_softmax(-1)
+            losses[part] = -scores.gather(1, label)[:, 0]
+            if learns:
+                # The slope of -log softmax is the probabilities, less 1 at the label. What it says about the
+                # trained rows goes to their logits; the rest goes through the frozen table to the states.
+                slope = scores.exp_().scatter_add_(1, label, scores.new_full(label.shape, -1.0))
+                of_logits[part] = slope[:, ids].to(logits.dtype)
+                slope[:, ids] = 0.0
+                of_hidden[part] = slope.to(table.dtype) @ table
+        ctx.save_for_backward(of_hidden, of_logits)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale the slopes."""
+        of_hidden, of_logits = (slope * grads[0][:, None].to(slope.dtype) for slope in ctx.saved_tensors)
+        return of_hidden, None, None, None, of_logits

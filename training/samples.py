@@ -1,0 +1,131 @@
+"""Sampled answers and their scores, as they are stored: JSON lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from pasta_async.lang import Document, parse
+from pasta_async.results import FinishReason, ThreadRecord
+from pasta_async.training.data.corpus import Asked, StrictModel, read_lines
+from pasta_async.training.faults import Faults, count_faults
+from pasta_async.training.views import Trie
+
+
+class Plain(StrictModel):
+    """A plain answer: greedy, without tags."""
+
+    text: str
+    tokens: int = Field(ge=0)
+    """Generated, the end-of-text counted."""
+    finish_reason: FinishReason = "stop"
+
+
+class Sample(StrictModel):
+    """One answer that was drawn, and the tokens it was drawn as."""
+
+    number: int = Field(ge=0)
+    """Its place among the answers to its prompt."""
+    seed: int | None
+    """Of the answer (`Sampling.seed`); None where the backend honours none."""
+    text: str = ""
+    """The text without tags."""
+    written: str = ""
+    """With the tags."""
+    finish_reason: FinishReason
+    error: str = ""
+    """The error that ended it, if one did: the rest is what there was by then."""
+    well_formed: bool = False
+    """True if it ended by itself, without a diagnostic."""
+    tokens: int = Field(default=0, ge=0)
+    """Generated, tags counted."""
+    critical_path: int = Field(default=0, ge=0)
+    """Tokens that had to be decoded one after another, tags counted."""
+    threads: tuple[ThreadRecord, ...] = ()
+    ids: tuple[NonNegativeInt, ...] = ()
+    """The tokens that were sent and that came back, as a trie in topological order."""
+    parents: tuple[int, ...] = ()
+    """The index of each token's parent; -1 for the first one."""
+    targets: tuple[int, ...] = ()
+    """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
+    exact: bool = False
+    """True if the targets are the `tokens` of the answer and nothing else; others are never trained on."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        size = len(self.ids)
+        if len(self.parents) != size or any(not -1 <= p < i for i, p in enumerate(self.parents)):
+            raise ValueError("parents must name an earlier token for each token, or -1")
+        if any(not 0 <= target < size or self.parents[target] < 0 for target in self.targets):
+            raise ValueError("a target is no index of a token that has a parent")
+        return self
+
+    @property
+    def document(self) -> Document:
+        """The answer, read leniently."""
+        return parse(self.written)
+
+    @property
+    def trie(self) -> Trie:
+        """The tokens in the trainer's form."""
+        return Trie(list(self.ids), list(self.parents), list(self.targets))
+
+
+class SampledPrompt(Asked):
+    """The prompt of a record, its answers, and plain ones to compare with."""
+
+    samples: tuple[Sample, ...]
+    baseline: Plain
+    """The plain answer of the baseline, which may be another model."""
+    plain: Plain | None = None
+    """The plain answer of the model that drew the samples."""
+
+
+class Score(StrictModel):
+    """The measurements of one sample."""
+
+    id: str
+    """Of its prompt."""
+    number: int
+    speedup: float = Field(ge=0)
+    """Theoretical: tokens of the baseline's answer / critical path."""
+    quality: float = Field(ge=0, le=1)
+
+    def value(self, weight: float) -> float:
+        """Speed-up + weight * quality (lambda, paper section 4); quality alone if the weight is infinite."""
+        return self.quality if math.isinf(weight) else self.speedup + weight * self.quality
+
+
+def read_samples(path: Path | str, tokens: bool = True) -> Iterator[SampledPrompt]:
+    """Read a file of sampled answers, one prompt at a time; without their `tokens` samples are small.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or a line is something else; with its number.
+    """
+    without: dict[str, Any] = {"ids": (), "parents": (), "targets": ()}
+    for _, prompt in read_lines(path, SampledPrompt):
+        if not tokens:
+            samples = tuple(sample.model_copy(update=without) for sample in prompt.samples)
+            prompt = prompt.model_copy(update={"samples": samples})
+        yield prompt
+
+
+def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
+    """Read a file of scores, by prompt and number. Samples that ended in an error have none.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or a line is something else; with its number.
+    """
+    return {(score.id, score.number): score for _, score in read_lines(path, Score)}
+
+
+def faults_of_sample(sample: Sample, asked: Asked) -> Faults:
+    """The faults of a sampled answer to a prompt."""
+    cut = {record.thread for record in sample.threads if record.was_cut}
+    return count_faults(
+        sample.document, asked.prompt, form=asked.form, well_formed=sample.well_formed, cut=cut
+    )

@@ -1,0 +1,94 @@
+"""Stage 1, supervised finetuning: `python -m pasta_async.training.sft`, or the same behind `torchrun`.
+
+A checkpoint folder of Llama, Qwen2 or Qwen3 and annotated answers become a model that writes PASTA-LANG.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from pasta_async.cli.command import Command, command
+from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.lang import parse
+from pasta_async.training.data.corpus import Record, read_records
+from pasta_async.training.model import ModelCodec
+from pasta_async.training.processes import only_run
+from pasta_async.training.trainer import Example, Task, TrainerSettings, train
+from pasta_async.training.views import align, pack_plain, pack_views, recount
+
+FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}
+
+
+class SftSettings(TrainerSettings):
+    """Settings of stage 1."""
+
+    data: tuple[Path, ...] = Field(min_length=1, description="files of annotated answers, JSON lines")
+    form: Literal["pasta", "plain", "both"] = Field(
+        default="pasta",
+        description="annotated answers, the same without tags (the baseline), or both in one model",
+    )
+    estimates: Literal["recount", "keep", "none"] = Field(
+        default="recount",
+        description="token estimates: counted with this model's tokenizer, as they are, or none, which makes "
+        "promises about three tokens shorter",
+    )
+    chat_template: Path | None = Field(default=None, description="file of one to use instead of the model's")
+
+
+class Supervised(Task):
+    """Annotated answers; an update minimises the cross-entropy of their targets.
+
+    `form` and `estimates` are those of `SftSettings`.
+    """
+
+    def __init__(self, records: Sequence[Record], codec: ModelCodec, form: str, estimates: str) -> None:
+        self._records, self._codec, self._forms, self._estimates = records, codec, FORMS[form], estimates
+        digest = hashlib.sha256(repr((form, estimates)).encode())
+        for record in records:
+            digest.update(json.dumps([record.id, record.messages, record.written]).encode())
+        self.fingerprint: str = digest.hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self._records) * len(self._forms)
+
+    def example(self, index: int) -> Example:
+        """One answer in one form.
+
+        Raises:
+            InvalidRequestError: Its prompt does not fit the chat template, or the answer is malformed.
+        """
+        place, form = divmod(index, len(self._forms))
+        record, pasta = self._records[place], self._forms[form]
+        try:
+            document = align(self._codec, parse(record.written, strict=True))
+            prompt = self._codec.prompt(record.messages, pasta)
+        except PastaError as error:
+            raise InvalidRequestError(f"{record.id}: {error}") from error
+        if self._estimates != "keep":
+            document = recount(document, self._codec.count if self._estimates == "recount" else None)
+        pack = pack_views if pasta else pack_plain
+        return Example((pack(self._codec, prompt, document),))
+
+
+def sft(settings: SftSettings) -> bool:
+    """Run stage 1; see `pasta_async.training.trainer.train`, whose errors it raises."""
+    with only_run(settings.out):
+        records = [record for path in settings.data for record in read_records(path)]
+        return train(
+            settings,
+            lambda codec: Supervised(records, codec, settings.form, settings.estimates),
+            template=settings.chat_template,
+            both=settings.form == "both",
+        )
+
+
+main: Command = command(SftSettings, sft, "pasta_async.training.sft", __doc__, resumes=True)
+
+if __name__ == "__main__":
+    main()

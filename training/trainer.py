@@ -1,0 +1,602 @@
+"""The trainer of both stages: settings, schedule, updates, checkpoints and the whole run.
+
+A stage brings a `Task`: examples made of trees, and a loss of their log-probabilities. It runs on one process
+or on all that torchrun started, sharded by FSDP2 in either case; its checkpoints are those of
+`torch.distributed.checkpoint`.
+"""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TextIO
+
+import torch
+from pydantic import Field, Json
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from pasta_async.backends.local.bases import ADAPTER_CONFIG, base_of
+from pasta_async.backends.local.checkpoint import read_config, read_json
+from pasta_async.backends.local.linear import fast_bfloat16
+from pasta_async.backends.local.memory import keep_freed_memory
+from pasta_async.cli.command import CommandSettings
+from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
+from pasta_async.jobs import progress, write_json
+from pasta_async.training.identity import model_digest
+from pasta_async.training.model import (
+    REFUSAL,
+    BaseModel,
+    ModelCodec,
+    export_model,
+    own_device,
+    shard,
+    write_tokenizer,
+)
+from pasta_async.training.processes import Checkpoints, gather, is_first, open_processes, sums
+from pasta_async.training.rows import deal_rows, log_probabilities, pack_row, row_length
+from pasta_async.training.views import Trie
+
+_ROW = 4096
+_CPU_ROW = 512
+_SCORED_TOGETHER = 256
+"""Examples of each process that are dealt to rows at once, for the reference."""
+_FREE = {*"out device dtype recompute save_every stop_at threads export_dtype start_share".split()}
+"""Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
+_BY_CONTENT = {"model", "chat_template"}
+"""Settings that name files, whose content counts."""
+
+
+# --- settings
+
+
+class TrainerSettings(CommandSettings):
+    """Options of a training run."""
+
+    model: Path = Field(
+        description="checkpoint folder to start from (Llama, Qwen2 or Qwen3), or an adapter to train on"
+    )
+    out: Path = Field(description="folder of the run: metrics, checkpoints, and the trained model, OUT/model")
+    template_kwargs: Json[dict[str, Any]] = Field(
+        default={},
+        description="further values for the chat template, as JSON, in prefer those of the sampling: "
+        '{"enable_thinking": false}',
+    )
+    batch: int = Field(default=8, ge=1, description="examples of an update, over all processes")
+    row_tokens: int = Field(
+        default=0,
+        ge=0,
+        multiple_of=16,
+        description="tokens of a packed row, of which a process computes one at a time (0: 4,096; on a CPU "
+        "512, and as many as an example needs up to 4,096)",
+    )
+    epochs: float = Field(default=4, gt=0, description="how often the data are used")
+    steps: int = Field(default=0, ge=0, description="updates in all, instead of epochs (0: by epochs)")
+    lr: float = Field(default=0, ge=0, description="peak learning rate (0: 1e-5, for adapters 5e-4)")
+    tag_rate: float = Field(
+        default=0,
+        ge=0,
+        description="how many times as fast the rows of the tag tokens learn (0: 20 for adapters of a model "
+        "that did not know the tags, else 1)",
+    )
+    warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
+    weight_decay: float = Field(default=0.0, ge=0, description="decay of the matrices inside the layers")
+    clip: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
+    seed: int = Field(default=0, description="seed of the order of the data, and of new weights")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to train")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="of the computation, weights stay float32; auto: bfloat16 on CUDA, and "
+        "for large models on a CPU that has its products; else float32",
+    )
+    recompute: bool = Field(default=False, description="gradient checkpointing: compute activations again")
+    lora_rank: int = Field(default=0, ge=0, description="train adapters of this rank only (0: all weights)")
+    lora_alpha: float = Field(default=16.0, gt=0, description="scale of the adapters, divided by their rank")
+    save_every: int = Field(default=200, ge=1, description="updates between checkpoints")
+    stop_at: int = Field(default=0, ge=0, description="leave after this update, to go on later (0: do not)")
+    drop_long: bool = Field(default=False, description="leave out examples that are too long, and count them")
+    export_dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        default="float32", description="of what is exported; halves may round away what was learned"
+    )
+    threads: int = Field(default=0, ge=0, description="CPU threads of a process (0: torch's own number)")
+
+    adapter_lr: ClassVar[float] = 5e-4
+
+    def resolved(self, new_tags: bool) -> Self:
+        """The settings with rates in the place of zeros; `new_tags`: the base model lacks the tags."""
+        lr = self.lr or (self.adapter_lr if self.lora_rank else 1e-5)
+        tag_rate = self.tag_rate or (20.0 if self.lora_rank and new_tags else 1.0)
+        return self.model_copy(update={"lr": lr, "tag_rate": tag_rate})
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens that an example may have."""
+        return self.row_tokens or _ROW
+
+    def filled_row(self, device: str) -> int:
+        """Tokens up to which rows are filled on a kind of device; attention pays for the square of a row."""
+        return self.row_tokens or (_ROW if device == "cuda" else _CPU_ROW)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The examples of an update, shuffled anew in each epoch, and its learning rate, by its number alone."""
+
+    settings: TrainerSettings
+    numbers: Sequence[int]
+    """Of the examples that are trained on."""
+
+    @property
+    def epoch_steps(self) -> int:
+        """Updates of one epoch; the last one may have fewer examples."""
+        return math.ceil(len(self.numbers) / self.settings.batch)
+
+    @property
+    def steps(self) -> int:
+        """Updates in all."""
+        return self.settings.steps or max(1, round(self.settings.epochs * self.epoch_steps))
+
+    def examples_of(self, step: int) -> list[int]:
+        """The numbers of the examples of an update, the first of which is step 0."""
+        epoch, place = divmod(step, self.epoch_steps)
+        order = _order(len(self.numbers), self.settings.seed, epoch)
+        start = place * self.settings.batch
+        return [self.numbers[index] for index in order[start : start + self.settings.batch]]
+
+    def rate(self, step: int) -> float:
+        """The learning rate of an update: it rises to the peak, and falls linearly to zero."""
+        warmup = self.settings.warmup
+        rising = (step + 1) / max(1, warmup)
+        falling = (self.steps - step) / max(1, self.steps - warmup)
+        return self.settings.lr * min(1.0, rising, falling)
+
+
+@lru_cache(maxsize=2)
+def _order(examples: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(examples))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return tuple(order)
+
+
+# --- tasks
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The trees that a loss needs at once: they are never spread over two rows."""
+
+    trees: tuple[Trie, ...]
+    """One document, or several that are compared with each other."""
+    constants: tuple[float, ...] = ()
+    """Further numbers for the loss, such as log-probabilities of a reference model."""
+
+    def __len__(self) -> int:
+        """Tokens in a row."""
+        return sum(map(len, self.trees))
+
+
+class Task:
+    """Examples by number, and their loss: by default the cross-entropy of the mean target.
+
+    A number gives the same example in every process.
+    """
+
+    fingerprint: str = ""
+    """Changes with the data, so that a checkpoint is not continued on others."""
+    reported: tuple[str, ...] = ()
+    """Names of the sums that `loss` returns beside the loss; means of them go into the metrics."""
+    compared: bool = False
+    """True if the loss needs `reference`."""
+    reference: Mapping[int, tuple[float, ...]] = {}
+    """By number, the summed log-probabilities of an example's trees under the weights at the start: set
+    before training, if `compared`."""
+
+    def __len__(self) -> int:
+        """Examples in an epoch."""
+        raise NotImplementedError
+
+    def example(self, index: int) -> Example:
+        """Make one example.
+
+        Raises:
+            InvalidRequestError: It cannot be trained on.
+        """
+        raise NotImplementedError
+
+    def weight(self, example: Example) -> float:
+        """The weight of an example in the mean that an update minimises: its targets."""
+        return float(sum(len(tree.targets) for tree in example.trees))
+
+    def loss(
+        self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss of a row, summed over its examples, and a sum for each name in `reported`.
+
+        Args:
+            logprobs: For each example the summed log-probabilities of its trees: [trees], float32.
+            examples: The examples of this row, at least one.
+        """
+        return -torch.cat(list(logprobs)).sum(), {}
+
+
+# --- updates
+
+
+def make_optimizer(model: Any, settings: TrainerSettings) -> torch.optim.AdamW:
+    """AdamW over what is trained; only matrices inside the layers decay."""
+    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    inside = [param for name, param in trained if ".layers." in name and param.ndim == 2]
+    others = [param for name, param in trained if not (".layers." in name and param.ndim == 2)]
+    groups = [{"params": inside, "weight_decay": settings.weight_decay}, {"params": others}]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+@dataclass
+class Loop:
+    """Updates, and where they stand.
+
+    An update is the same for any number of processes: its examples are dealt to rows, each process computes
+    its rows one by one and adds up gradients, and all are divided by the weights of the examples of all
+    processes. What is random comes from the seed and the number of the update, so a checkpoint needs weights,
+    moments and a number.
+    """
+
+    settings: TrainerSettings
+    task: Task
+    sizes: Mapping[int, int]
+    """Tokens of each example that is trained on, by its number."""
+    model: Any
+    """Sharded."""
+    mesh: DeviceMesh
+    pad: int
+    """Id that fills a row."""
+    tag_rates: Mapping[int, float]
+    """By the id of each tag, how many times as fast as others its rows of the embeddings learn."""
+    step: int = 0
+    _asked_to_leave: bool = False  # this process was told to
+    _leaving: bool = False  # all processes know it
+    schedule: Schedule = field(init=False)
+    optimizer: torch.optim.AdamW = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.schedule = Schedule(self.settings, list(self.sizes))
+        self.optimizer = make_optimizer(self.model, self.settings)
+
+    def update(self) -> dict[str, float]:
+        """Do one update, and return its line of the metrics.
+
+        Raises:
+            TrainingError: The loss or a gradient is not finite; the weights are as before the update.
+        """
+        start = time.perf_counter()
+        torch.manual_seed(hash((self.settings.seed, self.step, self.mesh.get_rank())))
+        rate = self.schedule.rate(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        rows = [list(row.values()) for row in self._rows(self.schedule.examples_of(self.step))]
+        examples = [example for row in rows for example in row]
+        weight, tokens, unpacked, stops = sums(
+            (
+                sum(map(self.task.weight, examples)),
+                sum(map(len, examples)),
+                sum(tree.unpacked() for example in examples for tree in example.trees),
+                float(self._asked_to_leave),
+            ),
+            self.mesh,
+        )
+        totals = self._gradients(rows, weight)
+        loss, *others = (total / weight for total in sums(totals, self.mesh))
+        sharded: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        norm = float(sharded.full_tensor())
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainingError(
+                f"update {self.step + 1}: loss {loss}, norm of the gradient {norm}: "
+                "lower --lr, or look at the data"
+            )
+        self._optimize()
+        self.step += 1
+        self._leaving = stops > 0
+        seconds = time.perf_counter() - start
+        return {
+            "step": self.step,
+            "epoch": self.step / self.schedule.epoch_steps,
+            "loss": loss,
+            **dict(zip(self.task.reported, others, strict=True)),
+            "lr": rate,
+            "grad_norm": norm,
+            "tokens": tokens,
+            "unpacked_tokens": unpacked,
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round(tokens / seconds, 1),
+        }
+
+    @torch.no_grad()
+    def _optimize(self) -> None:
+        """Let the optimizer step, and the tags' rows go as far as their rates say."""
+        rows = [*self._tag_rows()]
+        before = [local[[*rates]] for local, rates in rows]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for (local, rates), old in zip(rows, before, strict=True):
+            local[[*rates]] = old.lerp(local[[*rates]], local.new_tensor([*rates.values()])[:, None])
+
+    def _tag_rows(self) -> Iterator[tuple[torch.Tensor, dict[int, float]]]:
+        """This process's shard of each trained table, and the rates of tags' rows by their place in it."""
+        if set(self.tag_rates.values()) == {1}:
+            return
+        for name, param in self.model.named_parameters():
+            if param.requires_grad and ("embed_tokens." in name or "lm_head." in name):
+                # With adapters the tags' rows are a table of their own.
+                rows = self.tag_rates if name.endswith(".weight") else range(len(self.tag_rates))
+                local = param.detach().to_local()
+                start = self.mesh.get_rank() * -(-param.shape[0] // self.mesh.size())
+                rates = zip(rows, self.tag_rates.values(), strict=True)
+                yield local, {row - start: rate for row, rate in rates if start <= row < start + len(local)}
+
+    def _rows(self, numbers: Sequence[int]) -> list[dict[int, Example]]:
+        """This process's rows of these examples; a row has its examples by number."""
+        sizes = [self.sizes[number] for number in numbers]
+        capacity = max(self.settings.filled_row(self.mesh.device_type), *sizes)
+        dealt = deal_rows(sizes, capacity, self.mesh.size())[self.mesh.get_rank() :: self.mesh.size()]
+        return [{numbers[place]: self.task.example(numbers[place]) for place in row} for row in dealt]
+
+    def _scores(self, examples: Iterable[Example]) -> torch.Tensor:
+        """The log-probability of each tree of a row's examples: [trees]. Without any, padding is computed."""
+        trees = [tree for example in examples for tree in example.trees]
+        few = self.mesh.device_type == "cuda"
+        length = row_length(sum(map(len, trees)), self.settings.longest_row, few=few)
+        return log_probabilities(self.model, pack_row(trees, length, self.pad, own_device(self.mesh)))
+
+    def _gradients(self, rows: Sequence[Sequence[Example]], weight: float) -> list[float]:
+        """Add up gradients of the rows; returns the sums of the loss and of what the task reports."""
+        totals = [0.0 for _ in ("loss", *self.task.reported)]
+        for examples in rows:
+            scores = self._scores(examples)
+            if examples:
+                parts = scores.split([len(example.trees) for example in examples])
+                loss, reported = self.task.loss(parts, examples)
+                values = [loss, *(reported[name] for name in self.task.reported)]
+                totals = [total + float(value.detach()) for total, value in zip(totals, values, strict=True)]
+            else:
+                loss = scores.sum()  # other processes wait for this one's part
+            (loss * (self.mesh.size() / weight)).backward()  # FSDP takes means over the processes
+        return totals
+
+    @torch.no_grad()
+    def score_examples(self) -> dict[int, tuple[float, ...]]:
+        """The log-probability of each tree of each example under the weights as they are, by its number.
+
+        Every process must call it.
+        """
+        numbers, together = self.schedule.numbers, _SCORED_TOGETHER * self.mesh.size()
+        scores: dict[int, tuple[float, ...]] = {}
+        with progress(len(numbers), "reference", shown=is_first()) as advance:
+            for start in range(0, len(numbers), together):
+                part = numbers[start : start + together]
+                for row in self._rows(part):
+                    values = iter(self._scores(row.values()).tolist())
+                    scores |= {
+                        number: tuple(islice(values, len(example.trees))) for number, example in row.items()
+                    }
+                advance(len(part))
+        self.model.reshard()
+        return {number: score for part in gather(scores) for number, score in part.items()}
+
+    def run(self, checkpoints: Checkpoints) -> bool:
+        """Update to the end of the schedule, with a progress bar, metrics and checkpoints.
+
+        SIGTERM (as a scheduler sends it) or Ctrl-C, to any process, writes a checkpoint and leaves.
+
+        Returns:
+            True if the end was reached (not so after `stop_at` or SIGTERM).
+
+        Raises:
+            TrainingError: As `update`, or the device has too little memory.
+        """
+        settings, last = self.settings, self.schedule.steps
+        stop = min(last, settings.stop_at or last)
+        with ExitStack() as stack:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                stack.callback(signal.signal, number, signal.signal(number, self._leave))
+            advance = stack.enter_context(progress(stop, "updates", done=self.step, shown=is_first()))
+            metrics = stack.enter_context(_open_metrics(settings.out, self.step)) if is_first() else None
+            while self.step < stop and not self._leaving:
+                try:
+                    report = self.update()
+                except torch.OutOfMemoryError as error:
+                    raise TrainingError(
+                        f"update {self.step + 1} needs more memory than {own_device(self.mesh)} has: use "
+                        "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes"
+                    ) from error
+                advance(note=f"loss {report['loss']:.4f}")
+                if metrics:
+                    metrics.write(json.dumps(report) + "\n")
+                if self.step == stop or self._leaving or self.step % settings.save_every == 0:
+                    checkpoints.save(self.step, self.model, self.optimizer)
+        return self.step == last
+
+    def _leave(self, *_: object) -> None:
+        """Set a flag, which the next update shares with all processes: the handler of SIGTERM and Ctrl-C."""
+        self._asked_to_leave = True
+
+
+def _open_metrics(folder: Path, start: int) -> TextIO:
+    """FOLDER/metrics.jsonl: a line for each update, written at once. What comes after `start` is removed."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    path.write_text("".join(lines[:start]), encoding="utf-8")
+    return path.open("a", encoding="utf-8", buffering=1)
+
+
+# --- a whole run
+
+
+def train(
+    settings: TrainerSettings,
+    make_task: Callable[[ModelCodec], Task],
+    *,
+    template: Path | None = None,
+    both: bool = False,
+    start_share: float = 0.0,
+) -> bool:
+    """Train from a checkpoint folder to `OUT/model`, on this process or on all that torchrun started.
+
+    A run that was interrupted goes on from its last checkpoint when it is called again with equal settings.
+
+    Args:
+        settings: Of the run; `model` is a Llama, Qwen2 or Qwen3, or an adapter of this trainer, which
+            brings its own rank and scale.
+        make_task: Makes the stage's task for the codec of the model.
+        template: File of a chat template instead of the model's own.
+        both: The template must tell PASTA-LANG from the baseline (`write_tokenizer`).
+        start_share: Share of the weights at the start in those that are written.
+
+    Returns:
+        True if the end was reached and the model written.
+
+    Raises:
+        UnsupportedModelError: The base model or its tokenizer cannot be used.
+        InvalidRequestError: Data, template, vocabulary or a setting do not fit; nothing is done.
+        TrainingError: Training cannot go on.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    keep_freed_memory()
+    with open_processes(settings.device) as mesh:
+        tokenizer = settings.out / "tokenizer"
+        if is_first():
+            write_tokenizer(settings.model, tokenizer, template and _template_text(template), both)
+        distributed.barrier()
+        codec = ModelCodec(tokenizer, settings.template_kwargs)
+        settings, base = _base_model(settings, codec)
+        task = make_task(codec)
+        sizes, ids = _usable(task, settings, read_config(base.folder, REFUSAL).positions)
+        base = replace(base, unused=frozenset(codec.tag_ids) - ids)
+        identity = settings.model_dump(mode="json", exclude=_FREE | _BY_CONTENT) | {
+            "data": task.fingerprint,
+            "model": [model_digest(folder) for folder in dict.fromkeys((settings.model, base.folder))],
+            "tokenizer": model_digest(tokenizer),
+        }
+        checkpoints = Checkpoints(settings.out / "checkpoints", identity)
+        out = settings.out / "model"
+        note = settings.out / "finished.json"
+        written = {**identity, "export_dtype": settings.export_dtype, "start_share": start_share}
+        finished = read_json(note) == written if note.is_file() else False
+        if not finished:
+            loop = _make_loop(settings, base, codec, task, sizes, checkpoints, mesh)
+            finished = loop.run(checkpoints)
+            if finished:
+                export_model(loop.model, base, tokenizer, codec.end, out, settings.export_dtype, start_share)
+                if is_first():
+                    write_json(note, written)
+        if is_first():
+            print(f"the model is in {out}" if finished else "stopped; the same command goes on")
+        return finished
+
+
+def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, BaseModel]:
+    """The model that is trained, and the settings with nothing left open."""
+    folder, adapter = settings.model, None
+    if (folder / ADAPTER_CONFIG).is_file():
+        adapter = folder
+        config = read_json(adapter / ADAPTER_CONFIG)
+        folder, rank = base_of(adapter, config), config["r"]
+        if settings.lora_rank not in (0, rank):
+            raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {rank}; leave it out")
+        settings = settings.model_copy(update={"lora_rank": rank, "lora_alpha": config["lora_alpha"]})
+    base = BaseModel(folder, codec.tag_ids, settings.lora_rank, settings.lora_alpha, adapter)
+    return settings.resolved(adapter is None and bool(base.new_tags())), base
+
+
+def _make_loop(
+    settings: TrainerSettings,
+    base: BaseModel,
+    codec: ModelCodec,
+    task: Task,
+    sizes: Mapping[int, int],
+    checkpoints: Checkpoints,
+    mesh: DeviceMesh,
+) -> Loop:
+    """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
+    latest = checkpoints.latest()
+    from_base = task.compared or latest is None or settings.lora_rank > 0  # no checkpoint has what is frozen
+    torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]
+    model = base.loaded() if from_base and is_first() else base.empty()
+    if settings.recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    dtype = gather(_dtype(settings.dtype, model, own_device(mesh)))[0]  # one for all processes
+    shard(model, mesh, dtype, share=from_base)
+    rates = {tag: 0.0 if tag in base.unused else settings.tag_rate for tag in codec.tag_ids}
+    loop = Loop(settings, task, sizes, model, mesh, codec.end, rates)
+    if task.compared:  # by the weights at the start
+        task.reference = loop.score_examples()
+    if latest is not None:
+        checkpoints.load(latest, model, loop.optimizer)
+        loop.step = latest
+    return loop
+
+
+def _usable(task: Task, settings: TrainerSettings, positions: int) -> tuple[dict[int, int], set[int]]:
+    """The tokens of the examples to train on, by number, and all ids in them.
+
+    Raises:
+        InvalidRequestError: An example cannot be made, or does not fit, or there are none.
+    """
+    sizes: dict[int, int] = {}
+    ids: set[int] = set()
+    malformed: list[str] = []
+    too_long: list[str] = []
+    with progress(len(task), "packing", shown=is_first()) as advance:
+        for number in range(len(task)):
+            advance()
+            try:
+                example = task.example(number)
+            except PastaError as error:
+                malformed.append(str(error))
+                continue
+            deepest = 1 + max(max(tree.depths(), default=0) for tree in example.trees)
+            if len(example) > settings.longest_row or deepest > positions:
+                place = f"example {number} has {len(example)} tokens packed, its longest view {deepest}"
+                too_long.append(place)
+            else:
+                sizes[number] = len(example)
+                ids.update(*(tree.ids for tree in example.trees))
+    _refuse(malformed, "cannot be used")
+    if not settings.drop_long:
+        rows = f"rows of {settings.longest_row} or {positions} positions"
+        _refuse(too_long, f"do not fit {rows} (--row-tokens, --drop-long)")
+    if not sizes:
+        raise InvalidRequestError("there is no example to train on")
+    if is_first():
+        print(f"{len(sizes)} examples, {sum(sizes.values())} tokens packed, {len(too_long)} too long")
+    return sizes, ids
+
+
+def _refuse(examples: Sequence[str], reason: str) -> None:
+    if examples:
+        more = f"; and {len(examples) - 3} more" if len(examples) > 3 else ""
+        raise InvalidRequestError(f"{len(examples)} examples {reason}: {'; '.join(examples[:3])}{more}")
+
+
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"chat template {path} cannot be read: {error}") from error
+
+
+def _dtype(name: str, model: Any, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "bfloat16" if fast_bfloat16(model.num_parameters(), device) else "float32"
+    return torch.bfloat16 if name == "bfloat16" else torch.float32

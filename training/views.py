@@ -1,0 +1,304 @@
+"""A document's views as tokens, and as one trie that the trainer packs; lengths in tokens.
+
+A model that was trained on plain text finds the way to a tag only if the text around it stays as it knows it.
+So a document's text is encoded once, as a whole, and tags stand between its natural tokens: removing them
+leaves exactly the ids of the plain answer.
+
+Views share their contexts, so a trie holds each context once. A token attends to its ancestors and itself,
+and its position is its depth: logits are exactly those of each view alone.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pasta_async.lang import Document, Ignored, Node, Promise, Segment, Text, views
+from pasta_async.tokenizer import Tokenizer
+
+CountTokens = Callable[[str], int]
+"""Tokens of a text, without special ones."""
+
+_PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]+|_+|\n\s*", re.UNICODE)
+_LETTERS = 8
+
+
+class Encoder(Protocol):
+    """Turns text into ids and back, for one model."""
+
+    end: int
+    """End-of-text."""
+    tags: Mapping[str, int]
+    """The ids of the tag tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of one token, maybe only a part of a character."""
+        ...
+
+
+class Mark(NamedTuple):
+    """A tag for a text. A promise gets the characters from `start` to before `end` as its chunk."""
+
+    start: int
+    end: int
+    tag: Node
+
+
+def insert_tags(text: str, marks: Iterable[Mark]) -> Document:
+    """The text as a document with these tags; they stand in order and do not overlap."""
+    nodes: list[Node] = []
+    done = 0
+    for start, end, tag in marks:
+        nodes.append(Text(text[done:start]))
+        if isinstance(tag, Promise) and tag.chunk:
+            inside = (Text(text[start:end]),) if start < end else ()
+            tag = replace(tag, chunk=replace(tag.chunk, nodes=inside))
+        nodes.append(tag)
+        done = end
+    return Document(tuple(node for node in (*nodes, Text(text[done:])) if node != Text("")))
+
+
+def marks_of(document: Document) -> Iterator[Mark]:
+    """The tags of a document, which `insert_tags` puts into its text again."""
+    place = 0
+    for node in document.nodes:
+        end = place + len(node.text)
+        if not isinstance(node, Text):
+            yield Mark(place, end, node)
+        place = end
+
+
+class EncodedView(NamedTuple):
+    """A `View` as ids."""
+
+    thread: int
+    context: list[int]
+    target: list[int]
+    """What the thread generated; behind main's last part end-of-text."""
+
+
+def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
+    """The views of a document, its text encoded as a whole and its tags where `align` puts them.
+
+    Topics, estimates and what is malformed are encoded alone.
+    """
+    ids = codec.encode(document.text)
+    cuts = _cuts(codec, document.text, ids)
+    alone = lru_cache(maxsize=None)(codec.encode)
+
+    def encoded(parts: Iterable[Segment]) -> Iterator[int]:
+        for part in parts:
+            end = part.start + len(part.text)
+            if part.is_tag:
+                yield codec.tags[part.text]
+            elif part.start in cuts and end in cuts:
+                yield from ids[cuts[part.start] : cuts[end]]
+            else:
+                yield from alone(part.text)
+
+    return [
+        EncodedView(
+            view.thread, [*encoded(view.context)], [*encoded(view.target), *[codec.end] * view.ends_answer]
+        )
+        for view in views(_move_tags(document, [*cuts]))
+    ]
+
+
+def align(codec: Encoder, document: Document) -> Document:
+    """The same text with each tag between two of its tokens.
+
+    A tag that falls into a token moves: what opens (a promise with its `<async>`, a `<sync/>`) to the token's
+    front, `</async>` behind it, and nothing ever before the tag that it stood behind. So the space in front
+    of a chunk may become a part of it, and so may the blank line behind (Llama 3 has it in one token with the
+    full stop).
+    """
+    text = document.text
+    return _move_tags(document, [*_cuts(codec, text, codec.encode(text))])
+
+
+def _cuts(codec: Encoder, text: str, ids: Sequence[int]) -> dict[int, int]:
+    """Where in a text a token and a character end together: the characters and the tokens before.
+
+    Empty where the ids do not give the text back, as where a vocabulary cannot write it.
+    """
+    tokens = [codec.token_bytes(token) for token in ids]
+    if b"".join(tokens) != text.encode("utf-8"):
+        return {}
+    sizes = (len(character.encode("utf-8")) for character in text)
+    places = {size: place for place, size in enumerate(accumulate(sizes, initial=0))}
+    ends = enumerate(accumulate(map(len, tokens), initial=0))
+    return {places[end]: number for number, end in ends if end in places}
+
+
+def _move_tags(document: Document, edges: Sequence[int]) -> Document:
+    """The same text with tags at these places only; what is malformed, or has no edges, stays as it is."""
+    inside = [node for promise in document.promises if promise.chunk for node in promise.chunk.nodes]
+    if not edges or any(p.gap for p in document.promises) or any(isinstance(n, Ignored) for n in inside):
+        return document
+    marks: list[Mark] = []
+    done = 0
+    for start, end, tag in marks_of(document):
+        start = max(done, edges[bisect_right(edges, start) - 1])
+        done = max(start, edges[bisect_left(edges, end)]) if tag.text else start
+        marks.append(Mark(start, done, tag))
+    return insert_tags(document.text, marks)
+
+
+# --- tries
+
+
+@dataclass(slots=True)
+class Trie:
+    """Tokens, each behind its parent."""
+
+    ids: list[int] = field(default_factory=list[int])
+    parents: list[int] = field(default_factory=list[int])
+    """The index of each token's parent; -1 for the first one."""
+    targets: list[int] = field(default_factory=list[int])
+    """Indexes of the tokens that a thread generates."""
+    _children: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def extend(self, node: int, ids: Sequence[int], target: bool = False) -> int:
+        """Walk from a node (-1 is the root) along ids, adding what is missing; returns the last node."""
+        for token in ids:
+            child = self._children.setdefault((node, token), len(self.ids))
+            if child == len(self.ids):
+                self.ids.append(token)
+                self.parents.append(node)
+            if target:
+                self.targets.append(child)
+            node = child
+        return node
+
+    def depths(self) -> list[int]:
+        """The position of each token in every view that holds it."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
+
+    def unpacked(self) -> int:
+        """Tokens of all views one by one; a view ends where the next target is no child of this one."""
+        depths, following = self.depths(), [self.parents[target] for target in self.targets[1:]]
+        pairs = zip(self.targets, [*following, -1], strict=True)
+        return sum(depths[target] + 1 for target, parent in pairs if parent != target)
+
+    def preorder(self) -> tuple[list[int], list[int]]:
+        """The place of each token in preorder, and where its subtree ends there: [tokens] each.
+
+        What lies below a token follows it without a gap; siblings keep their order.
+        """
+        sizes = [1 for _ in self.ids]
+        for index in reversed(range(len(self))):  # children stand behind their parents
+            if self.parents[index] >= 0:
+                sizes[self.parents[index]] += sizes[index]
+        places: list[int] = []
+        free = [0 for _ in self.ids]  # the next place below each token
+        free_root = 0
+        for parent, size in zip(self.parents, sizes, strict=True):
+            place = free[parent] if parent >= 0 else free_root
+            if parent >= 0:
+                free[parent] += size
+            else:
+                free_root += size
+            free[len(places)] = place + 1
+            places.append(place)
+        return places, [place + size for place, size in zip(places, sizes, strict=True)]
+
+
+def pack_views(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
+    """Every view of a document behind a prompt, with end-of-text as a target of main's last view."""
+    trie = Trie()
+    root = trie.extend(-1, prompt)
+    for view in encode_views(codec, document):
+        trie.extend(trie.extend(root, view.context), view.target, target=True)
+    return trie
+
+
+def pack_plain(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
+    """The baseline: the text without tags, one segment, and end-of-text."""
+    trie = Trie()
+    trie.extend(trie.extend(-1, prompt), [*codec.encode(document.text), codec.end], target=True)
+    return trie
+
+
+# --- lengths
+
+
+def rough_tokens(text: str) -> int:
+    """About the tokens that a vocabulary of some 100,000 makes of English text, for want of a tokenizer.
+
+    A word is one token for every 8 letters begun, three digits are one, so is a run of punctuation or of line
+    breaks. Ratios of lengths, such as a speed-up, hardly depend on the tokenizer.
+    """
+    return sum(-(-len(piece) // _LETTERS) if piece[0].isalpha() else 1 for piece in _PIECE.findall(text))
+
+
+def token_counter(folder: Path | str | None) -> CountTokens:
+    """Counts tokens by the `tokenizer.json` of a model folder; None: `rough_tokens`.
+
+    Raises:
+        UnsupportedModelError: The folder has no tokenizer that can be used.
+    """
+    if folder is None:
+        return rough_tokens
+    tokenizer = Tokenizer.from_folder(folder)
+    return lambda text: len(tokenizer.encode(text))
+
+
+def recount(document: Document, count: CountTokens | None) -> Document:
+    """The same document, its tags in their exact form, each estimate made from the length of its chunk.
+
+    An estimate is rounded up to tens, at least ten. Without `count` promises have none.
+    """
+    nodes = [
+        replace(node, tokens=count and 10 * max(1, -(-count(node.chunk.text) // 10)), source="")
+        if isinstance(node, Promise) and node.chunk is not None
+        else node
+        for node in document.nodes
+    ]
+    return Document(tuple(nodes))
+
+
+def critical_path(document: Document, count: CountTokens) -> int:
+    """Tokens on the longest chain that has to be decoded one after another, by `views(document)`.
+
+    A chunk's thread starts when main has written its promise; a round is over when main is at its sync and
+    every chunk is there. Tags are counted (each tag token is one), forced tokens and end-of-text are not.
+    """
+    measure = lru_cache(maxsize=None)(count)
+
+    def length(parts: Iterable[Segment]) -> int:
+        return sum(1 if part.is_tag else measure(part.text) for part in parts)
+
+    path = round_length = joined = 0
+    for view in views(document):
+        if view.thread == 0:  # the round before this stretch of main is over
+            path, joined = path + round_length, length(view.context)
+            round_length = length(view.target)
+        else:
+            started = length(view.context) - joined - 1  # less the `<async>` that is forced
+            round_length = max(round_length, started + length(view.target))
+    return path + round_length
+
+
+def text_speedup(document: Document, count: CountTokens) -> float:
+    """Tokens of the text without tags / critical path: 1 for a plain answer.
+
+    For an annotation this is the theoretical speed-up, since its baseline is the answer that was annotated.
+    """
+    path = critical_path(document, count)
+    return count(document.text) / path if path else 1.0
