@@ -25,12 +25,9 @@ class BackendOptions(TypedDict, total=False):
     """`http:`: sent as a bearer token."""
     timeout: httpx.Timeout | float
     """`http:`: seconds; its `read` is the longest wait for a token, queues included."""
-    max_connections: int
-    """`http:`: requests that decode at the same time."""
     tokenizer: str | Path | None
-    """`http:`: a local folder with the model's tokenizer, which saves asking the server."""
-    vocab_size: int | None
-    """`http:`: only for a server that does not tell it."""
+    """`http:`: the model's tokenizer, as a folder, a `tokenizer.json` or a name on the hub; None: that of the
+    model that the server loaded, if it is on this machine or on the hub."""
     device: str | None
     """`local:` and `sglang:`: "cpu", "cuda"; None: a GPU if there is one."""
     dtype: str | None
@@ -54,7 +51,7 @@ _OPTIONS = {
         *("device", "dtype", "slots", "context_length"),
         *("max_running", "max_prefill_tokens", "threads"),
     },
-    "http": {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size"},
+    "http": {"api_key", "timeout", "tokenizer"},
     "sglang": {"device", "server_args"},
 }
 

@@ -310,7 +310,7 @@ def _open(
     url = settings.backend if backend is None else backend
     if url.startswith(("http:", "https:")):
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        options = {"api_key": key, "max_connections": limits.client_threads, **options}
+        options = {"api_key": key, **options}
     return open_backend(url, **options), True
 
 

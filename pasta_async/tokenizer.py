@@ -234,6 +234,10 @@ class Tokenizer:
         self._check_text(rendered, limit)
         return self._encode_rendered(rendered, marker)
 
+    def encode_unguarded(self, text: str) -> list[int]:
+        """Encode text as the model's tokenizer does by itself, commands included: never what a user typed."""
+        return _token_ids(self._full, text)
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens included; an unfinished character becomes U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")

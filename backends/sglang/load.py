@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Annotated
 
 import anyio
-from pydantic import Field
+from pydantic import BaseModel, Field
 
-from pasta_async.backends.sglang.replies import Amount, Count, Listed, Reply, Size
-from pasta_async.backends.sglang.transport import Server
-from pasta_async.backends.single_flight import SingleFlight
+from pasta_async.backends.sglang.client import HTTPClient
 from pasta_async.errors import BackendError, BackendStatusError, BackendTimeoutError
 from pasta_async.load import EngineLoad, StepTimes
 
@@ -25,65 +22,75 @@ PAUSE_SECONDS = 2.0
 """After a failure nobody asks again for so long."""
 
 _Key = tuple[str, int]
-"""A server's URL, and which of its data-parallel ranks."""
+"""A server's URL, and the number of one of its data-parallel ranks."""
 
 
-class _Rank(Reply):
+class _Rank(BaseModel):
     """A data-parallel rank."""
 
-    num_running_reqs: Count
-    num_waiting_reqs: Count
-    max_running_requests: Size
+    num_running_reqs: int
+    num_waiting_reqs: int
+    max_running_requests: int
     token_usage: float
-    decode_moments: Annotated[list[Amount], Field(min_length=6, max_length=6)] | None = None
-    """Decode steps; and over them requests, microseconds, requests squared, requests x microseconds, tokens.
-    It counts from the server's start on."""
+    decode_moments: list[float] | None = None
+    """Decode steps since the server's start; and over them requests, microseconds, requests squared,
+    requests x microseconds, tokens."""
 
 
-class _Loads(Reply):
-    loads: Annotated[Listed[_Rank], Field(min_length=1)]
+class _Loads(BaseModel):
+    loads: list[_Rank] = Field(min_length=1)
 
 
 class LoadReader:
     """Reads the load of a server, or of a router's workers together, for all who want to know it."""
 
-    def __init__(self) -> None:
-        self._reading = SingleFlight[None]()
+    def __init__(self, http: HTTPClient) -> None:
+        self._http = http
+        self._lock = anyio.Lock()
         self._latest: EngineLoad | None = None
         self._error: BackendError | None = None
         self._until = 0.0
-        self._last: dict[_Key, list[float]] = {}  # what each rank had counted
+        self._last: dict[_Key, list[float]] = {}  # the moments of each rank
         self._steps = StepTimes()
 
-    async def read(self, servers: Sequence[Server]) -> EngineLoad | None:
+    async def read(self, servers: Sequence[str]) -> EngineLoad | None:
         """The latest reading, taken now if it is older than a quarter of a second; None: it has no endpoint.
 
         Raises:
             BackendError: The latest try failed.
 
-        Cancelling it leaves the reading to others who wait for it; with the last of them it ends.
+        Cancelling it leaves nothing behind.
         """
-        if monotonic() >= self._until:
-            await self._reading.run(lambda: self._read(servers))
+        async with self._lock:
+            if monotonic() >= self._until:
+                await self._read(servers)
         if self._error:
             raise self._error
         return self._latest
 
-    async def _read(self, servers: Sequence[Server]) -> None:
+    async def _read(self, servers: Sequence[str]) -> None:
         try:
             with anyio.fail_after(WAIT_SECONDS):
                 ranks = {
-                    (server.url, number): rank
+                    (server, number): rank
                     for server in servers
-                    for number, rank in enumerate(await _ranks(server))
+                    for number, rank in enumerate(await self._ranks(server))
                 }
             self._latest, self._error = self._together(ranks) if ranks else None, None
         except BackendError as error:
             self._error = error
         except TimeoutError:
-            where = servers[0].url
-            self._error = BackendTimeoutError(f"{where}/v1/loads said nothing for {WAIT_SECONDS:g} s")
+            self._error = BackendTimeoutError(f"{servers[0]}/v1/loads said nothing for {WAIT_SECONDS:g} s")
         self._until = monotonic() + (PAUSE_SECONDS if self._error else FRESH_SECONDS)
+
+    async def _ranks(self, server: str) -> list[_Rank]:
+        """The ranks of a server; none if it is too old to tell."""
+        try:
+            return (await self._http.ask(_Loads, f"{server}/v1/loads?include=core")).loads
+        except BackendStatusError as error:
+            if error.status == 404:
+                return []
+            raise
 
     def _together(self, ranks: Mapping[_Key, _Rank]) -> EngineLoad:
         """The load of all ranks together."""
@@ -101,17 +108,7 @@ class LoadReader:
 
     def _growth(self, key: _Key, rank: _Rank) -> list[float]:
         """Decode steps of a rank since the last reading; all of its steps, if it was started since."""
-        totals = [float(total) for total in rank.decode_moments or [0.0] * 6]
-        growth = [new - old for new, old in zip(totals, self._last.get(key, [0.0] * 6), strict=True)]
-        self._last[key] = totals
-        return totals if min(growth) < 0 else growth
-
-
-async def _ranks(server: Server) -> list[_Rank]:
-    """Those of a server; none where it is too old to tell."""
-    try:
-        return (await server.ask(_Loads, "/v1/loads?include=core")).loads
-    except BackendStatusError as error:
-        if error.status == 404:
-            return []
-        raise
+        moments = rank.decode_moments or [0.0] * 6
+        growth = [new - old for new, old in zip(moments, self._last.get(key, [0.0] * 6), strict=True)]
+        self._last[key] = moments
+        return moments if min(growth) < 0 else growth

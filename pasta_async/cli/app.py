@@ -80,7 +80,7 @@ def sglang(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
 ) -> None:
     """Start an SGLang server with the flags that suit PASTA. Other options go to SGLang as they are."""
-    from pasta_async.backends.sglang.launch import server_command
+    from pasta_async.backends.sglang.command import server_command
 
     with reported_errors():
         command = server_command(model, device=device, host=host, port=port, extra=context.args)

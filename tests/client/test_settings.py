@@ -76,17 +76,14 @@ def test_limits_are_laid_over_those_of_the_environment(
     assert Client("local:", limits=Limits(max_threads=2)).limits == Limits(timeout=7, max_threads=2)
 
 
-def test_an_http_backend_gets_the_key_and_a_pool_that_suits_the_limits(
-    setting: Callable[[str, str], None], opened: Opened
-) -> None:
+def test_an_http_backend_gets_the_key(setting: Callable[[str, str], None], opened: Opened) -> None:
     setting("PASTA_API_KEY", "secret")
-    setting("PASTA_CLIENT_THREADS", "9")
     Client("http://host:30000")
     Client("http://host:30000", api_key="mine")
     Client("local:")
     assert opened == [
-        ("http://host:30000", {"api_key": "secret", "max_connections": 9}),
-        ("http://host:30000", {"api_key": "mine", "max_connections": 9}),
+        ("http://host:30000", {"api_key": "secret"}),
+        ("http://host:30000", {"api_key": "mine"}),
         ("local:", {}),
     ]
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from pasta_async.backends import open_backend
-from pasta_async.backends.sglang.launch import server_command
+from pasta_async.backends.sglang.command import server_command
 from pasta_async.options import Settings
 from pasta_async.server.settings import ServerSettings
 

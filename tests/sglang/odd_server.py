@@ -4,66 +4,53 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import table_model
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Piece
 
-SPECIALS = ("</s>", "<|end|>", *TAG_TOKENS)
-END = 0
-TAGS = tuple(range(2, 8))
+TOKENIZER = table_model.tokenizer()
+VOCABULARY: int = TOKENIZER.get_vocab_size()
+END: int = TOKENIZER.token_to_id("</s>")
+TAGS: tuple[int, ...] = tuple(map(TOKENIZER.token_to_id, TAG_TOKENS))
 STOP = {"type": "stop", "matched": END}
 HTML = httpx.Response(200, html="<html>Welcome</html>")
-FIRST_LETTER = 10
-VOCABULARY = FIRST_LETTER + 0x110000
 
 Answer = Any
 """Of a route: JSON to send, a response, an exception to raise, or a function of the request's JSON."""
 
 
+@cache
+def _model() -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory()
+    table_model.make_tokenizer(Path(folder.name))
+    return folder
+
+
+def model_folder() -> str:
+    """The folder that the server says it has loaded: that of the table model, without weights."""
+    return _model().name
+
+
 def encode(text: str) -> list[int]:
-    """One id for a character, or for a special token."""
-    ids: list[int] = []
-    while text:
-        special = next((token for token in SPECIALS if text.startswith(token)), None)
-        ids.append(SPECIALS.index(special) if special else FIRST_LETTER + ord(text[0]))
-        text = text[len(special or "x") :]
-    return ids
+    """Ids of a text, one for a byte, or for a special token."""
+    return TOKENIZER.encode(text).ids
 
 
-def letters(text: str) -> list[int]:
-    """Ids of characters, also where they spell a special token."""
-    return [FIRST_LETTER + ord(letter) for letter in text]
-
-
-def decode(ids: Iterable[int], *, skip: bool = False) -> str:
-    """The text of ids."""
-    return "".join(_token(i, skip) for i in ids)
-
-
-def _token(i: int, skip: bool) -> str:
-    if i >= FIRST_LETTER:
-        return chr(i - FIRST_LETTER)
-    return "" if skip else SPECIALS[i]
-
-
-def event(
-    ids: Sequence[int], done: int, *, text: str | None = None, finish_reason: Any = None
-) -> dict[str, Any]:
-    """An event of `/generate`."""
+def event(ids: Sequence[int], *, finish_reason: Any = None) -> dict[str, Any]:
+    """An event of `/generate`; its text is nothing that anybody reads."""
     return {
-        "text": decode(ids) if text is None else text,
+        "text": "not read",
         "output_ids": list(ids),
-        "meta_info": {
-            "finish_reason": finish_reason,
-            "prompt_tokens": 3,
-            "cached_tokens": 1,
-            "completion_tokens": done,
-        },
+        "meta_info": {"finish_reason": finish_reason, "prompt_tokens": 3, "cached_tokens": 1},
     }
 
 
@@ -118,38 +105,12 @@ class OddServer(httpx.AsyncBaseTransport):
     def _usual(self) -> dict[str, Answer]:
         return {
             "/server_info": {"version": "0.5.23", "incremental_streaming_output": True},
-            "/model_info": {"model_path": "odd", "is_generation": True},
+            "/model_info": {"model_path": model_folder(), "served_model_name": "odd", "is_generation": True},
             "/v1/models": {"data": [{"id": "odd", "max_model_len": 100}]},
-            "/tokenize": _tokenize,
-            "/detokenize": _detokenize,
+            "/tokenize": lambda body: {"tokens": encode(body["prompt"])},
             "/abort_request": httpx.Response(200),
-            "/generate": self._generate,
+            "/generate": lambda body: self.decoding.pop(0),
         }
-
-    def _generate(self, body: Any) -> Answer:
-        if "rid" in body:
-            return self.decoding.pop(0)
-        if isinstance(body["input_ids"][0], list):
-            return list(map(_biased, body["sampling_params"]))
-        message = f"logit_bias must has keys in [0, {VOCABULARY - 1}], got 2147483647."
-        return httpx.Response(400, json={"error": {"message": message}})
-
-
-def _biased(params: dict[str, Any]) -> dict[str, Any]:
-    [i] = map(int, params["logit_bias"])
-    ended = {"type": "stop", "matched": i} if i == END else {"type": "length", "length": 2}
-    return {"meta_info": {"finish_reason": ended}}
-
-
-def _tokenize(body: Any) -> Any:
-    if "messages" in body:
-        text = "".join(f"{m['role']}:{m['content']}<|end|>" for m in body["messages"])
-        return {"tokens": encode(text)}
-    return {"tokens": [encode(text) for text in body["prompt"]]}
-
-
-def _detokenize(body: Any) -> Any:
-    return {"text": [decode(ids, skip=body["skip_special_tokens"]) for ids in body["tokens"]]}
 
 
 def _respond(answer: Answer, body: Any) -> httpx.Response:

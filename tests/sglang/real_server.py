@@ -20,7 +20,8 @@ import httpx
 import pytest
 
 from pasta_async import Sampling
-from pasta_async.backends.sglang import SGLangBackend, launch
+from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.backends.sglang import command as sglang_command
 from pasta_async.protocol import DecodeRequest
 
 START_SECONDS = 420
@@ -109,14 +110,14 @@ def require_sglang(module: str = "sglang") -> None:
     pytest.skip(missing)
 
 
-def server_command(model: str, **options: Any) -> launch.ServerCommand:
+def server_command(model: str, **options: Any) -> sglang_command.ServerCommand:
     """The library's command, with stand-ins for the GPU packages."""
     command = launch_command(model, **options)
     program = str(Path(__file__).with_name("on_cpu.py"))
     return replace(command, argv=[sys.executable, program, *command.argv[2:]])  # instead of `python -m`
 
 
-launch_command = launch.server_command
+launch_command = sglang_command.server_command
 
 
 @contextmanager

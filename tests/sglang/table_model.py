@@ -65,6 +65,12 @@ def make(folder: Path, *, context: int = 4096) -> None:
     weights = _weights(successors(made), strays(made))
     safetensors: Any = importlib.import_module("safetensors.torch")
     safetensors.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    make_tokenizer(folder, context=context)
+
+
+def make_tokenizer(folder: Path, *, context: int = 4096) -> None:
+    """Write the model's folder without its weights."""
+    made = tokenizer()
     made.save(str(folder / "tokenizer.json"))
     specials = {name: made.token_to_id(token) for name, token in (("bos", "<s>"), ("eos", "</s>"))}
     config: dict[str, Any] = {

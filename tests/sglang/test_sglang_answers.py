@@ -112,7 +112,7 @@ async def _read(client: Client, prompt: str, begun: asyncio.Event) -> None:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers are started with stand-ins for the GPU packages."""
-    monkeypatch.setattr("pasta_async.backends.sglang.launch.server_command", stand_ins.server_command)
+    monkeypatch.setattr("pasta_async.backends.sglang.command.server_command", stand_ins.server_command)
 
 
 @pytest.mark.usefixtures("on_cpu")

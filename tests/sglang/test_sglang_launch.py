@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_async.backends.sglang.launch import server_command
+from pasta_async.backends.sglang.command import server_command
 from pasta_async.errors import BackendError, UnsupportedModelError
 
 

@@ -1,29 +1,208 @@
-"""What the HTTP backend sends, and how often: no retries, aborts of what was begun, time-outs, closing."""
+"""What the HTTP backend sends, what comes back, and how a request ends: aborts, time-outs, closing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
+import odd_server
 import pytest
-from odd_server import END, STOP, OddServer, backend, event, pieces_of, sse, stream
+from odd_server import END, HTML, STOP, TAGS, OddServer, backend, encode, event, pieces_of, sse, stream
 
+from pasta_async import Client
 from pasta_async.errors import (
     BackendError,
+    BackendProtocolError,
     BackendStatusError,
     BackendTimeoutError,
+    InvalidRequestError,
 )
 from pasta_async.options import Sampling
-from pasta_async.protocol import DecodeRequest
+from pasta_async.protocol import DecodeRequest, Piece
 
-# One request for one decoding, and aborts only of what was begun -------------------------------------------
+SYNC, CLOSE = TAGS[5], TAGS[4]
+A, B = encode("ab")
+ONE = DecodeRequest("a", 0, (11,), 50, Sampling())
 
 
 def good() -> httpx.Response:
-    return stream([sse([event([107, END], 2, finish_reason=STOP)])])
+    return stream([sse([event([A, END], finish_reason=STOP)])])
 
+
+# What is sent ---------------------------------------------------------------------------------------------
+
+
+async def test_everything_a_server_could_default_is_spelled_out() -> None:
+    server = OddServer({"/server_info": {"version": "0.5.23", "enable_deterministic_inference": True}})
+    server.decoding = [stream([sse([event([CLOSE], finish_reason={"type": "stop", "matched": CLOSE})])])]
+    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
+    made = backend(server)
+    await pieces_of(made, sampling=sampling, seed=7, stop_ids=(CLOSE,), banned_ids=(13, CLOSE))
+    [body] = server.sent("/generate")
+    assert body["input_ids"] == [11, 12, 13] and body["stream"] is True and "routed_dp_rank" not in body
+    assert body["sampling_params"] == {
+        "max_new_tokens": 50,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.2,
+        "ignore_eos": False,
+        "skip_special_tokens": False,
+        "stop_token_ids": [CLOSE, END],
+        "logit_bias": {"13": -1e4, str(CLOSE): -1e4},
+        "sampling_seed": 7,
+    }
+
+
+async def test_what_the_server_prefers_for_its_model_holds_unless_a_request_says_otherwise() -> None:
+    server = OddServer()
+    server.routes["/model_info"]["preferred_sampling_params"] = {
+        "repetition_penalty": 1.1,
+        "temperature": 2,
+        "logit_bias": {"20": -5.0, "21": 1.0},
+    }
+    made = backend(server)
+    server.decoding = [good(), good()]
+    for sampling in (Sampling(), Sampling(repetition_penalty=1)):
+        await pieces_of(made, sampling=sampling, banned_ids=(21,))
+    first, second = (body["sampling_params"] for body in server.sent("/generate"))
+    assert first["temperature"] == 0 and first["logit_bias"] == {"20": -5.0, "21": -1e4}
+    assert (first["repetition_penalty"], second["repetition_penalty"]) == (1.1, 1)
+
+
+async def test_a_chunks_request_ends_at_a_promise_inside_it() -> None:
+    server = OddServer()
+    main, chunk = encode('<promise topic="a" tokens="10"/>.'), encode('Tea.\n2. <promise topic="')
+    server.decoding = [
+        stream([sse([event([*main, END], finish_reason=STOP)])]),
+        stream([sse([event(chunk, finish_reason={"type": "stop", "matched": TAGS[0]})])]),
+    ]
+    async with Client(backend(server)) as client:
+        generation = await client.generate("Why?")
+    stops = [body["sampling_params"]["stop_token_ids"] for body in server.sent("/generate")]
+    assert stops == [[SYNC, END], [CLOSE, TAGS[0], SYNC, END]]
+    assert generation.text == "Tea.."
+    assert generation.threads[1].closed_by == "nested"
+    assert not server.sent("/abort_request")
+
+
+async def test_extra_fields_of_a_request_are_merged_into_its_body() -> None:
+    server = OddServer()
+    server.decoding = [good()]
+    await pieces_of(backend(server), extra={"priority": 3, "sampling_params": {"min_new_tokens": 2}})
+    [body] = server.sent("/generate")
+    assert (body["priority"], body["input_ids"]) == (3, [11, 12, 13])
+    assert body["sampling_params"]["min_new_tokens"] == 2 and body["sampling_params"]["top_p"] == 1.0
+    with pytest.raises(InvalidRequestError):
+        await pieces_of(backend(server), extra={"priority": object()})
+
+
+async def test_ids_of_requests_are_no_prefixes_of_each_other() -> None:
+    server = OddServer()
+    server.decoding = [good() for _ in range(40)]
+    for made in (backend(server), backend(server)):
+        for _ in range(20):
+            await pieces_of(made)
+    rids = [body["rid"] for body in server.sent("/generate")]
+    assert len(set(rids)) == 40 and len({len(rid) for rid in rids}) == 1
+
+
+async def test_all_threads_of_an_answer_meet_one_cache() -> None:
+    server = OddServer({"/server_info": {"version": "0.5.23", "dp_size": 4}})
+    answers = [f"answer {number}" for number in range(20)]
+    server.decoding = [good() for _ in range(60)]
+    made = backend(server)
+    for thread in range(3):
+        for answer in answers:
+            await pieces_of(made, answer=answer, thread=thread)
+    ranks = [body["routed_dp_rank"] for body in server.sent("/generate")]
+    assert ranks[:20] == ranks[20:40] == ranks[40:] and set(ranks) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "ids", [(), (odd_server.VOCABULARY,), (-1,), (True,), ("12",), tuple(range(11, 111))]
+)
+async def test_what_does_not_fit_the_model_is_never_sent(ids: Any) -> None:
+    server = OddServer()
+    with pytest.raises(InvalidRequestError):
+        await pieces_of(backend(server), ids=ids)
+    assert not server.sent("/generate")
+
+
+# What comes back ------------------------------------------------------------------------------------------
+
+
+def cumulative(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same events in the form that repeats what was said."""
+    ids: list[int] = []
+    result: list[dict[str, Any]] = []
+    for each in events:
+        ids = [*ids, *each["output_ids"]]
+        result.append({**each, "output_ids": ids})
+    return result
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+async def test_both_forms_of_streams_read_the_same_in_chunks_of_any_size(
+    incremental: bool, size: int
+) -> None:
+    events = [event([40]), event([40]), event([41, SYNC]), event([42, END], finish_reason=STOP)]
+    content = b": still there\n\n" + sse(events if incremental else cumulative(events))
+    about = {"version": "0.5.23", "incremental_streaming_output": incremental}
+    server = OddServer({"/server_info": about})
+    server.decoding = [stream([content[i : i + size] for i in range(0, len(content), size)])]
+    pieces = await pieces_of(backend(server))
+    assert [piece.ids for piece in pieces] == [(40,), (40,), (41, SYNC), (42, END)]
+    assert pieces[-1] == Piece((42, END), "stop", 3, 1)
+    assert all(piece.finish_reason is None for piece in pieces[:-1])
+    assert not server.sent("/abort_request")
+
+
+async def test_one_answer_in_one_piece() -> None:
+    server = OddServer()
+    server.decoding = [event([A, SYNC, B, END], finish_reason=STOP)]
+    pieces = await pieces_of(backend(server), stream=False)
+    assert pieces == [Piece((A, SYNC, B, END), "stop", 3, 1)]
+    assert server.sent("/generate")[-1]["stream"] is False and not server.sent("/abort_request")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "status"),
+    [
+        (stream([b"data: {not json}\n\n"]), BackendProtocolError, None),
+        (stream([b"data: 7\n\n"]), BackendProtocolError, None),
+        (stream([b"data: \xff\xfe\n\n"]), BackendProtocolError, None),
+        (stream([b'data: {"text": "x"}\n\n']), BackendProtocolError, None),
+        (stream([sse([event([A])], done=False)]), BackendProtocolError, None),
+        (stream([sse([event([A])])]), BackendProtocolError, None),
+        (HTML, BackendProtocolError, None),
+        (httpx.Response(400, json={"error": {"message": "bad"}}), BackendStatusError, 400),
+        (httpx.Response(500, text="oops"), BackendStatusError, 500),
+        (stream([sse([{"error": {"message": "too long", "code": 400}}])]), BackendStatusError, 400),
+        (
+            stream([sse([event([A], finish_reason={"type": "abort", "message": "out of memory"})])]),
+            BackendStatusError,
+            503,
+        ),
+    ],
+)
+async def test_what_is_wrong_with_an_answer_is_told(
+    answer: httpx.Response, kind: type[BackendError], status: int | None
+) -> None:
+    server = OddServer()
+    server.decoding = [answer]
+    with pytest.raises(kind) as caught:
+        await pieces_of(backend(server))
+    assert getattr(caught.value, "status", None) == status
+
+
+# One request for one decoding, and aborts only of what was begun -------------------------------------------
 
 REFUSED = [
     httpx.Response(503, headers={"retry-after": "0"}, text="busy"),
@@ -44,12 +223,12 @@ BROKEN = [
 @pytest.mark.parametrize("failure", [*REFUSED, *BROKEN], ids=str)
 async def test_a_request_is_sent_once_and_aborted_only_if_the_server_may_have_it(failure: Any) -> None:
     server = OddServer()
-    server.decoding = [failure, good(), good()]
-    with pytest.raises(BackendError):
+    server.decoding = [failure, good()]
+    with pytest.raises(BackendError) as caught:
         await pieces_of(backend(server))
-    assert len(server.decoding) == 2
-    [rid] = [body["rid"] for body in server.sent("/generate") if "rid" in body]
+    [rid] = [body["rid"] for body in server.sent("/generate")]
     assert server.sent("/abort_request") == ([] if failure in REFUSED else [{"rid": rid}])
+    assert caught.value.retryable is not (failure is REFUSED[2] or isinstance(caught.value, TimeoutError))
 
 
 async def test_a_retry_after_is_handed_on() -> None:
@@ -59,19 +238,9 @@ async def test_a_retry_after_is_handed_on() -> None:
         with pytest.raises(BackendStatusError) as caught:
             await pieces_of(backend(server))
         assert (caught.value.status, caught.value.retry_after) == (429, seconds)
-        assert caught.value.retryable
 
 
-async def test_a_time_out_is_not_for_another_try() -> None:
-    server = OddServer()
-    server.decoding = [httpx.ReadTimeout("silent")]
-    with pytest.raises(BackendTimeoutError) as caught:
-        await pieces_of(backend(server))
-    assert not caught.value.retryable
-
-
-async def test_a_server_that_says_nothing_holds_nobody_for_long() -> None:
-    """All that wait for the handshake share its end; only decoding may take minutes."""
+async def test_only_decoding_may_take_minutes() -> None:
     timeouts: dict[str, Any] = {}
 
     class Answer(OddServer):
@@ -81,16 +250,13 @@ async def test_a_server_that_says_nothing_holds_nobody_for_long() -> None:
 
     server = Answer({"/server_info": httpx.ReadTimeout("silent")})
     made = backend(server)
-    errors = await asyncio.gather(*(made.connect() for _ in range(5)), return_exceptions=True)
-    assert all(isinstance(error, BackendTimeoutError) for error in errors)
-    assert len(set(map(id, errors))) == 5  # each may be given a partial answer of its own
-    assert len(server.sent("/server_info")) == 1
+    with pytest.raises(BackendTimeoutError):
+        await made.connect()
     server.routes["/server_info"] = {"version": "0.5.23"}
-    await made.encode("x")
-    assert max(timeouts.values()) <= 30
     server.decoding = [good()]
     await pieces_of(made)
-    assert timeouts["/generate"] == 300
+    assert timeouts.pop("/generate") == 300
+    assert max(timeouts.values()) <= 30
 
 
 # Ending early ---------------------------------------------------------------------------------------------
@@ -119,18 +285,21 @@ class Endless(httpx.AsyncByteStream):
         return httpx.Response(200)
 
 
+BEGUN = sse([event([A])], done=False)
+
+
 async def test_closing_early_aborts_the_request_and_reads_it_to_its_end() -> None:
-    answer = Endless(sse([event([107], 1)], done=False))
+    answer = Endless(BEGUN)
     server = OddServer({"/abort_request": answer.abort})
     server.decoding = [stream(answer)]
-    pieces = backend(server).decode(DecodeRequest("a", 0, (11,), 50, Sampling()))
-    assert (await anext(pieces)).text == "a"
+    pieces = backend(server).decode(ONE)
+    assert (await anext(pieces)).ids == (A,)
     await pieces.aclose()
     assert server.sent("/abort_request") == [{"rid": server.sent("/generate")[-1]["rid"]}]
     assert answer.over
 
 
-@pytest.mark.parametrize("first", [b"", sse([event([107], 1)], done=False)])
+@pytest.mark.parametrize("first", [b"", BEGUN])
 @pytest.mark.parametrize(
     "abort",
     [httpx.Response(200), httpx.Response(403), httpx.ConnectError("gone")],
@@ -152,16 +321,15 @@ async def test_cancelling_aborts_the_request_and_stays_a_cancellation(first: byt
 
 async def test_a_second_cancellation_does_not_stop_the_abort() -> None:
     answer, asked, answered = Endless(), asyncio.Event(), asyncio.Event()
-    server = OddServer()
-    slow = server.handle_async_request
 
-    async def handle(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/abort_request":
-            asked.set()
-            await answered.wait()
-        return await slow(request)
+    class Slow(OddServer):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/abort_request":
+                asked.set()
+                await answered.wait()
+            return await super().handle_async_request(request)
 
-    server.handle_async_request = handle
+    server = Slow()
     server.decoding = [stream(answer)]
     made = backend(server)
     task = asyncio.create_task(pieces_of(made))
@@ -179,23 +347,21 @@ async def test_a_second_cancellation_does_not_stop_the_abort() -> None:
 
 
 async def test_closing_ends_what_is_open_and_what_comes_after() -> None:
-    answer, waiting = Endless(sse([event([107], 1)], done=False)), Endless()
+    answer, waiting = Endless(BEGUN), Endless()
     server = OddServer({"/abort_request": answer.abort})
     server.decoding = [stream(answer), stream(waiting)]
     made = backend(server)
-    idle = made.decode(DecodeRequest("a", 0, (11,), 50, Sampling()))
+    idle = made.decode(ONE)
     await anext(idle)
     task = asyncio.create_task(pieces_of(made))
     await waiting.reading.wait()
     await made.aclose()
     with pytest.raises(BackendError):
         await task
-    with pytest.raises(BackendError):
-        await anext(idle)
-    assert len(server.sent("/abort_request")) == 2 and answer.over and waiting.over
-    for work in (made.encode("x"), pieces_of(made), made.check()):
+    for work in (anext(idle), pieces_of(made), made.load()):
         with pytest.raises(BackendError):
             await work
+    assert answer.over and waiting.over
 
 
 async def test_closing_ends_a_connect_that_hangs() -> None:
@@ -218,7 +384,7 @@ async def test_closing_ends_a_connect_that_hangs() -> None:
 async def test_a_finished_request_is_not_aborted() -> None:
     server = OddServer()
     server.decoding = [good()]
-    pieces = backend(server).decode(DecodeRequest("a", 0, (11,), 50, Sampling()))
+    pieces = backend(server).decode(ONE)
     assert (await anext(pieces)).finish_reason == "stop"
     await pieces.aclose()
     assert not server.sent("/abort_request")

@@ -110,7 +110,7 @@ async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None
     server = odd_server.OddServer()
     server.decoding = [
         odd_server.stream(
-            [odd_server.sse([odd_server.event(odd_server.encode("Hi"), 2, finish_reason=_STOP)])]
+            [odd_server.sse([odd_server.event(odd_server.encode("Hi"), finish_reason=_STOP)])]
         )
     ]
     async with server.client() as http:

@@ -46,7 +46,7 @@ class Engine:
             assert time.monotonic() - began < PATIENCE, f"left behind: {left}"
             await asyncio.sleep(0.01)
         seconds = time.monotonic() - began
-        await self.check()
+        await self.connect()
         return seconds
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from pasta_async.backends.sglang.handshake import ROUTING_KEY
-from pasta_async.backends.sglang.transport import KEEPALIVE
+from pasta_async.backends.sglang.backend import ROUTING_KEY
+from pasta_async.backends.sglang.client import KEEPALIVE
 from tests.torture.spoilt import Fault, spoilt
 
 

@@ -1,4 +1,4 @@
-"""How SGLang is started to suit pasta_async: the command, and a server that belongs to a backend."""
+"""The command that starts SGLang to suit pasta_async, and a server that belongs to a backend."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import importlib
 import importlib.util
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,10 +21,10 @@ from typing import Any, Literal, cast
 import anyio
 import httpx
 
-from pasta_async.backends.local.backend import checked_path
 from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
 from pasta_async.backends.sglang.handshake import ServedModel
-from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
+from pasta_async.errors import BackendError, UnsupportedModelError
+from pasta_async.tokenizer import read_object
 from pasta_async_sglang import VARIABLE
 
 Device = Literal["cuda", "cpu"]
@@ -48,8 +46,11 @@ if os.getppid() == int(sys.argv[1]):
 """
 """Has Linux send SIGTERM to a program once the thread that started it is gone, and becomes that program."""
 
-_POLL_SECONDS, _STOP_SECONDS = 0.25, 30.0
-"""Between two looks whether a server is ready; and how long it may take to end before it is killed."""
+_POLL_SECONDS = 0.25
+"""Between two looks whether a server is ready."""
+
+_STOP_SECONDS = 30.0
+"""How long a server may take to end before it is killed."""
 
 _Settings = dict[str, tuple[str | int | bool, str]]
 _COMMON: _Settings = {
@@ -125,22 +126,23 @@ def _model_settings(model: str) -> _Settings:
     again instead of the next one whenever another request, a fork say, is prefilled
     (`ScheduleBatch.cumulate_penalty_output_tokens`, 0.5.23).
     """
-    if not (folder := Path(model)).is_dir():
-        return {}
-    from pasta_async.backends.local.checkpoint import GenerationDefaults, generation_defaults
-
-    own = generation_defaults(folder)
-    if own == GenerationDefaults():
+    defaults = read_object(Path(model) / "generation_config.json") or {}
+    penalty: float = defaults.get("repetition_penalty") or 1.0
+    suppressed: list[int] = defaults.get("suppress_tokens") or []
+    if penalty == 1 and not suppressed:
         return {}
     preferred = {
-        "repetition_penalty": own.repetition_penalty,
-        "logit_bias": dict.fromkeys(map(str, own.suppress_tokens), NEVER),
+        "repetition_penalty": penalty,
+        "logit_bias": dict.fromkeys(map(str, suppressed), NEVER),
     }
     value = json.dumps(preferred, separators=(",", ":"))  # without spaces: flags are split there
-    said: _Settings = {"preferred_sampling_params": (value, "as the model's generation_config.json says")}
-    if own.repetition_penalty != 1:
-        said["disable_overlap_schedule"] = True, "else the repetition penalty misses tokens where forks come"
-    return said
+    settings: _Settings = {"preferred_sampling_params": (value, "as the model's generation_config.json says")}
+    if penalty != 1:
+        settings["disable_overlap_schedule"] = (
+            True,
+            "else the repetition penalty misses tokens where forks come",
+        )
+    return settings
 
 
 class LaunchedBackend(SGLangBackend):
@@ -163,14 +165,14 @@ class LaunchedBackend(SGLangBackend):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]
         super().__init__(f"http://127.0.0.1:{self._port}", tokenizer=path)
-        self._path = Path(checked_path(path))
+        self._path = Path(path)
         self._device: Device | None = device
         self._flags = [*_flags({"log_level": "error", **server_args})]
         self._left_out = [name for name, value in server_args.items() if value is None or value is False]
         self._process: subprocess.Popen[bytes] | None = None
 
     async def _learn(self) -> ServedModel:
-        if not (self._path / "config.json").is_file():
+        if not os.path.isfile(self._path / "config.json"):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process  # which `aclose` may end and forget meanwhile
         if process is None:
@@ -184,7 +186,7 @@ class LaunchedBackend(SGLangBackend):
             process = _start(command.argv, command.environment, 2)  # standard output is the program's
             self._process = process
             atexit.register(self._stop)
-        while not await asyncio.to_thread(_answers, f"{self._server.url}/model_info"):
+        while not await asyncio.to_thread(_answers, f"{self.url}/model_info"):
             if (status := process.poll()) is not None:
                 self._stop()
                 raise BackendError(
@@ -234,37 +236,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@contextmanager
-def running_server(argv: Sequence[str], ready: str, *, timeout: float) -> Generator[None]:
-    """A server, from when it is ready; it and all that it started is stopped in the end.
-
-    Args:
-        argv: Its command.
-        ready: URL that it answers with success when it is ready.
-        timeout: Seconds that it may take until then.
-
-    Raises:
-        BackendConnectError: Something answers there already, or the server ended, or was not ready in time.
-    """
-    if _answers(ready):
-        raise BackendConnectError(f"{ready} is taken already: end that server, or choose another port")
-    process = _start(argv)
-    deadline = time.monotonic() + timeout
-    try:
-        while not _answers(ready):
-            if (status := process.poll()) is not None:
-                raise BackendConnectError(f"{shlex.join(argv)} ended with status {status}")
-            if time.monotonic() > deadline:
-                raise BackendConnectError(f"{shlex.join(argv)} is not ready after {timeout:g} s")
-            time.sleep(_POLL_SECONDS)
-        yield
-    finally:
-        _stop(process)
-
-
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=10).is_success
+        return httpx.get(url, timeout=10, trust_env=False).is_success  # never through a proxy
     except httpx.HTTPError:
         return False
 

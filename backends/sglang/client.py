@@ -1,0 +1,353 @@
+"""HTTP with an SGLang server: JSON in, JSON or events out, every failure as an error of pasta_async."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import os
+import urllib.request
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Self, TypeVar, cast
+
+import anyio
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendError,
+    BackendProtocolError,
+    BackendStatusError,
+    BackendTimeoutError,
+    BackendTransportError,
+    InvalidRequestError,
+    InvalidStateError,
+)
+
+_Form = TypeVar("_Form", bound=BaseModel)
+
+DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
+"""Seconds to connect, between two tokens (a busy server queues), to send, and for a free connection."""
+
+SHORT_READ = 30.0
+"""Seconds that a server may take over anything but decoding: telling what it is, aborting."""
+
+KEEPALIVE = 2.0
+"""Seconds that an idle connection is kept: SGLang closes it after 5, maybe just as it is used again."""
+
+DRAIN_SECONDS = 1.0
+"""Seconds to read the rest of a stream before its connection is closed."""
+
+
+class HTTPClient:
+    """The connections to a server, and to its workers if it is a router.
+
+    A loopback server is never asked through a proxy of the environment. The arguments are those of
+    `SGLangBackend`.
+
+    Raises:
+        InvalidRequestError: The URL is none of an HTTP server, or the proxy settings of the environment
+            cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        client: httpx.AsyncClient | None = None,
+        timeout: httpx.Timeout | float = DEFAULT_TIMEOUT,
+    ) -> None:
+        self.url: str = _checked_url(url)
+        self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = httpx.Timeout(timeout)
+        self._short_timeout = httpx.Timeout(timeout)
+        self._short_timeout.read = min(self._timeout.read or SHORT_READ, SHORT_READ)
+        self._is_own = client is None
+        self._through = "" if client else _proxy_note(self.url)
+        self._client = client or self._new_client()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: AsyncGenerator[None] | None = None
+        self._waits: set[anyio.CancelScope] = set()
+        self._closed = False
+
+    def _new_client(self) -> httpx.AsyncClient:
+        # Requests wait for their turn in the client and on the server, never for a connection.
+        limits = httpx.Limits(keepalive_expiry=KEEPALIVE)
+        try:
+            return httpx.AsyncClient(limits=limits, trust_env=not _is_loopback(self.url))
+        except (ImportError, httpx.InvalidURL, ValueError) as error:
+            names = ", ".join(_proxy_variables()) or "the environment"
+            raise InvalidRequestError(f"the proxy settings in {names} cannot be used: {error}") from error
+
+    async def _connected(self) -> httpx.AsyncClient:
+        """The httpx client of the running event loop: connections belong to the loop that opened them."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return self._client
+        if not self._is_own and (self._loop or self._client.is_closed):
+            raise InvalidStateError(
+                "the httpx client was closed, or belongs to another event loop: pass one of this loop"
+            )
+        if self._is_own:
+            if self._loop:
+                self._client = self._new_client()
+            # `asyncio.run` ends the async generators that are left before it closes the loop.
+            self._open = _open_in_this_loop(self._client)
+            await anext(self._open)
+        self._loop = loop
+        return self._client
+
+    async def send(self, url: str, body: Any = None) -> Any:
+        """Get a URL, or post JSON to it; the JSON that comes back (None for an empty reply)."""
+        method = "GET" if body is None else "POST"
+        with self.waiting(url):
+            client = await self._connected()
+            response = await client.request(
+                method, url, json=body, headers=self.headers, timeout=self._short_timeout
+            )
+        self._check_status(response, url)
+        return self._json(response.content, url) if response.content.strip() else None
+
+    async def ask(self, form: type[_Form], url: str, body: Any = None) -> _Form:
+        """The reply of a URL, to a body if there is one, in a form."""
+        try:
+            return form.model_validate(await self.send(url, body))
+        except ValidationError as error:
+            raise BackendProtocolError(
+                f"{url} sent a reply of another form than SGLang's: {error}"
+            ) from error
+
+    async def open(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Events:
+        """Post JSON, with further headers, and read events. The caller closes them.
+
+        Raises:
+            InvalidRequestError: The body cannot be sent as JSON.
+            BackendError: The server refused, or could not be reached.
+        """
+        headers = {**headers, **self.headers, "Content-Type": "application/json"}
+        try:
+            content = json.dumps(body).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"a request that cannot be sent: {error}") from error
+        with self.waiting(url):
+            client = await self._connected()
+            request = client.build_request(
+                "POST", url, content=content, headers=headers, timeout=self._timeout
+            )
+            response = await client.send(request, stream=True)
+            if response.is_success:
+                return Events(self, response, url)
+            await response.aread()
+        self._check_status(response, url)
+        raise AssertionError("unreachable")
+
+    async def abort(self, server: str, request_id: str) -> None:
+        """Ask a server for a request's end. Closing its connection asks again, so no failure matters here."""
+        with suppress(BackendError):
+            await self.send(f"{server}/abort_request", {"rid": request_id})
+
+    @contextmanager
+    def waiting(self, url: str) -> Generator[None]:
+        """A wait for the server: failures become errors of pasta_async, and `interrupt` ends it."""
+        if not self._closed:
+            with anyio.CancelScope() as scope:
+                self._waits.add(scope)
+                try:
+                    yield
+                except httpx.RequestError as error:
+                    raise self._transport_error(error, url) from error
+                finally:
+                    self._waits.discard(scope)
+            if not scope.cancelled_caught:
+                return
+        raise BackendError(f"{url}: the backend is closed")
+
+    def interrupt(self) -> None:
+        """End every wait with an error, and let no other begin."""
+        self._closed = True
+        for scope in self._waits:
+            scope.cancel()
+
+    async def aclose(self) -> None:
+        """Close the connections, unless the httpx client is the caller's."""
+        self.interrupt()
+        if self._open:
+            await self._open.aclose()
+
+    def _transport_error(self, error: httpx.RequestError, url: str) -> BackendTransportError:
+        where, why = url + self._through, str(error) or type(error).__name__
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
+            return BackendConnectError(
+                f"nothing answers at {where} ({why}). Is the server running, is the URL right? "
+                "`pasta-async sglang MODEL` starts one."
+            )
+        if isinstance(error, httpx.TimeoutException):
+            return BackendTimeoutError(f"{where} sent nothing for too long ({why})")
+        return BackendTransportError(f"the connection to {where} broke off ({why})")
+
+    def _check_status(self, response: httpx.Response, url: str) -> None:
+        if response.is_success:
+            return
+        try:
+            detail: Any = response.json()
+        except ValueError:
+            detail = response.text
+        if isinstance(detail, dict):
+            detail = cast("dict[str, Any]", detail).get("error", detail)
+        raise self.status_error(detail, url, response)
+
+    def status_error(
+        self, detail: Any, url: str, response: httpx.Response | None = None
+    ) -> BackendStatusError:
+        """The error for what a server said went wrong, as its response or within a stream."""
+        status = response.status_code if response else 500
+        if isinstance(detail, dict):
+            fields = cast("dict[str, Any]", detail)
+            if not response and isinstance(fields.get("code"), int):
+                status = fields["code"]
+            detail = fields.get("message", fields)
+        hint = " (pass api_key=)" if status in (401, 403) else ""
+        return BackendStatusError(
+            f"{url}{self._through} answered {status}{hint}: {excerpt(detail)}",
+            status=status,
+            retry_after=_seconds(response.headers.get("retry-after")) if response else None,
+        )
+
+    def json_object(self, content: bytes, url: str) -> dict[str, Any]:
+        """The JSON object that a server sent."""
+        value = self._json(content, url)
+        if not isinstance(value, dict):
+            raise BackendProtocolError(f"{url}{self._through} sent no JSON object but {excerpt(value)}")
+        return cast("dict[str, Any]", value)
+
+    def _json(self, content: bytes, url: str) -> Any:
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            text = content.decode(errors="replace")
+            raise BackendProtocolError(f"{url}{self._through} sent no JSON but {excerpt(text)}") from error
+
+
+async def _open_in_this_loop(client: httpx.AsyncClient) -> AsyncGenerator[None]:
+    """Keeps a client open until it is closed, or the event loop ends."""
+    async with client:
+        yield
+
+
+class Events:
+    """The JSON objects of a reply: those of an event stream up to ``[DONE]``, or the one of a plain reply."""
+
+    def __init__(self, http: HTTPClient, response: httpx.Response, url: str) -> None:
+        self._http, self._response, self._url = http, response, url
+        self._is_stream = "text/event-stream" in response.headers.get("content-type", "")
+        self._chunks = response.aiter_bytes()
+        self._lines = deque[bytes]()
+        self._rest = b""  # the beginning of a line
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        """The next object. Cancelling breaks the connection off.
+
+        Raises:
+            BackendError: An error event, a stream that broke off, or something that is no JSON object.
+        """
+        if self._is_over:
+            raise StopAsyncIteration
+        if not self._is_stream:
+            self._is_over = True
+            with self._http.waiting(self._url):
+                content = await self._response.aread()
+            return self._http.json_object(content, self._url)
+        while not (line := await self._next_line()).startswith(b"data:"):
+            pass  # an empty line, or a comment that keeps the connection open
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            self._is_over = True
+            raise StopAsyncIteration
+        event = self._http.json_object(data, self._url)
+        if "error" in event:
+            raise self._http.status_error(event["error"], self._url)
+        return event
+
+    async def _next_line(self) -> bytes:
+        # Not `aiter_lines` of httpx: it ends lines at U+2028, too, which JSON may hold.
+        with self._http.waiting(self._url):
+            while not self._lines:
+                chunk = await anext(self._chunks, None)
+                if chunk is None:
+                    raise BackendProtocolError(f"the stream from {self._url} ended without [DONE]")
+                *lines, self._rest = (self._rest + chunk).split(b"\n")
+                self._lines.extend(lines)
+        return self._lines.popleft()
+
+    async def aclose(self) -> None:
+        """Give the connection back once everything is read, or close it if that takes longer than a second.
+
+        Reading to the end also tells that a request is over that was aborted.
+        """
+        # RuntimeError: it is closed already, or a task that reads it is just being woken.
+        with anyio.move_on_after(DRAIN_SECONDS), suppress(httpx.HTTPError, RuntimeError):
+            async for _ in self._chunks:
+                pass
+        await self._response.aclose()
+
+
+def excerpt(value: object) -> str:
+    """The beginning of what a server sent, on one line."""
+    text = " ".join(str(value).split())
+    return (text[:300] + "..." if len(text) > 300 else text) or "nothing"
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{url!r} is no URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidRequestError(
+            f"{url!r} is no URL of an SGLang server; expected something like http://127.0.0.1:30000"
+        )
+    if parsed.userinfo:
+        raise InvalidRequestError(
+            f"the URL of the server at {parsed.host} holds a name or password, which messages would show; "
+            "pass client=, with auth= of httpx"
+        )
+    if parsed.query or parsed.fragment:
+        raise InvalidRequestError(f"{url!r} has a query or a fragment; give the server's base URL")
+    return str(parsed).rstrip("/")
+
+
+def _is_loopback(url: str) -> bool:
+    host = httpx.URL(url).host
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _proxy_variables() -> list[str]:
+    """The variables of the environment that are set and say which proxy to use."""
+    return [name for name, value in os.environ.items() if name.lower().endswith("_proxy") and value]
+
+
+def _proxy_note(url: str) -> str:
+    """A note for errors where a server is asked through a proxy: it may be the proxy that fails."""
+    parsed, proxies = httpx.URL(url), urllib.request.getproxies()
+    used = parsed.scheme if parsed.scheme in proxies else "all"
+    if _is_loopback(url) or used not in proxies or urllib.request.proxy_bypass(parsed.host):
+        return ""
+    return f" (through the proxy of {used.upper()}_PROXY)"
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    try:
+        seconds = float(retry_after or "")
+    except ValueError:
+        return None  # a date, or nothing: the usual delay serves
+    return seconds if 0 <= seconds < float("inf") else None
