@@ -228,9 +228,9 @@ class Machine:
                 self._tell(ev.ReasoningDelta(reading.text))
             elif isinstance(reading, lang.ChunkEnded):
                 self._close(thread, "stop", reading.closed_by, now)
-            elif isinstance(reading, lang.PromiseRead):
-                self._open(reading.promise, now)
-            elif isinstance(reading, lang.SyncRead):
+            elif isinstance(reading, lang.Promise):
+                self._open(reading, now)
+            elif isinstance(reading, lang.Sync):
                 self.main.state = "joining"
                 self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pasta_async.lang import TAG_TOKENS, Parser, Reading
+from pasta_async.lang import TAG_TOKENS, ChunkParser, MainParser, Reading, ThreadParser
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Tokenizer
 
@@ -89,7 +89,7 @@ class Reader:
         self._tags = dict(zip(tags or (), TAG_TOKENS, strict=False))
         self._detokenizer = tokenizer.detokenizer()
         self._thinking = ThinkingFilter(inside=thinking) if main else None
-        self.parser: Parser = Parser("main" if main else "chunk")
+        self.parser: ThreadParser = MainParser() if main else ChunkParser()
         self.ids: list[int] = []
         """Ids that were read: all but end-of-text."""
         self.reasoning: list[str] = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.lang import STYLE_CODES, TAG_TOKENS, Code, Parser
+from pasta_async.lang import STYLE_CODES, TAG_TOKENS, Code, MainParser
 from pasta_async.tag_tokens import TagGrammar, TagIds, TagState
 
 TAGS = TagIds(*range(6))
@@ -36,8 +36,8 @@ def excluded(state: TagState) -> set[int]:
     return {*(state.rule.excluded or ())}
 
 
-def codes(part: str, ids: list[int]) -> set[Code]:
-    parser = Parser("chunk" if part == "chunk" else "main")
+def codes(ids: list[int]) -> set[Code]:
+    parser = MainParser()
     for token in ids:
         parser.feed_tag(WRITTEN[token]) if token in TAGS else parser.feed_text(WRITTEN[token])
     parser.close(cut=not ids or ids[-1] != END)
@@ -50,7 +50,7 @@ def test_main_writes_tags_in_due_form(orders: list[list[int]]) -> None:
     banned = {TAGS.open_async, TAGS.close_async}
     ids = decode(grammar, banned, orders)
     # An estimate of no number is the model's own business: the default cap is used.
-    assert codes("main", ids) <= {Code.TOKENS_BAD, Code.PROMISE_OPEN}
+    assert codes(ids) <= {Code.TOKENS_BAD, Code.PROMISE_OPEN}
     assert END not in ids or ids[-2:-1] != [TAGS.promise]
 
 

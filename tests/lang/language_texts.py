@@ -17,11 +17,11 @@ from pasta_async.lang import (
     Document,
     Ignored,
     Node,
-    Parser,
     Promise,
     Reading,
     Sync,
     Text,
+    ThreadParser,
 )
 
 thorough = settings(
@@ -141,35 +141,18 @@ def canonical_documents(draw: st.DrawFn) -> Document:
 # What reading them comes to -------------------------------------------------------------------------------
 
 
-def coalesced(events: Iterable[Reading]) -> list[Reading]:
-    result: list[Reading] = []
-    for is_text, group in groupby(events, lambda event: isinstance(event, str)):
-        if is_text:
-            result.append("".join(event for event in group if isinstance(event, str)))
-        else:
-            result += group
-    return result
-
-
-def outcome(parser: Parser, pieces: Iterable[str]) -> tuple[object, ...]:
-    return outcome_of(parser, [reading for piece in pieces for reading in parser.feed(piece)])
-
-
-def outcome_of_tokens(pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
-    """What a trained model's stream comes to: text, and tags that came as ids (True)."""
-    parser = Parser()
-    readings = [
-        reading
-        for piece, is_tag in pieces
-        for reading in (parser.feed_tag(piece) if is_tag else parser.feed_text(piece))
-    ]
-    return (*outcome_of(parser, readings), parser.document())
-
-
-def outcome_of(parser: Parser, readings: list[Reading]) -> tuple[object, ...]:
-    events = readings + parser.close()
-    assert "" not in events
-    return coalesced(events), parser.nodes, parser.diagnostics, parser.end
+def outcome(parser: ThreadParser, pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
+    """What a thread's stream comes to: text, and tag tokens (True)."""
+    readings: list[Reading] = []
+    for piece, is_tag in pieces:
+        readings += parser.feed_tag(piece) if is_tag else parser.feed_text(piece)
+    readings += parser.close()
+    assert "" not in readings
+    joined: list[Reading] = []
+    for is_text, group in groupby(readings, lambda reading: isinstance(reading, str)):
+        run = [*group]
+        joined += ["".join(map(str, run))] if is_text else run
+    return joined, parser.nodes, parser.diagnostics
 
 
 def closing(document: Document) -> str:

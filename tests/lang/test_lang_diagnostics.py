@@ -77,4 +77,4 @@ def test_the_pages_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     exec(program, {})  # the page's own text
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] in program
-    assert [line.partition("(")[0] for line in lines[1:]] == ["Hi. ", "PromiseRead", "SyncRead"]
+    assert [line.partition("(")[0] for line in lines[1:]] == ["Hi. ", "Promise", "Sync"]

@@ -1,4 +1,4 @@
-"""What the parser makes of texts: documents, events, written form."""
+"""What the readers make of texts: documents, their written form, and what threads write."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from pasta_async.lang import (
     MAX_TAG,
     TAG_TOKENS,
     Chunk,
-    ChunkBegun,
     ChunkEnded,
+    ChunkParser,
     Document,
     Ignored,
-    IgnoredRead,
+    MainParser,
     Node,
-    Parser,
     Promise,
-    PromiseRead,
     Reading,
     Sync,
-    SyncRead,
     Text,
+    ThreadParser,
     escape,
     parse,
     views,
@@ -31,10 +29,6 @@ WARS = (
     'Both wars reshaped Europe. <promise topic="causes" tokens="60"/><async>The causes were many.</async> '
     '<promise topic="outcome" tokens="40"/><async>The outcome was peace.</async><sync/> Taken together, so.'
 )
-
-
-def feed_all(parser: Parser, *pieces: str) -> list[Reading]:
-    return [event for piece in pieces for event in parser.feed(piece)] + parser.close()
 
 
 def test_a_document_in_its_exact_form() -> None:
@@ -62,136 +56,29 @@ def test_the_empty_text_is_the_empty_document() -> None:
     assert Document().format() == Document().text == ""
 
 
-def test_events_tell_where_tags_end() -> None:
-    events = feed_all(Parser(), WARS)
-    ends = [event.end for event in events if not isinstance(event, str)]
-    assert [WARS[:end].endswith(">") for end in ends] == [True] * 7
-    assert [type(event) for event in events if not isinstance(event, str)] == [
-        PromiseRead,
-        ChunkBegun,
-        ChunkEnded,
-        PromiseRead,
-        ChunkBegun,
-        ChunkEnded,
-        SyncRead,
-    ]
-
-
-def test_text_comes_out_at_once_and_a_possible_tag_is_held() -> None:
-    parser = Parser()
-    assert parser.feed("Hello <") == ["Hello "]
-    assert parser.feed("sy") == []
-    assert parser.feed("nonym") == ["<synonym"]
-    assert parser.feed(" <pro") == [" "]
-    assert parser.close() == ["<pro"]
-    assert parser.document() == Document((Text("Hello <synonym <pro"),))
-
-
-def test_white_space_behind_a_promise_waits_for_what_follows() -> None:
-    promise = Promise("a", 10)
-    parser = Parser()
-    assert parser.feed(promise.source) == [PromiseRead(promise, 32)]
-    assert parser.feed(" \n") == []
-    assert parser.feed("b") == [" \n", "b"]
-
-    parser = Parser()
-    parser.feed(promise.source + " \n")
-    assert parser.feed("<async>") == [ChunkBegun(41, " \n")]
-    assert parser.nodes == (Promise("a", 10, Chunk(), gap=" \n"),)
+@pytest.mark.parametrize(("gap", "codes"), [("", []), (" \n", ["async-apart"])])
+def test_white_space_between_a_promise_and_its_chunk_is_kept(gap: str, codes: list[str]) -> None:
+    document = parse(f"{Promise('a', 10).source}{gap}<async>b</async>")
+    assert document.nodes == (Promise("a", 10, Chunk((Text("b"),)), gap=gap),)
+    assert document.text == f"{gap}b"
+    assert [found.code for found in document.diagnostics] == codes
 
 
 def test_an_ignored_tag_comes_between_a_promise_and_its_chunk() -> None:
-    promise = Promise("a", 10)
-    events = feed_all(Parser(), f"{promise.source} </promise><async>b")
-    assert events == [
-        PromiseRead(promise, 32),
-        " ",
-        IgnoredRead("</promise>", 43),
-        IgnoredRead("<async>", 50),
-        "b",
-    ]
-
-
-def test_nodes_so_far_can_be_read_at_any_time() -> None:
-    parser = Parser()
-    parser.feed('one <promise topic="a" tokens="10"/><async>two <sy')
-    assert parser.nodes == (Text("one "), Promise("a", 10, Chunk((Text("two "),))))
-    parser.feed("nonym</async> three")
-    assert parser.document().text == "one two <synonym three"
+    document = parse(f"{Promise('a', 10).source} </promise><async>b")
+    assert document.nodes == (
+        Promise("a", 10),
+        Text(" "),
+        Ignored("</promise>"),
+        Ignored("<async>"),
+        Text("b"),
+    )
 
 
 def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
-    parser = Parser("main")
-    events = feed_all(parser, '<promise topic="a" tokens="10"/>', "<sync/>", "<sync/>")
-    assert events[1:] == [SyncRead(39, "<sync/>"), IgnoredRead("<sync/>", 46)]
-    assert parser.diagnostics[0].code == "sync-idle"
-    assert len(parser.diagnostics) == 1, "a main thread's promises are kept elsewhere"
-
-
-def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
-    parser = Parser("main")
-    events = parser.feed("<promise/><sync/> so <async> <sync\n")
-    assert events[1:] == [SyncRead(17, "<sync/>")]
-    parser.feed("/> <sync/>")
-    parser.close()
-    assert parser.nodes[2:] == (Text("/> "), Ignored("<sync/>"))
-    place = parser.diagnostics[-1]
-    assert (place.code, place.line, place.column) == ("sync-idle", 2, 4)
-
-
-def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
-    parser = Parser("chunk")
-    assert parser.feed("A <async>chunk </as") == [
-        "A",
-        " ",
-        IgnoredRead("<async>", 9),
-        "chunk",
-    ]
-    assert parser.end is None
-    assert parser.feed("ync> and more") == [" ", ChunkEnded(23)]
-    assert parser.end == 23
-    assert parser.feed("even <more>") == parser.close() == []
-    assert parser.nodes == (Text("A "), Ignored("<async>"), Text("chunk "))
-    assert [found.code for found in parser.diagnostics] == ["async-stray"]
-
-
-@pytest.mark.parametrize("tag", ['<promise topic="a" tokens="10"/>', "<promise topic='a'>", "<sync/>"])
-@pytest.mark.parametrize("left_out", ["", " ", "\n\n", "\n3. ", " \n \n- ", "\r\n12)", "\n\t\u2022 "])
-def test_a_promise_or_sync_ends_a_chunk_threads_text(tag: str, left_out: str) -> None:
-    parser = Parser("chunk")
-    assert parser.feed(f"Tea.\nIt is mild.{left_out}") == ["Tea.\nIt is mild."]
-    ended = [ChunkEnded(16 + len(left_out), "nested")]
-    assert parser.feed(f"{tag} And more</async>") == ended
-    assert parser.end == ended[0].end
-    assert parser.feed("even more") == parser.close() == []
-    assert parser.nodes == (Text("Tea.\nIt is mild."),)
-    (found,) = parser.diagnostics
-    line, column = 2 + left_out.count("\n"), len((f"It is mild.{left_out}").rpartition("\n")[2]) + 1
-    assert (found.code.endswith("-nested"), found.offset) == (True, parser.end)
-    assert (found.line, found.column) == (line, column)
-
-
-@pytest.mark.parametrize(("left_out", "kept"), [("\n3. ", ""), (" \n\n- ", ""), ("", " "), ("", "\n42")])
-def test_a_list_marker_before_a_threads_closing_tag_is_left_out(left_out: str, kept: str) -> None:
-    parser = Parser("chunk")
-    feed_all(parser, f"Tea.{kept}{left_out}", "</async>")
-    assert (parser.nodes, parser.diagnostics) == ((Text(f"Tea.{kept}"),), [])
-
-
-@pytest.mark.parametrize("kept", ["In\n1918", "\n42", "Costs 3.", "A\n3. x", "well-"])
-def test_what_is_no_list_marker_stays_in_front_of_such_a_tag(kept: str) -> None:
-    parser = Parser("chunk")
-    feed_all(parser, *kept, "<sync/>")
-    assert parser.nodes == (Text(kept),)
-
-
-def test_a_promises_first_tag_token_ends_a_chunk_threads_text() -> None:
-    parser = Parser("chunk")
-    assert feed_all(parser, "Tea.", ' <promise topic="') == ["Tea.", ChunkEnded(5, "nested")]
-    parser = Parser("chunk")
-    readings = [*parser.feed_text("Tea. "), *parser.feed_tag(TAG_TOKENS[0])]
-    assert readings == ["Tea.", ChunkEnded(5, "nested")]
-    assert parser.feed_text("more") == []
+    document = parse('<promise topic="a" tokens="10"/><async>b</async><sync/><sync/>')
+    assert document.nodes[1:] == (Sync(), Ignored("<sync/>"))
+    assert [found.code for found in document.diagnostics] == ["sync-idle"]
 
 
 def test_in_a_whole_document_a_promise_inside_a_chunk_is_ignored() -> None:
@@ -202,14 +89,6 @@ def test_in_a_whole_document_a_promise_inside_a_chunk_is_ignored() -> None:
         Chunk((Text("One "), Ignored(inner), Text(" two")))
     ]
     assert [found.code for found in document.diagnostics] == ["promise-nested"]
-
-
-def test_a_chunk_thread_without_closing_tag() -> None:
-    parser = Parser("chunk")
-    readings = ["A", " chunk", " <b"]
-    assert feed_all(parser, "A", " chunk <", "b") == readings
-    assert parser.nodes == (Text("A chunk <b"),)
-    assert [found.code for found in parser.diagnostics] == ["async-unclosed"]
 
 
 @pytest.mark.parametrize(
@@ -359,57 +238,125 @@ def test_an_escape_may_be_longer_than_the_limit_by_its_backslashes() -> None:
     assert parse(too_long).text == too_long
 
 
-# Tags that are ids ----------------------------------------------------------------------------------------
+# Threads --------------------------------------------------------------------------------------------------
 
-OPEN, TOKENS, CLOSE, *_ = TAG_TOKENS
+OPEN, TOKENS, END, ASYNC, CLOSE, SYNC = TAG_TOKENS
 
 
-def from_ids(*pieces: str) -> Parser:
-    """A parser that was fed tag tokens as tags, and everything else as text."""
-    parser = Parser("main")
+def feed(parser: ThreadParser, *pieces: str, cut: bool = False) -> list[Reading]:
+    """Feed tag tokens as tags, and everything else as text; then close."""
+    readings: list[Reading] = []
     for piece in pieces:
-        parser.feed_tag(piece) if piece in TAG_TOKENS else parser.feed_text(piece)
-    parser.close()
-    return parser
+        readings += parser.feed_tag(piece) if piece in TAG_TOKENS else parser.feed_text(piece)
+    return readings + parser.close(cut=cut)
 
 
-def test_only_tag_ids_are_tags() -> None:
-    document = from_ids("<sync/ > ", OPEN, "it", TOKENS, "60", CLOSE, " <async ", ">").document()
-    assert document == Document((Text("<sync/ > "), Promise("it", 60), Text(" <async >")))
-    assert document.format() == '<\\sync/ > <promise topic="it" tokens="60"/> <\\async >'
+def codes(parser: ThreadParser) -> list[str]:
+    return [str(found.code) for found in parser.diagnostics]
+
+
+def test_only_tag_tokens_are_tags() -> None:
+    parser = MainParser()
+    readings = feed(parser, "<sync/ > ", OPEN, "it", TOKENS, "60", END, " <async ", ">")
+    assert readings == ["<sync/ > ", Promise("it", 60), " <async ", ">"]
+    assert parser.nodes == (Text("<sync/ > "), Promise("it", 60), Text(" <async >"))
+    assert Document(parser.nodes).format() == '<\\sync/ > <promise topic="it" tokens="60"/> <\\async >'
+
+
+def test_main_joins_what_is_open_and_ignores_tags_of_chunks() -> None:
+    parser = MainParser()
+    readings = feed(parser, SYNC, OPEN, "a", TOKENS, "10", END, ASYNC, "b", CLOSE, SYNC, SYNC)
+    assert readings == [Promise("a", 10), "b", Sync()]
+    assert codes(parser) == ["sync-idle", "async-stray", "async-stray-close", "sync-idle"]
+    assert [node.format() for node in parser.nodes if isinstance(node, Ignored)] == [SYNC, ASYNC, CLOSE, SYNC]
 
 
 @pytest.mark.parametrize(
     "topic", ["a > b", "a < b", 'so "called"', "R&D", "&gt;", "<sync/ >", '" tokens="1', "/>"]
 )
-def test_a_topic_is_whatever_stands_between_the_ids(topic: str) -> None:
-    parser = from_ids("So ", OPEN, topic, TOKENS, "60", CLOSE, " on.")
-    document = parser.document()
+def test_a_topic_is_whatever_stands_between_the_tokens(topic: str) -> None:
+    parser = MainParser()
+    feed(parser, "So ", OPEN, topic, TOKENS, "60", END, " on.")
+    document = Document(parser.nodes)
     assert document.text == "So  on."
     assert [(promise.topic, promise.tokens) for promise in document.promises] == [(topic, 60)]
     assert parse(document.format()) == document
     target = views(document)[0].target
-    assert "".join(segment.text for segment in target) == f"So {OPEN}{topic}{TOKENS}60{CLOSE} on."
+    assert "".join(segment.text for segment in target) == f"So {OPEN}{topic}{TOKENS}60{END} on."
 
 
 @pytest.mark.parametrize(
-    ("pieces", "text", "codes"),
+    ("pieces", "text", "expected"),
     [
-        ((OPEN, "a", "<sync/>", " b"), "a b", ["tag-broken", "sync-idle"]),
-        ((OPEN, "a", OPEN, "b", TOKENS, "10", CLOSE), "a", ["tag-broken"]),
+        ((OPEN, "a", SYNC, " b"), "a b", ["tag-broken", "sync-idle"]),
+        ((OPEN, "a", OPEN, "b", TOKENS, "10", END), "a", ["tag-broken"]),
         ((OPEN, "a", TOKENS), "a", ["tag-cut"]),
-        ((TOKENS, "a", CLOSE), "a", []),
-        ((OPEN, "a" * MAX_TAG, CLOSE), "a" * MAX_TAG, ["tag-broken"]),
-        ((OPEN, "a", TOKENS, "1", TOKENS, "2", CLOSE), "", ["attributes-bad"]),
-        ((OPEN, "a", CLOSE), "", []),
-        ((OPEN, "a", TOKENS, CLOSE), "", []),
+        ((TOKENS, "a", END), "a", []),
+        ((OPEN, "a" * MAX_TAG, END), "a" * MAX_TAG, ["tag-broken"]),
+        ((OPEN, "a", TOKENS, "1", TOKENS, "2", END), "", ["attributes-bad"]),
+        ((OPEN, "a", END), "", []),
+        ((OPEN, "a", TOKENS, END), "", []),
     ],
 )
-def test_tag_ids_that_make_no_tag_are_not_shown(pieces: tuple[str, ...], text: str, codes: list[str]) -> None:
-    parser = from_ids(*pieces)
-    assert parser.document().text == text
-    assert [found.code for found in parser.diagnostics] == codes
-    assert parse(parser.document().format()) == parser.document()
+def test_tag_tokens_that_make_no_tag_are_not_shown(
+    pieces: tuple[str, ...], text: str, expected: list[str]
+) -> None:
+    parser = MainParser()
+    readings = feed(parser, *pieces)
+    document = Document(parser.nodes)
+    assert document.text == "".join(reading for reading in readings if isinstance(reading, str)) == text
+    assert codes(parser) == expected
+    assert parse(document.format()) == document
+
+
+def test_half_a_promise_is_left_out_where_the_thread_was_cut() -> None:
+    parser = MainParser()
+    assert feed(parser, "So ", OPEN, "a", cut=True) == ["So "]
+    assert (parser.nodes, codes(parser)) == ((Text("So "),), [])
+
+
+def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
+    parser = ChunkParser()
+    assert feed(parser, "A ", ASYNC, "chunk", CLOSE, " and more", SYNC) == ["A", " ", "chunk", ChunkEnded()]
+    assert parser.nodes == (Text("A "), Ignored("<async>"), Text("chunk"))
+    assert codes(parser) == ["async-stray"]
+
+
+def test_a_chunk_thread_without_closing_tag() -> None:
+    parser = ChunkParser()
+    assert feed(parser, "A", " chunk <", "b") == ["A", " chunk <", "b"]
+    assert (parser.nodes, codes(parser)) == ((Text("A chunk <b"),), ["async-unclosed"])
+
+
+@pytest.mark.parametrize("tag", [OPEN, SYNC])
+@pytest.mark.parametrize("left_out", ["", " ", "\n\n", "\n3. ", " \n \n- ", "\r\n12)", "\n\t\u2022 "])
+def test_a_promise_or_sync_ends_a_chunk_threads_text(tag: str, left_out: str) -> None:
+    parser = ChunkParser()
+    readings = feed(parser, "Tea.\nIt is mild.", left_out, tag, " And more", CLOSE)
+    assert "".join(reading for reading in readings if isinstance(reading, str)) == "Tea.\nIt is mild."
+    assert readings[-1] == ChunkEnded("nested")
+    assert parser.nodes == (Text("Tea.\nIt is mild."),)
+    (found,) = parser.diagnostics
+    line, column = 2 + left_out.count("\n"), len((f"It is mild.{left_out}").rpartition("\n")[2]) + 1
+    assert (found.code.endswith("-nested"), found.offset) == (True, 16 + len(left_out))
+    assert (found.line, found.column) == (line, column)
+
+
+@pytest.mark.parametrize(("left_out", "kept"), [("\n3. ", ""), (" \n\n- ", ""), ("", " "), ("", "\n42")])
+def test_a_list_marker_before_a_threads_closing_tag_is_left_out(left_out: str, kept: str) -> None:
+    parser = ChunkParser()
+    feed(parser, f"Tea.{kept}{left_out}", CLOSE)
+    assert (parser.nodes, parser.diagnostics) == ((Text(f"Tea.{kept}"),), [])
+
+
+@pytest.mark.parametrize("kept", ["In\n1918", "\n42", "Costs 3.", "A\n3. x", "well-"])
+def test_what_is_no_list_marker_stays_in_front_of_such_a_tag(kept: str) -> None:
+    parser = ChunkParser()
+    feed(parser, *kept, SYNC)
+    assert parser.nodes == (Text(kept),)
+
+
+# Documents made by hand -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
