@@ -13,6 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,17 @@ from pasta_async.backends.local.bases import default_model
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang import MAX_TAG, TAG_TOKENS, Document, Parser, check, parse
+from pasta_async.lang import (
+    MAX_TAG,
+    TAG_TOKENS,
+    Chunk,
+    ChunkParser,
+    Document,
+    MainParser,
+    Promise,
+    check,
+    parse,
+)
 from pasta_async.server import ServerSettings
 from pasta_async.server.errors import ApiError, api_error
 from pasta_async.server.requests import (
@@ -37,7 +48,7 @@ from pasta_async.server.requests import (
 )
 from pasta_async.server.service import Admission, Service
 from pasta_async.testing import ScriptedBackend
-from tests.lang.language_texts import PIECES, closing, outcome, outcome_of_tokens, without_tags
+from tests.lang.language_texts import PIECES, closing, outcome, without_tags
 from tests.torture.engines import SHIPPED
 from tests.torture.measured import Plan
 
@@ -81,8 +92,8 @@ def read_text(case: Any) -> int:
     assert document.text == without_tags(text)
     assert check(text) == list(document.diagnostics)
     pieces = [text[: cut[0]], text[cut[0] : cut[1]], text[cut[1] :]]
-    kind = "chunk" if case["inside"] else "document"
-    assert outcome(Parser(kind), pieces) == outcome(Parser(kind), [text])
+    kind = ChunkParser if case["inside"] else MainParser
+    assert outcome(kind(), [(piece, False) for piece in pieces]) == outcome(kind(), [(text, False)])
     return len(text)
 
 
@@ -97,8 +108,10 @@ def draw_tokens(drawn: random.Random) -> Any:
 
 def read_tokens(case: Any) -> int:
     """What was read of a trained model's stream is read back from its written form."""
-    *_, document = outcome_of_tokens(case)
-    assert isinstance(document, Document)
+    parser = MainParser()
+    outcome(parser, case)
+    nodes = (replace(node, chunk=Chunk()) if isinstance(node, Promise) else node for node in parser.nodes)
+    document = Document(tuple(nodes))
     assert parse(document.format()) == document
     return sum(len(piece) for piece, _ in case)
 
