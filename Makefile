@@ -35,7 +35,7 @@ base: $(VENV)/.demo ## get the weights that the shipped adapter needs (93 MB), u
 test: $(VENV)/.test base ## all tests in two processes, the real SGLang server on a CPU included
 	$(PY) -m pytest $(or $(ARGS),-n 2)
 
-torture: $(VENV)/.test ## break answers off, feed nonsense, inject faults, soak, kill: minutes, or HOURS=8 (docs/reliability.md)
+torture: $(VENV)/.test ## break answers off, feed nonsense, inject faults, soak: minutes, or HOURS=8 (docs/reliability.md)
 	PYTHONPATH=. $(PY) -m tests.torture $(if $(HOURS),--hours $(HOURS)) $(ARGS)
 
 lint: $(VENV)/.test ## ruff: rules and formatting

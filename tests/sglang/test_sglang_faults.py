@@ -2,65 +2,73 @@
 
 from __future__ import annotations
 
-import pytest
-from real_server import RealServer
+import asyncio
+from contextlib import AsyncExitStack
 
-from tests.torture.cancellation import break_off
-from tests.torture.engines import ServerEngine
-from tests.torture.faults import lose_place, through_proxy
-from tests.torture.measured import Plan
-from tests.torture.spoilt import Fault
+import pytest
+from real_server import RealServer, free_port
+
+from pasta_async import Client, Generation
+from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.errors import BackendConnectError, BackendProtocolError, BackendTransportError
+from tests.torture.cancellation import ServerEngine, break_off
+from tests.torture.faults import check_error, through_proxy
+from tests.torture.plan import Plan, draw_prompt
+from tests.torture.proxy import Fault, FaultProxy
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
-PASSING = [
-    Fault("refused", 2, 0),
-    Fault("status 503", 1, 0),
-    Fault("reset", 0, 0, "/tokenize"),
-    Fault("status 503", 0, 0, "/v1/loads", lasting=True),
-]
-"""Answers are right in spite of them."""
-
-ENDING = [
-    Fault("cut", 0, 3100),
-    Fault("wrong id", 0, 1500),
-    Fault("refused", 1, 0, lasting=True),
-    Fault("status 502", 2, 0, lasting=True),
-    Fault("half a body", 3, 0, lasting=True),
-    Fault("html", 0, 0, "/tokenize", lasting=True, victim=1),
-]
-"""They end the answer that they strike."""
+PROMPTS = [draw_prompt(Plan().random(number)) for number in range(2)]
 
 
-@pytest.fixture
-def engine(server: RealServer) -> ServerEngine:
-    return ServerEngine(server.url, 0)
-
-
-async def test_a_fault_ends_its_own_answer_by_name_and_no_other(engine: ServerEngine) -> None:
-    async with through_proxy(engine, at_once=2, patience=4) as faults:
-        for fault in (*PASSING, *ENDING):
-            await faults.trial(fault)
-    outcomes = {fault: [*counts] for fault, counts in faults.found.items()}
-    assert outcomes.keys() == {str(fault) for fault in (*PASSING, *ENDING)}
-    assert not any("too late" in found for found in outcomes.values())
-    right = {fault for fault, (found,) in outcomes.items() if found.startswith("right")}
-    assert right == {str(fault) for fault in PASSING}
-
-
-async def test_an_answer_ends_in_its_time_though_the_server_cannot_be_told(engine: ServerEngine) -> None:
-    async with through_proxy(engine, at_once=2, patience=4) as faults:
-        await faults.trial(Fault("dropped", 0, 0, "/abort_request", lasting=True), leaves_after=0.3)
-    assert [*faults.found.values()] == [{"GenerationTimeoutError": 1}]
+async def test_a_fault_ends_its_own_answer_by_name_and_no_other(server: RealServer) -> None:
+    faults = {
+        Fault("dropped", 2): "right",  # sent again
+        Fault("status 503", 1): "right",
+        Fault("status 400", 2): "BackendStatusError",
+        Fault("html", 1): "right",
+        Fault("cut", 0, 3100): "BackendProtocolError",
+        Fault("reset", 0, 3100): "BackendTransportError",
+        Fault("garbage", 0, 3100): "BackendProtocolError",
+        Fault("stalled", 0, 3100): "BackendTimeoutError",
+    }
+    async with through_proxy(server.url, PROMPTS) as trials:
+        for fault, expected in faults.items():
+            assert await trials.trial(fault) == expected, fault
 
 
 async def test_answers_end_by_name_when_their_server_is_lost_and_the_client_goes_on(
-    engine: ServerEngine,
+    server: RealServer,
 ) -> None:
-    found = await lose_place(engine, at_once=2)
-    assert found["BackendTransportError"]
+    port = free_port()
+    backend = SGLangBackend(f"http://127.0.0.1:{port}")
+    async with Client(backend) as client:
+
+        async def ask() -> list[Generation | BaseException]:
+            answers = (client.generate(prompt, parallel="always") for prompt in PROMPTS)
+            return await asyncio.gather(*answers, return_exceptions=True)
+
+        async with AsyncExitStack() as lost:
+            proxy = FaultProxy(server.url)
+            await lost.enter_async_context(proxy.listening(port))
+            expected = await ask()
+            fault = Fault("stalled", at=1200)
+            proxy.expect(fault)
+            asked = asyncio.create_task(ask())
+            await fault.struck.wait()
+        for result, whole in zip(await asked, expected, strict=True):
+            assert isinstance(whole, Generation)
+            if isinstance(result, BaseException):
+                assert isinstance(check_error(result, whole), BackendTransportError | BackendProtocolError)
+        assert any(isinstance(result, BaseException) for result in asked.result())
+        for error in await ask():
+            assert isinstance(error, BaseException)
+            assert isinstance(error.__cause__ or error, BackendConnectError)
+        async with FaultProxy(server.url).listening(port):
+            assert [str(answer) for answer in await ask()] == [str(answer) for answer in expected]
+    await backend.aclose()
 
 
-async def test_answers_that_are_broken_off_leave_nothing_on_the_server(engine: ServerEngine) -> None:
-    figures = await break_off(Plan(count=8), engine, at_once=4)
-    assert figures["broken off"] > 3
+async def test_answers_that_are_broken_off_leave_nothing_on_the_server(server: RealServer) -> None:
+    outcomes = await break_off(Plan(count=8), ServerEngine(server.url), at_once=4)
+    assert sum(count for way, count in outcomes.items() if way != "ended before") > 3

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import logging.config
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 from samples import DOCUMENT
 
 from pasta_async import Client, DecodeRequest, InvalidRequestError, ThreadFailedError
-from pasta_async.server import ServerSettings
-from pasta_async.server.operations import log_config
+from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.telemetry.logs import Logs, with_ids
 from pasta_async.testing import Fault, ScriptedBackend
 
@@ -96,28 +94,30 @@ async def test_what_others_log_has_the_ids_too(logger: logging.Logger, lines: Li
 
 
 @pytest.fixture
-def configured() -> Iterator[logging.Logger]:
-    """The package's logger, left as it was."""
-    logger = logging.getLogger("pasta_async")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield logger
-    logger.handlers[:], logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
+def loggers() -> Iterator[None]:
+    """The loggers that a server configures, left as they were."""
+    loggers = [
+        logging.getLogger(name) for name in ("pasta_async", "uvicorn", "uvicorn.error", "uvicorn.access")
+    ]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
+@pytest.mark.usefixtures("loggers")
 @pytest.mark.parametrize("form", ["json", "text"])
-async def test_lines_of_the_server(form: str, configured: logging.Logger) -> None:
-    settings = ServerSettings(log_format=form, log_level="info")
-    config = log_config(settings)
-    stream = io.StringIO()
-    config["handlers"]["stderr"]["stream"] = stream
-    del config["loggers"]["uvicorn"]
-    logging.config.dictConfig(config)
-    await Client(ScriptedBackend(DOCUMENT), observers=[Logs()]).generate("x")
-    [line] = stream.getvalue().splitlines()
+async def test_lines_of_the_server(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    backend = ScriptedBackend(DOCUMENT)
+    settings = ServerSettings.model_validate({"log_format": form, "log_level": "info"})
+    uvicorn_server(create_app(backend), settings)  # which configures the logs
+    await Client(backend, observers=[Logs()]).generate("x")
+    [line] = capsys.readouterr().err.splitlines()
     if form == "text":
         assert "answer ended answer_id=" in line and "threads=3" in line
         return
-    said = json.loads(line)
-    assert (said["level"], said["message"], said["threads"]) == ("INFO", "answer ended", 3)
-    assert said["answer_id"] and said["time"]
+    fields = json.loads(line)
+    assert (fields["level"], fields["message"], fields["threads"]) == ("INFO", "answer ended", 3)
+    assert fields["answer_id"] and fields["time"]

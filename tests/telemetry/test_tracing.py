@@ -109,9 +109,7 @@ async def test_answers_side_by_side_keep_their_own_parents(traces: Traces) -> No
 async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None:
     server = odd_server.OddServer()
     server.decoding = [
-        odd_server.stream(
-            [odd_server.sse([odd_server.event(odd_server.encode("Hi"), finish_reason=_STOP)])]
-        )
+        odd_server.stream([odd_server.sse([odd_server.event(odd_server.encode("Hi"), finish_reason=_STOP)])])
     ]
     async with server.client() as http:
         backend = SGLangBackend("http://odd", client=http)

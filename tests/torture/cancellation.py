@@ -7,91 +7,125 @@ import json
 import random
 import time
 from collections import Counter
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
 
-from pasta_async import Client, GenerationTimeoutError, Limits
+from pasta_async import Backend, Client, GenerationTimeoutError, Limits
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.server import ServerSettings, create_app
-from tests.pasta_tiny import examples
+from tests.backends.cache_checks import check_scheduler
+from tests.pasta_tiny import PASTA_TINY
 from tests.server.live_server import http_request, serving_in_loop
-from tests.torture.engines import Engine
-from tests.torture.measured import Plan, check_flat, resident, slope
+from tests.torture.plan import Figures, Plan, draw_prompt
 
 BATCH = 200
-"""Answers, after which everything must be as it was before them."""
+"""Answers, after which nothing of them may be left."""
 
-AT_ONCE = 16
-
-SETTLES = 1.0
-"""Seconds after the last answer of a batch, in which everything must be so."""
+PATIENCE = 30.0
+"""Seconds until what is left counts as lost."""
 
 
-@dataclass
-class Campaign:
-    """Answers that are broken off, and counts of what came of them.
+class LocalEngine:
+    """The embedded engine, with so few slots that the cache is always full."""
+
+    def __init__(self) -> None:
+        self.engine = LocalBackend(PASTA_TINY, slots=4096, threads=1)
+        self.backend: Backend = self.engine
+
+    async def busy(self) -> bool:
+        """Whether it still has requests. If not, every KV slot must be free or in the prefix cache."""
+        assert self.engine.engine
+        scheduler = self.engine.engine.scheduler
+        if scheduler.running or scheduler.waiting:
+            return True
+        check_scheduler(scheduler)
+        assert scheduler.pool.free + scheduler.radix.evictable == scheduler.pool.size
+        return False
+
+
+class ServerEngine:
+    """A real SGLang server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.backend: Backend = SGLangBackend(url)
+
+    async def busy(self) -> bool:
+        """Whether it still has requests. If not, no KV slot may be in use but for the prefix cache's."""
+        async with httpx.AsyncClient(timeout=PATIENCE) as http:
+            [load] = (await http.get(f"{self.url}/v1/loads")).json()["loads"]
+        if load["num_running_reqs"] or load["num_waiting_reqs"]:
+            return True
+        assert not load["num_used_tokens"]
+        return False
+
+
+Engine = LocalEngine | ServerEngine
+
+
+async def break_off(plan: Plan, engine: Engine, at_once: int = 16) -> Figures:
+    """Break answers off; fails where something is left of one."""
+    async with Client(engine.backend) as client:
+        app = create_app(client, ServerSettings(max_answers=2 * at_once))
+        async with serving_in_loop(app) as url:
+            breaker = _Breaker(plan, client, httpx.URL(url))
+            began = time.monotonic()
+            await asyncio.gather(*(client.generate(breaker.prompt(k)) for k in range(at_once)))
+            breaker.usual = time.monotonic() - began
+            own = asyncio.all_tasks()
+            numbers = plan.numbers()
+            while batch := [number for number, _ in zip(numbers, range(BATCH), strict=False)]:
+                queue = iter(batch)
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(at_once):
+                        group.create_task(breaker.work(queue))
+                await _settled(engine, own)
+    await engine.backend.aclose()
+    return dict(breaker.outcomes)
+
+
+async def _settled(engine: Engine, own: set[asyncio.Task[Any]]) -> None:
+    """Wait until no other task is left and the engine is idle."""
+    began = time.monotonic()
+    while (tasks := asyncio.all_tasks() - own) or await engine.busy():
+        # sse_starlette has one task for each event loop that it was used in.
+        tasks = {task for task in tasks if "_shutdown_watcher" not in repr(task)}
+        if not tasks and not await engine.busy():
+            return
+        assert time.monotonic() - began < PATIENCE, f"left behind: {tasks}"
+        await asyncio.sleep(0.01)
+
+
+class _Breaker:
+    """Breaks answers off, and counts how.
 
     Attributes:
-        server: The URL of OpenAI's API on the same client.
-        at_once: Answers at the same time.
-        span: Seconds in which an answer is broken off: about what a whole one takes.
-        slowest: The longest that it took, after the last answer of a batch, until nothing was left.
+        usual: Seconds that a whole answer takes, in which one is broken off.
+        outcomes: How many were broken off in which way, and how many ended before.
     """
 
-    plan: Plan
-    engine: Engine
-    client: Client
-    server: str
-    at_once: int
-    span: float = 1.0
-    slowest: float = 0.0
-    found: Counter[str] = field(default_factory=Counter[str])
-    memory: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    engine_memory: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    def __init__(self, plan: Plan, client: Client, server: httpx.URL) -> None:
+        self._plan, self._client, self._server = plan, client, server
+        self.usual = 1.0
+        self.outcomes = Counter[str]()
 
-    async def run(self) -> None:
-        """Break off the answers that are planned, and look after each batch what is left."""
-        own = asyncio.all_tasks()
-        self.span = await self._usual_seconds()
-        numbers = self.plan.numbers()
-        while batch := [number for number, _ in zip(numbers, range(BATCH), strict=False)]:
-            if (seconds := await self._break_off(batch, own)) > SETTLES:
-                # The machine may have stood still; what needs so long does so again.
-                seconds = await self._break_off(batch, own)
-                assert seconds <= SETTLES, f"something was left for {seconds:.2f} s"
-            self.slowest = max(self.slowest, seconds)
-            self.memory.append((self.found.total(), resident()))
-            self.engine_memory.append((self.found.total(), self.engine.memory()))
-            check_flat(self.memory)
-            check_flat(self.engine_memory)
+    def prompt(self, number: int) -> str:
+        return draw_prompt(self._plan.random("usual", number))
 
-    async def _break_off(self, batch: list[int], own: set[asyncio.Task[Any]]) -> float:
-        """Seconds after the last of these answers until nothing is left of them."""
-        queue = iter(batch)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self.at_once):
-                group.create_task(self._worker(queue))
-        return await self.engine.settled(own)
-
-    async def _usual_seconds(self) -> float:
-        began = time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            for number in range(self.at_once):
-                group.create_task(self.client.generate(_prompt(self.plan.random("usual", number))))
-        return time.monotonic() - began
-
-    async def _worker(self, numbers: Any) -> None:
+    async def work(self, numbers: Iterator[int]) -> None:
         ways = (self._cancel, self._time_out, self._leave, self._disconnect)
         for number in numbers:
-            drawn = self.plan.random(number)
-            how = drawn.choice(ways)
-            whole = await how(drawn)
-            self.found["ended before" if whole else how.__name__.strip("_")] += 1
+            drawn = self._plan.random(number)
+            way = drawn.choice(ways)
+            whole = await way(drawn)
+            self.outcomes["ended before" if whole else way.__name__.strip("_")] += 1
 
     async def _cancel(self, drawn: random.Random) -> bool:
-        task = asyncio.create_task(self.client.generate(_prompt(drawn)))
+        task = asyncio.create_task(self._client.generate(draw_prompt(drawn)))
         await asyncio.wait([task], timeout=self._moment(drawn))
         task.cancel()
         await asyncio.wait([task])
@@ -99,7 +133,7 @@ class Campaign:
 
     async def _time_out(self, drawn: random.Random) -> bool:
         try:
-            await self.client.generate(_prompt(drawn), limits=Limits(timeout=self._moment(drawn)))
+            await self._client.generate(draw_prompt(drawn), limits=Limits(timeout=self._moment(drawn)))
         except GenerationTimeoutError as error:
             assert error.partial is not None
             return False
@@ -107,24 +141,22 @@ class Campaign:
 
     async def _leave(self, drawn: random.Random) -> bool:
         last, seen = drawn.randrange(120), 0
-        async with self.client.stream(_prompt(drawn)) as answer:
+        async with self._client.stream(draw_prompt(drawn)) as answer:
             async for _ in answer:
                 seen += 1
                 if seen >= last:
-                    break
-            else:
-                return True
-        return False
+                    return False
+        return True
 
     async def _disconnect(self, drawn: random.Random) -> bool:
         """A client of the server that goes away, politely or not."""
-        url = httpx.URL(self.server)
         body: dict[str, Any] = {
-            "model": (await self.client.connect()).name,
-            "messages": [{"role": "user", "content": _prompt(drawn)}],
-            **{"stream": drawn.random() < 0.7, "temperature": 0, "n": drawn.choice((1, 1, 2))},
+            "model": (await self._client.connect()).name,
+            "messages": [{"role": "user", "content": draw_prompt(drawn)}],
+            "stream": drawn.random() < 0.7,
+            "temperature": 0,
         }
-        reader, writer = await asyncio.open_connection(url.host, url.port)
+        reader, writer = await asyncio.open_connection(self._server.host, self._server.port)
         writer.write(http_request("/v1/chat/completions", json.dumps(body).encode(), "Connection: close"))
         received = asyncio.create_task(reader.read(-1))
         await asyncio.wait([received], timeout=self._moment(drawn))
@@ -139,39 +171,4 @@ class Campaign:
         return whole
 
     def _moment(self, drawn: random.Random) -> float:
-        return drawn.uniform(0.0005, self.span)
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """What is to be told."""
-        whole = self.found["ended before"]
-        return {
-            "broken off": self.found.total() - whole,
-            **self.found,
-            "seconds": round(self.plan.elapsed),
-            "seconds until nothing was left, at the most": round(self.slowest, 2),
-            "MiB in the end": round(self.memory[-1][1]),
-            "MiB more in 1,000 answers": round(1000 * slope(self.memory), 3),
-            "MiB more in 1,000 answers, server": round(1000 * slope(self.engine_memory), 3),
-        }
-
-
-def _prompt(drawn: random.Random) -> str:
-    return drawn.choice(examples()).prompt
-
-
-def served(client: Client, at_once: int) -> AbstractAsyncContextManager[str]:
-    """OpenAI's API on the same client, in this event loop; its URL."""
-    return serving_in_loop(create_app(client, ServerSettings(max_answers=at_once * 2)))
-
-
-async def break_off(plan: Plan, engine: Engine, at_once: int = AT_ONCE) -> dict[str, Any]:
-    """Break answers off; the figures. Fails where something is left of one."""
-    try:
-        async with Client(engine.backend) as client, served(client, at_once) as url:
-            await client.connect()
-            campaign = Campaign(plan, engine, client, url, at_once)
-            await campaign.run()
-    finally:
-        await engine.backend.aclose()
-    return campaign.figures
+        return drawn.uniform(0.0005, self.usual)

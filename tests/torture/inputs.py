@@ -1,31 +1,22 @@
-"""Generated inputs for what reads texts of others: the parser, `check`, the guard, the schema of the API.
+"""Generated inputs for what reads texts of others: the parser, the tokenizer, the API.
 
-The generator is our own: it draws soups of the language's pieces some hundred times as fast as hypothesis,
-whose property tests (tests/lang) shrink what is found here.
+Our own generator draws soups of the language's pieces some hundred times as fast as hypothesis, whose
+property tests (tests/lang) shrink what is found here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import json
 import random
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
 from pasta_async import Client
-from pasta_async.backends.guard import free_marker, mark, texts_in
-from pasta_async.backends.local.bases import default_model
-from pasta_async.backends.local.opening import open_checkpoint
-from pasta_async.backends.tokenization import TextCodec
-from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import (
     MAX_TAG,
     TAG_TOKENS,
@@ -37,26 +28,18 @@ from pasta_async.lang import (
     check,
     parse,
 )
-from pasta_async.server import ServerSettings
-from pasta_async.server.errors import ApiError, api_error
-from pasta_async.server.requests import (
-    ChatRequest,
-    CompletionRequest,
-    check_request,
-    generate_kwargs,
-    parse_body,
-)
-from pasta_async.server.service import Admission, Service
+from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
+from pasta_async.tokenizer import Tokenizer
 from tests.lang.language_texts import PIECES, closing, outcome, without_tags
-from tests.torture.engines import SHIPPED
-from tests.torture.measured import Plan
+from tests.pasta_tiny import PASTA_TINY
+from tests.torture.plan import Figures, Plan
 
 HANGS = 60.0
 """Seconds after which an input counts as a hang: the process says where it is, and ends."""
 
-BLOCK = 1000
-"""Inputs of one kind that share a seed."""
+BLOCK = 100
+"""Inputs of each kind that share a seed."""
 
 SHORT = [piece for piece in PIECES if len(piece) < MAX_TAG / 2]
 LONG = [piece for piece in PIECES if len(piece) >= MAX_TAG / 2]
@@ -77,88 +60,60 @@ def soup(drawn: random.Random, pieces: list[str]) -> str:
     return "".join(parts)
 
 
-def draw_text(drawn: random.Random) -> Any:
-    """A text, two places to cut it, and whether it stands inside a chunk."""
+def read_text(drawn: random.Random) -> None:
+    """The parser and `check`: the same for any cut, and no character is lost."""
     text = soup(drawn, SHORT)
-    cut = sorted((drawn.randrange(len(text) + 1), drawn.randrange(len(text) + 1)))
-    return {"text": text, "cut": cut, "inside": drawn.random() < 0.3}
-
-
-def read_text(case: Any) -> int:
-    """The parser and `check`: the same for any cut, and no character is lost. Returns the input's size."""
-    text, cut = case["text"], case["cut"]
     document = parse(text)
     assert document.format() == text + closing(document)
     assert document.text == without_tags(text)
     assert check(text) == list(document.diagnostics)
-    pieces = [text[: cut[0]], text[cut[0] : cut[1]], text[cut[1] :]]
-    kind = ChunkParser if case["inside"] else MainParser
-    assert outcome(kind(), [(piece, False) for piece in pieces]) == outcome(kind(), [(text, False)])
-    return len(text)
+    first, second = sorted((drawn.randrange(len(text) + 1), drawn.randrange(len(text) + 1)))
+    parser = ChunkParser if drawn.random() < 0.3 else MainParser
+    pieces = [(text[:first], False), (text[first:second], False), (text[second:], False)]
+    assert outcome(parser(), pieces) == outcome(parser(), [(text, False)])
 
 
-def draw_tokens(drawn: random.Random) -> Any:
-    """What a trained model writes, in pieces: text, and tags that come as ids (True)."""
+def read_tokens(drawn: random.Random) -> None:
+    """A trained model's stream, tags as ids among it, is read back from its written form."""
     pieces: list[tuple[str, bool]] = []
     for _ in range(drawn.randrange(1, 9)):
         tag = drawn.random() < 0.6
         pieces.append((drawn.choice(TAG_TOKENS), True) if tag else (soup(drawn, SHORT), False))
-    return pieces
-
-
-def read_tokens(case: Any) -> int:
-    """What was read of a trained model's stream is read back from its written form."""
     parser = MainParser()
-    outcome(parser, case)
+    outcome(parser, pieces)
     nodes = (replace(node, chunk=Chunk()) if isinstance(node, Promise) else node for node in parser.nodes)
     document = Document(tuple(nodes))
     assert parse(document.format()) == document
-    return sum(len(piece) for piece, _ in case)
 
 
 @cache
-def tokenizer(folder: Path) -> tuple[TextCodec, list[str], set[int]]:
-    """A model's tokenizer, and what it must never read out of somebody's text."""
-    files = open_checkpoint(folder).tokenizer()
-    commands = {entry["content"]: entry["id"] for entry in files.tokenizer["added_tokens"]}
-    assert {*TAG_TOKENS} < commands.keys()
-    return files.codec(folder), [*commands], {*commands.values()}
+def _tokenizer() -> tuple[Tokenizer, set[int]]:
+    """A tokenizer, and the ids that it must never read out of somebody's text."""
+    added = json.loads((PASTA_TINY / "tokenizer.json").read_text("utf-8"))["added_tokens"]
+    return Tokenizer.from_folder(PASTA_TINY), {entry["id"] for entry in added}
 
 
-def draw_typed(drawn: random.Random) -> Any:
-    """A text that somebody types, and whether it is tried as a message, too."""
-    return {"text": soup(drawn, [*SHORT, *SPELLED]), "chat": drawn.random() < 0.05}
-
-
-def guard_text(case: Any, folder: Path = SHIPPED) -> int:
+def check_typed(text: str) -> None:
     """Typed text is data: it comes back as it was, without a tag or a special token among its ids."""
-    codec, commands, forbidden = tokenizer(folder)
-    text = case["text"]
-    marker = free_marker(texts_in([text]))
-    marked = mark(text, commands, marker)
-    assert marked.replace(marker, "") == text
-    assert not any(command in marked for command in commands)
-    ids = codec.encode(text)
-    assert forbidden.isdisjoint(ids)
-    assert codec.detokenize(ids) == text
-    if case["chat"]:
-        ids = codec.encode_chat([{"role": "user", "content": text}], {"tools": [{"x": text}]})
-        empty = codec.encode_chat([{"role": "user", "content": "x"}], {})
-        assert Counter(i for i in ids if i in forbidden) == Counter(i for i in empty if i in forbidden)
-        assert text in codec.detokenize(ids)
-    return len(text)
+    tokenizer, commands = _tokenizer()
+    ids = tokenizer.encode(text)
+    assert commands.isdisjoint(ids)
+    assert tokenizer.decode(ids) == text
+    ids, empty = [tokenizer.encode_chat([{"role": "user", "content": typed}], {}) for typed in (text, "x")]
+    assert Counter(i for i in ids if i in commands) == Counter(i for i in empty if i in commands)
+    assert text in tokenizer.decode(ids)
 
 
-def guard_text_of_smol(case: Any) -> int:
-    """The same with the tokenizer of pasta-smol."""
-    return guard_text(case, default_model())
+def read_typed(drawn: random.Random) -> None:
+    """See `check_typed`."""
+    check_typed(soup(drawn, [*SHORT, *SPELLED]))
 
 
 CHAT: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Why?"}]}
-FIELDS = (*ChatRequest.model_fields, *CompletionRequest.model_fields, *ChatRequest.passed_on)
 NAMES = (
-    *(*FIELDS, "pasta", "nonsense", "role", "content", "type", "text", "limits", "timeout", "include_usage"),
-    *("\ud800", "", "__class__"),
+    *("model", "messages", "prompt", "max_tokens", "temperature", "top_p", "stop", "stream", "n", "seed"),
+    *("tools", "logit_bias", "response_format", "pasta", "nonsense", "role", "content", "type", "text"),
+    *("limits", "timeout", "stream_options", "include_usage", "\ud800", "", "__class__"),
 )
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 128, 2**63, -(2**70), 0.5, 1e400, -0.0, float("nan")),
@@ -176,7 +131,8 @@ def _value(drawn: random.Random, depth: int = 0) -> Any:
     return {drawn.choice(NAMES): _value(drawn, depth + 1) for _ in range(drawn.randrange(4))}
 
 
-def _body(drawn: random.Random) -> bytes:
+def draw_body(drawn: random.Random) -> bytes:
+    """A request of the API that is more or less wrong."""
     body = dict(CHAT) if drawn.random() < 0.7 else {"model": "scripted", "prompt": "Why?"}
     for _ in range(drawn.randrange(4)):
         body[drawn.choice(NAMES)] = _value(drawn)
@@ -187,88 +143,41 @@ def _body(drawn: random.Random) -> bytes:
     return raw
 
 
-@cache
-def _service() -> Service:
-    client, settings = Client(ScriptedBackend("Fine.")), ServerSettings()
-    http = httpx.AsyncClient(verify=False)  # which would read all certificates
-    return Service(client, asyncio.run(client.connect()), settings, Admission(settings), http)
+async def send(http: httpx.AsyncClient, body: bytes) -> None:
+    """A request is answered, or refused with an error in OpenAI's form that blames whoever asked."""
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        reply = await http.post(path, content=body, headers={"content-type": "application/json"})
+        assert reply.status_code == 200 or 400 <= reply.status_code < 500, (reply.status_code, body)
+        if reply.status_code != 200:
+            assert reply.json()["error"]["message"]
 
 
-def draw_body(drawn: random.Random) -> Any:
-    """A body, and whether it is of a chat."""
-    raw = _body(drawn)
-    return {"body": raw.decode("latin-1"), "chat": drawn.random() < 0.7}
+KINDS = {"text": read_text, "tokens": read_tokens, "typed": read_typed}
 
 
-def ask(case: Any) -> int:
-    """A body for the API: taken, or refused with an error that can be sent and blames whoever asked."""
-    raw = case["body"].encode("latin-1")
-    try:
-        body = parse_body(raw, ChatRequest if case["chat"] else CompletionRequest)
-        check_request(body, _service())
-        assert len(generate_kwargs(body, _service())) == body.choices
-        assert body.prompts
-    except (ApiError, InvalidRequestError) as error:
-        refused = api_error(error)
-        assert 400 <= refused.status < 500
-        assert refused.response.body
-    return len(raw)
-
-
-class Kind(NamedTuple):
-    """How inputs of a kind are drawn, as JSON, and what must hold of each; that returns its size."""
-
-    draw: Callable[[random.Random], Any]
-    check: Callable[[Any], int]
-
-
-KINDS = {
-    "text": Kind(draw_text, read_text),
-    "tokens": Kind(draw_tokens, read_tokens),
-    "guard": Kind(draw_typed, guard_text),
-    "guard of pasta-smol": Kind(draw_typed, guard_text_of_smol),
-    "schema": Kind(draw_body, ask),
-}
-
-
-def possible() -> tuple[str, ...]:
-    """The kinds that can be tried here: pasta-smol's tokenizer comes with its base."""
-    try:
-        default_model()
-    except InvalidRequestError:
-        return tuple(kind for kind in KINDS if kind != "guard of pasta-smol")
-    return tuple(KINDS)
-
-
-def generate(plan: Plan) -> dict[str, Any]:
-    """Try inputs of each kind in turn, a thousand at a time, for as long as is planned; the figures.
+async def generate(plan: Plan) -> Figures:
+    """Try inputs of each kind in turn, for as long as is planned.
 
     Fails with the first that is not as it should be, and ends the process at one that takes `HANGS` seconds.
     """
-    tried, size, kinds = Counter[str](), Counter[str](), possible()
-    slowest: dict[str, float] = dict.fromkeys(kinds, 0.0)
-    for kind in kinds:  # the first of them loads a tokenizer
-        KINDS[kind].check(KINDS[kind].draw(random.Random(0)))
-    for number in plan.numbers():
-        for kind in kinds:
-            drawn = plan.random(kind, number)
-            faulthandler.dump_traceback_later(HANGS, exit=True)
-            for _ in range(BLOCK):
-                case = KINDS[kind].draw(drawn)
-                began = time.process_time()
+    tried = Counter[str]()
+    app = create_app(Client(ScriptedBackend("Fine.")))
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app):
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            for number in plan.numbers():
+                faulthandler.dump_traceback_later(HANGS, exit=True)
                 try:
-                    size[kind] += KINDS[kind].check(case)
+                    for kind, read in KINDS.items():
+                        drawn = plan.random(kind, number)
+                        for _ in range(BLOCK):
+                            read(drawn)
+                            tried[kind] += 1
+                    await send(http, draw_body(plan.random("body", number)))
+                    tried["body"] += 1
                 except Exception as error:
-                    error.add_note(f"of the kind {kind}: --seed {plan.seed} --first {number} --count 1")
-                    error.add_note(f"for corpus.jsonl: {json.dumps({'kind': kind, 'case': case})}")
+                    error.add_note(f"--seed {plan.seed} --first {number} --count 1")
                     raise
-                slowest[kind] = max(slowest[kind], time.process_time() - began)
-                tried[kind] += 1
-            faulthandler.cancel_dump_traceback_later()
-    return {
-        "inputs": tried.total(),
-        **tried,
-        "characters": size.total(),
-        "seconds": round(plan.elapsed),
-        "milliseconds of the slowest": {kind: round(1000 * value, 1) for kind, value in slowest.items()},
-    }
+                finally:
+                    faulthandler.cancel_dump_traceback_later()
+    return dict(tried)

@@ -5,95 +5,80 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import httpx
 
-from pasta_async.backends.sglang.backend import ROUTING_KEY
-from pasta_async.backends.sglang.client import KEEPALIVE
-from tests.torture.spoilt import Fault, spoilt
+Kind = Literal[
+    "dropped", "status 400", "status 429", "status 503", "html", "reset", "cut", "stalled", "garbage"
+]
 
 
-@dataclass
-class Request:
-    """A request as it came in."""
+@dataclass(eq=False)
+class Fault:
+    """What goes wrong with a request.
 
+    Attributes:
+        kind: How. `dropped`: the connection is reset before a byte of a reply. `reset`, `cut`: it is reset,
+            or ends, in the middle. `stalled`: nothing more comes. `garbage`: bytes that mean nothing come.
+        request: Which of the requests that come, from 0.
+        at: Bytes of its reply that come through before.
+        path: Of the request.
+        struck: Whether it happened; a reply may be shorter, and requests fewer.
+    """
+
+    kind: Kind
+    request: int = 0
+    at: int = 0
+    path: str = "/generate"
+    struck: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Request(NamedTuple):
     method: str
     target: str
     headers: Mapping[str, str]
     body: bytes
 
-    @property
-    def answer(self) -> str | None:
-        """The answer that it decodes for."""
-        return self.headers.get(ROUTING_KEY.lower())
 
-
-@dataclass
 class FaultProxy:
-    """Hands requests on to a server, and its replies back, but for those that are to be spoilt.
+    """Hands requests on to a server, and its replies back, but for one that is to be spoilt."""
 
-    Attributes:
-        target: The server's URL.
-        prompts: Of the answers, to know which of them a request encodes.
-        fault: What is to go wrong next.
-        requests: Requests that it could strike, since it was set.
-        closed_port: Where nothing listens, while the proxy does.
-    """
-
-    target: str
-    prompts: Sequence[str] = ()
-    fault: Fault | None = None
-    requests: int = 0
-    closed_port: int = 0
-    _client: httpx.AsyncClient = field(
-        default_factory=lambda: httpx.AsyncClient(
-            timeout=None, limits=httpx.Limits(keepalive_expiry=KEEPALIVE)
-        )
-    )
-    _connections: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._fault: Fault | None = None
+        self._seen = 0
+        self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=0))
+        self._connections: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncGenerator[str]:
         """Serve; the proxy's URL. In the end every connection breaks off, and nothing listens any more."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         host, port = server.sockets[0].getsockname()
-        with socket.socket() as closed:
-            closed.bind((host, 0))  # and never listens
-            self.closed_port = closed.getsockname()[1]
-            try:
-                yield f"http://{host}:{port}"
-            finally:
-                server.close()
-                for task in self._connections:
-                    task.cancel()
-                await asyncio.gather(*self._connections, return_exceptions=True)
-                await self._client.aclose()
+        try:
+            yield f"http://{host}:{port}"
+        finally:
+            server.close()
+            for task in self._connections:
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+            await self._client.aclose()
 
     def expect(self, fault: Fault | None) -> None:
         """Spoil this next."""
-        self.fault, self.requests = fault, 0
+        self._fault, self._seen = fault, 0
 
-    def due(self, request: Request, *, refused: bool = False) -> Fault | None:
-        """What strikes a request, if anything does; `refused` is for what decides before it is sent."""
-        fault = self.fault
-        if not fault or (fault.kind == "refused") != refused or not self._may_strike(fault, request):
+    def _due(self, request: _Request) -> Fault | None:
+        """The fault, if it is this request's."""
+        fault = self._fault
+        if not fault or request.target.partition("?")[0] != fault.path:
             return None
-        number, self.requests = self.requests, self.requests + 1
-        if number == fault.request:
-            fault.answer = request.answer
-        elif not (fault.lasting and number > fault.request and request.answer == fault.answer):
-            return None
-        if not fault.replies:
-            fault.strikes.set()
-        return fault
-
-    def _may_strike(self, fault: Fault, request: Request) -> bool:
-        path = request.target.partition("?")[0]
-        prompt = self.prompts[fault.victim].encode() if fault.path == "/tokenize" else b""
-        return path == fault.path and prompt[:40] in request.body
+        self._seen += 1
+        return fault if self._seen == fault.request + 1 else None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -101,98 +86,81 @@ class FaultProxy:
         self._connections.add(task)
         try:
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                while request := await _read_request(reader):
-                    if not await self._answer_unless_left(request, reader, writer):
-                        break
+                request = await _read_request(reader)
+                answering = asyncio.create_task(self._answer(request, writer))
+                left = asyncio.create_task(reader.read(1))  # nothing comes before the client leaves
+                try:
+                    await asyncio.wait((answering, left), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    answering.cancel()
+                    left.cancel()
+                    await asyncio.gather(answering, left, return_exceptions=True)
         finally:
             writer.close()
             self._connections.discard(task)
 
-    async def _answer_unless_left(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bool:
-        """Whether the connection can be used again."""
-        answering = asyncio.create_task(self._answer(request, writer))
-        left = asyncio.create_task(reader.read(1))  # a client sends no second request before
-        try:
-            await asyncio.wait((answering, left), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not answering.done():
-                answering.cancel()
-            left.cancel()
-            await asyncio.gather(answering, left, return_exceptions=True)
-        return not answering.cancelled() and answering.result()
-
-    async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> bool:
-        if fault := self.due(request):
+    async def _answer(self, request: _Request, writer: asyncio.StreamWriter) -> None:
+        """Reply on a connection that ends behind this request."""
+        fault = self._due(request)
+        if (fault and fault.kind in ("dropped", "html")) or (fault and fault.kind.startswith("status")):
+            fault.struck.set()
             if fault.kind == "dropped":
                 return _reset(writer)
-            if fault.kind.startswith("status"):
-                return await _send_whole(writer, int(fault.kind[7:]), b'{"error": {"message": "no"}}')
-            if fault.kind == "html":
-                return await _send_whole(writer, 200, b"<html>Welcome</html>", "text/html")
+            status = 200 if fault.kind == "html" else int(fault.kind.removeprefix("status "))
+            body = b"<html>Welcome</html>" if fault.kind == "html" else b'{"error": {"message": "no"}}'
+            writer.write(_head(status, "text/html" if fault.kind == "html" else "application/json") + body)
+            return await writer.drain()
+        passed = ("content-type", "authorization")
         sent = self._client.stream(
             request.method,
-            self.target + request.target,
+            self._target + request.target,
             content=request.body,
-            headers={name: value for name, value in request.headers.items() if name not in _HOP},
+            headers={name: value for name, value in request.headers.items() if name in passed},
         )
         async with sent as response:
-            kind = response.headers.get("content-type")
-            head = f"HTTP/1.1 {response.status_code} OK\r\ncontent-type: {kind}\r\n"
-            writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
-            async with aclosing(spoilt(response.aiter_bytes(), fault)) as chunks:
+            writer.write(_head(response.status_code, response.headers.get("content-type", "")))
+            async with aclosing(_spoilt(response.aiter_bytes(), fault)) as chunks:
                 async for chunk in chunks:
                     if chunk is None:
-                        assert fault
-                        return _reset(writer) if fault.kind == "reset" else False
-                    writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                        return _reset(writer)
+                    writer.write(chunk)
                     await writer.drain()
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        return True
 
 
-class Wire(httpx.AsyncHTTPTransport):
-    """What a client sends requests with: to a proxy; one that is to be refused, where nothing listens."""
+async def _spoilt(chunks: AsyncIterator[bytes], fault: Fault | None) -> AsyncGenerator[bytes | None, None]:
+    """The body of a reply as it is handed on; None: the connection is reset here."""
+    done = 0
+    async for chunk in chunks:
+        if fault is None or fault.struck.is_set() or done + len(chunk) <= fault.at:
+            yield chunk
+            done += len(chunk)
+            continue
+        before, rest = chunk[: fault.at - done], chunk[fault.at - done :]
+        yield before
+        fault.struck.set()
+        if fault.kind == "reset":
+            yield None
+        if fault.kind in ("reset", "cut"):
+            return
+        if fault.kind == "stalled":
+            await asyncio.Event().wait()
+        yield b"\x00\xff]}\n\ndata: {\xfe\n\n" + rest
 
-    def __init__(self, proxy: FaultProxy) -> None:
-        super().__init__(limits=httpx.Limits(keepalive_expiry=KEEPALIVE))
-        self._proxy = proxy
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        asked = Request(request.method, request.url.raw_path.decode(), request.headers, request.content)
-        if self._proxy.due(asked, refused=True):
-            request.url = request.url.copy_with(port=self._proxy.closed_port)
-        return await super().handle_async_request(request)
+def _head(status: int, kind: str) -> bytes:
+    return f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode()
 
 
-_HOP = {"host", "content-length", "connection", "accept-encoding"}
-
-
-async def _read_request(reader: asyncio.StreamReader) -> Request | None:
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
+async def _read_request(reader: asyncio.StreamReader) -> _Request:
+    head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")[:-2]
     method, target, _ = first.split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return Request(method, target, headers, await reader.readexactly(int(headers.get("content-length", 0))))
+    return _Request(method, target, headers, await reader.readexactly(int(headers.get("content-length", 0))))
 
 
-async def _send_whole(
-    writer: asyncio.StreamWriter, status: int, body: bytes, kind: str = "application/json"
-) -> bool:
-    head = f"HTTP/1.1 {status} No\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    await writer.drain()
-    return True
-
-
-def _reset(writer: asyncio.StreamWriter) -> bool:
+def _reset(writer: asyncio.StreamWriter) -> None:
     """Break the connection off without a farewell."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
-    return False

@@ -1,66 +1,92 @@
-"""The campaigns of `make torture`, for a second or two each."""
+"""The parts of `make torture`, for a second or two each, and what they found before."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import sys
+from types import FrameType
+from typing import Any
 
+import httpx
 import pytest
-from pasta_smol import require_pasta_smol
 
-from tests.torture.cancellation import break_off
-from tests.torture.corpus import replay
-from tests.torture.engines import LocalEngine
-from tests.torture.inputs import KINDS, generate, possible
-from tests.torture.lengths import scaling, steepest
-from tests.torture.measured import Plan, check_flat, slope
+from pasta_async import Client
+from pasta_async.lang import parse
+from pasta_async.server import create_app
+from pasta_async.testing import ScriptedBackend
+from tests.lang.test_hostile_texts import ENDLESS, REPEATED, hostile
+from tests.torture.cancellation import LocalEngine, break_off
+from tests.torture.inputs import KINDS, check_typed, generate, send
+from tests.torture.plan import Plan
 from tests.torture.soak import soak
 
 
 async def test_answers_that_are_broken_off_leave_nothing() -> None:
-    figures = await break_off(Plan(count=16), LocalEngine(), at_once=4)
-    assert figures["broken off"] > 8
+    outcomes = await break_off(Plan(count=16), LocalEngine(), at_once=4)
+    assert sum(count for way, count in outcomes.items() if way != "ended before") > 8
 
 
-def test_generated_inputs() -> None:
-    assert generate(Plan(count=1))["inputs"] == 1000 * len(possible())
-
-
-def test_typed_text_is_tried_with_the_tokenizer_of_pasta_smol_too() -> None:
-    require_pasta_smol()
-    assert possible() == (*KINDS,)
-
-
-def test_inputs_that_are_kept_are_tried_again() -> None:
-    assert replay() > 40
-
-
-def test_a_character_of_a_long_input_costs_no_more_than_one_of_a_short_one() -> None:
-    scaling(size=3000)
-
-
-def test_what_costs_more_with_every_character_is_found() -> None:
-    def square(text: str) -> None:
-        for _ in range(len(text) ** 2 // 1000):
-            pass
-
-    with pytest.raises(AssertionError, match="more than its share"):
-        steepest(square, {"any": ["x" * 2000, "x" * 20_000]})
+async def test_generated_inputs() -> None:
+    tried = await generate(Plan(count=5))
+    assert tried.keys() == {*KINDS, "body"}
 
 
 async def test_clients_that_come_and_go() -> None:
-    figures = await soak(Plan(count=40))
-    assert figures["streams that were complete"]
-    assert figures["file descriptors in the end"] <= figures["file descriptors, second half"][1]
+    assert (await soak(Plan(count=30)))["whole streams"]
 
 
-@pytest.mark.parametrize(("of", "is_"), [([], 0), ([(0, 5), (1, 9), (2, 3), (3, 5)], 2)])
-def test_the_slope_is_that_of_the_second_half(of: list[tuple[float, float]], is_: float) -> None:
-    assert slope(of) == is_
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<img src="x"/> and "/>',
+        '<promise topic="a" tokens="10"/>\ue000<as\ue000ync>x</async>\uf8ff<sync/>\u2063',
+        "<|im_<|im_end|>start|><|end|><|<|end|>|><|endoftext|></s><s>",
+        "<0x0A><0xE2>\u2581\U0001f30d\x00e\u0301\u00e9",
+    ],
+)
+def test_typed_text_that_was_once_read_otherwise(text: str) -> None:
+    check_typed(text)
 
 
-@pytest.mark.parametrize(("mib_an_answer", "leaks"), [(0.0, False), (0.0005, False), (0.01, True)])
-def test_memory_that_grows_with_every_answer_is_a_leak(mib_an_answer: float, leaks: bool) -> None:
-    points = [(answers, 400 + mib_an_answer * answers) for answers in range(0, 4000, 200)]
-    check_flat(points[:5])  # too few to tell
-    with pytest.raises(AssertionError) if leaks else nullcontext():
-        check_flat(points)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[" * 100_000,
+        b'{"model": "scripted", "prompt": %b}' % (b"1" * 100_000),
+        b'{"model": "\\ud800", "messages": [{"role": "user", "content": "\\udfff\xff"}]}',
+        b'{"model": "scripted", "prompt": "x", "temperature": NaN, "top_p": 1e400, "seed": -9}',
+        b'{"model": "scripted", "prompt": "x", "prompt": [], "__class__": 1}',
+        b"\xef\xbb\xbf{}",
+    ],
+    ids=range(7),
+)
+async def test_bodies_that_once_were_errors_of_the_server(body: bytes) -> None:
+    app = create_app(Client(ScriptedBackend("Fine.")))
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            await send(http, body)
+
+
+@pytest.mark.parametrize("kind", [*REPEATED, *ENDLESS])
+def test_a_character_of_a_long_text_costs_no_more_than_one_of_a_short_text(kind: str) -> None:
+    short, long = (_lines_run(hostile(kind, size)) for size in (500, 5000))
+    assert long <= 12 * short
+
+
+def _lines_run(text: str) -> int:
+    """Lines of Python that reading a text takes: a count of work that no other process disturbs."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        parse(text)
+    finally:
+        sys.settrace(before)
+    return lines
