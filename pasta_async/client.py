@@ -118,6 +118,24 @@ class Client:
         """
         return await self._connected(self.limits)
 
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
+
+        Raises:
+            InvalidRequestError: It is no text, or longer than the model or the limits take.
+            GenerationTimeoutError: It took longer than `Limits.timeout`.
+            BackendError: The backend cannot be used.
+
+        Cancelling it is safe.
+        """
+        check_json(text, "the text")
+        async with self._time_limit(self.limits):
+            model = await self.connect()
+            most = most_tokens(model, self.limits)
+            ids = await run_encoding(len(text), partial(model.tokenizer.encode, text, most))
+        check_length(ids, model, self.limits)
+        return ids
+
     async def _connected(self, limits: Limits) -> Model:
         self._check_loop()
         if self._model is None:
@@ -138,7 +156,7 @@ class Client:
             if self._loop.is_running():
                 raise InvalidStateError("this client is used by another event loop; make one for each")
             self._admission = Admission(self.limits.client_threads, self._backend.load, self._clock)
-            self._connecting = SingleFlight()
+            self._connecting = SingleFlight[Model]()
         self._loop = loop
 
     @listing_options

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from reprlib import Repr
-from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypedDict, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -75,6 +75,16 @@ class Options(BaseModel):
         return "a secret" if "key" in str(path[0]) else _shown.repr(value)
 
 
+if TYPE_CHECKING:
+    StopTexts = str | Sequence[str]
+else:
+    StopTexts = Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP)], ...],
+        Field(max_length=MAX_STOPS),
+        BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop),
+    ]
+
+
 class Sampling(Options):
     """How the next token is chosen, and where the answer ends. Unknown fields are refused."""
 
@@ -97,13 +107,9 @@ class Sampling(Options):
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Seed of the answer; every thread derives its own from it. An answer with a seed keeps its tags whatever
     the load, so that it repeats."""
-    stop: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP)], ...],
-        Field(max_length=MAX_STOPS),
-        BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop),
-    ] = ()
-    """Texts that end the answer when they appear in its visible text: at most 64, of at most 1,000
-    characters each."""
+    stop: StopTexts = ()
+    """Texts that end the answer when they appear in its visible text: one, or up to 64, of at most 1,000
+    characters each. It is read as a tuple."""
     max_tokens: int = Field(default=16_384, ge=1)
     """Tokens of the whole answer, tags counted, in document order: main's up to a promise, its chunk's,
     main's behind it. It is cut where the same answer in sequence would be; one that fits is never shortened.

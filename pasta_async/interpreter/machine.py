@@ -55,7 +55,7 @@ class Machine:
         self.start: AnswerStart = start
         self._tags = tags
         self._listen = listen
-        self._visible = Visible(start.sampling.stop, start.sampling.max_tokens)
+        self._visible = Visible(tuple(start.sampling.stop), start.sampling.max_tokens)
         self.main: Thread = Thread(0, Reader(model.tokenizer, tags, main=True, thinking=thinking), opened=0.0)
         self.threads: list[Thread] = [self.main]
         self._chunk_lanes: dict[int, Lane] = {}
@@ -230,7 +230,7 @@ class Machine:
                 self._close(thread, "stop", reading.closed_by, now)
             elif isinstance(reading, lang.Promise):
                 self._open(reading, now)
-            elif isinstance(reading, lang.Sync):
+            else:  # a sync that joins promises
                 self.main.state = "joining"
                 self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
 

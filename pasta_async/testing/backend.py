@@ -305,8 +305,10 @@ class ScriptedBackend:
                 yield Piece(passage[start:end])
             return
         for start, end in _spans(count, size):
-            last = (finish_reason, len(request.ids), play.cached_tokens) if end == count else ()
-            yield Piece(passage[start:end], *last)
+            piece = Piece(passage[start:end])
+            if end == count:
+                piece = Piece(piece.ids, finish_reason, len(request.ids), play.cached_tokens)
+            yield piece
 
 
 def _spans(count: int, size: int) -> Iterator[tuple[int, int]]:

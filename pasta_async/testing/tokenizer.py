@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.tokenizer import Tokenizer
@@ -58,15 +58,15 @@ def word_tokenizer(texts: Iterable[str], *, tags: bool = True) -> Tokenizer:
 def _word_tokenizer(words: tuple[str, ...], tags: bool) -> Tokenizer:
     from tokenizers import pre_tokenizers
 
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    spelled = [byte_level.pre_tokenize_str(word)[0][0] for word in words]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_level: Any = cast("Any", pre_tokenizers).ByteLevel(add_prefix_space=False, use_regex=False)
+    spelled: list[str] = [byte_level.pre_tokenize_str(word)[0][0] for word in words]
+    alphabet: list[str] = sorted(byte_level.alphabet())
     # The likeliest way to cut a word is the one with the fewest tokens, and whole words before bytes.
-    vocab = [[character, -10.0] for character in alphabet]
+    vocab: list[list[Any]] = [[character, -10.0] for character in alphabet]
     vocab += [[word, -1.0] for word in spelled if len(word) > 1]
     by_words = {"type": "Split", "pattern": {"Regex": _WORD}, "behavior": "Isolated", "invert": False}
     by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    vocabulary = {
+    vocabulary: dict[str, Any] = {
         "version": "1.0",
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [by_words, by_bytes]},

@@ -200,6 +200,14 @@ def test_options_of_a_backend(backend: Any, options: dict[str, Any]) -> None:
         Client(backend, **options)
 
 
+@pytest.mark.parametrize("text", ["half a pair: \ud83c", "Why? " * 10], ids=["no text", "too long"])
+async def test_a_text_to_encode(text: str) -> None:
+    async with Client(ScriptedBackend("Because."), limits=Limits(prompt_tokens=20)) as client:
+        assert len(await client.encode("Why?")) == 4
+        with pytest.raises(InvalidRequestError):
+            await client.encode(text)
+
+
 async def test_a_path_that_is_too_long() -> None:
     with pytest.raises(PastaError):
         await generate("Why?", backend="local:/" + "x" * 5000)
