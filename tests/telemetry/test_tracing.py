@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from samples import DOCUMENT
 
-from pasta_async import Client, Limits, ThreadFailedError, ThreadStarted
+from pasta_async import Client, ThreadFailedError, ThreadStarted
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
 from pasta_async.testing import Fault, ScriptedBackend
@@ -60,39 +60,34 @@ async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> N
     assert answer.parent is None
     assert answer.instrumentation_scope and answer.instrumentation_scope.schema_url == SCHEMA_URL
     fields = attributes(answer)
-    assert fields["gen_ai.operation.name"] == "chat"
-    assert fields["gen_ai.request.model"] == "scripted"
     assert fields["gen_ai.usage.input_tokens"] == generation.usage.prompt_tokens
     assert fields["gen_ai.usage.output_tokens"] == generation.usage.completion_tokens
     assert fields["gen_ai.response.finish_reasons"] == ("stop",)
     assert fields["pasta.critical_path"] == generation.critical_path
-    threads = traces.children(answer, "pasta.thread")
-    assert sorted(attributes(span)["pasta.thread"] for span in threads) == [0, 1, 2]
-    for span in threads:
-        number: int = attributes(span)["pasta.thread"]
-        record = generation.threads[number]
+    threads = sorted(
+        traces.children(answer, "pasta.thread"), key=lambda span: attributes(span)["pasta.thread"]
+    )
+    for span, record in zip(threads, generation.threads, strict=True):
         assert attributes(span)["pasta.tokens"] == record.tokens
         requests = traces.children(span, "text_completion scripted")
-        assert [request.kind for request in requests] == [SpanKind.CLIENT] * len(record.requests)
         for request, kept in zip(requests, record.requests, strict=True):
+            assert request.kind == SpanKind.CLIENT
             assert attributes(request)["gen_ai.usage.input_tokens"] == kept.prompt_tokens
             assert attributes(request)["gen_ai.usage.output_tokens"] == kept.completion_tokens
             assert attributes(request)["gen_ai.usage.cache_read.input_tokens"] == kept.cached_tokens
-    assert len({context(span).trace_id for span in traces.exporter.get_finished_spans()}) == 1
+            assert answer.start_time and request.start_time and request.end_time and answer.end_time
+            assert answer.start_time <= request.start_time <= request.end_time <= answer.end_time
     everything = " ".join(span.to_json() for span in traces.exporter.get_finished_spans())
     assert "secret" not in everything and "chunks" not in everything and '"one"' not in everything
 
 
 async def test_answers_side_by_side_keep_their_own_parents(traces: Traces) -> None:
-    client = Client(
-        ScriptedBackend(DOCUMENT), limits=Limits(max_threads=2), observers=[Tracing(traces.provider)]
-    )
+    client = Client(ScriptedBackend(DOCUMENT), observers=[Tracing(traces.provider)])
     tracer = traces.provider.get_tracer("test")
 
     async def ask(name: str) -> None:
         with tracer.start_as_current_span(f"caller {name}"):
-            async with client.stream(name) as stream:
-                await stream.result()
+            await client.generate(name)
 
     await asyncio.gather(*map(ask, "abcd"))
     callers = traces.spans("caller")
