@@ -20,10 +20,8 @@ try:
 except ModuleNotFoundError as _error:
     raise missing_extra("telemetry.metrics", "metrics", _error) from _error
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
-_WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_RATIOS = (0.75, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7.5, 10)
-_THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+"""Upper bounds of the histograms' buckets, in seconds."""
 
 _COUNTERS: tuple[tuple[str, ...], ...] = (
     ("answers", "Answers that ended, by how.", "finish_reason"),
@@ -47,12 +45,9 @@ _GAUGES = (
     ("threads_waiting", "Threads that wait for a slot, for room on the engine, or for their reader."),
 )
 _HISTOGRAMS = (
-    ("answer_duration_seconds", "From the beginning of an answer to its end.", _SECONDS),
-    ("time_to_first_token_seconds", "From the beginning of an answer to its first token.", _SECONDS),
-    ("text_speedup_ratio", "Tokens of an answer's text over its critical path.", _RATIOS),
-    ("answer_threads", "Threads of an answer, the main thread counted.", _THREADS),
-    ("thread_wait_seconds", "From when a thread asks for a slot until it has one.", _WAITS),
-    ("chunk_time_to_first_token_seconds", "From a promise to its chunk's first token.", _SECONDS),
+    ("answer_duration_seconds", "From the beginning of an answer to its end."),
+    ("time_to_first_token_seconds", "From the beginning of an answer to its first token."),
+    ("thread_wait_seconds", "From when a thread asks for a slot until it has one."),
 )
 
 
@@ -75,8 +70,8 @@ class Metrics:
             name: Gauge(f"pasta_{name}", text, model, registry=registry) for name, text in _GAUGES
         }
         self.histograms: dict[str, Histogram] = {
-            name: Histogram(f"pasta_{name}", text, model, buckets=buckets, registry=registry)
-            for name, text, buckets in _HISTOGRAMS
+            name: Histogram(f"pasta_{name}", text, model, buckets=_BUCKETS, registry=registry)
+            for name, text in _HISTOGRAMS
         }
 
     def answer(self, start: AnswerStart) -> AnswerObserver:
@@ -115,9 +110,6 @@ class _AnswerMetrics(AnswerObserver):
         self._observe("answer_duration_seconds", seconds)
         if generation:
             self._count_generation(generation)
-        if generation and not error:
-            self._observe("text_speedup_ratio", generation.text_speedup)
-            self._observe("answer_threads", len(generation.threads))
 
     def _count_generation(self, generation: Generation) -> None:
         self._count("answer_widths", 1, generation.width)
@@ -126,6 +118,8 @@ class _AnswerMetrics(AnswerObserver):
         self._count("prefilled_tokens", generation.usage.prefilled_tokens)
         self._count("text_tokens", generation.text_tokens)
         self._count("critical_path_tokens", generation.critical_path)
+        if (first_token := generation.threads[0].first_token) is not None:
+            self._observe("time_to_first_token_seconds", first_token)
         for diagnostic in generation.diagnostics:
             self._count("diagnostics", 1, diagnostic.code)
         for thread in generation.threads:
@@ -134,9 +128,6 @@ class _AnswerMetrics(AnswerObserver):
             self._count("generation_tokens", thread.tokens, kind)
             for request in thread.requests:
                 self._count("requests", 1, request.finish_reason or "abort")
-            if thread.first_token is not None:
-                name = "chunk_time_to_first_token_seconds" if thread.thread else "time_to_first_token_seconds"
-                self._observe(name, thread.first_token - thread.opened)
 
     def _count(self, name: str, amount: float, *labels: str) -> None:
         self._metrics.counters[name].labels(self._model, *labels).inc(amount)
