@@ -59,8 +59,8 @@ class Client:
         backend: `local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path`
             (one started here); or a `Backend`, which is then not closed here.
             None: `PASTA_BACKEND`, or `local:`.
-        limits: What is not set in them comes from the environment (`PASTA_TIMEOUT`), or is the default.
-        clock: What time-outs are measured on; tests pass a `VirtualClock`.
+        limits: Fields that are not set come from the environment (`PASTA_TIMEOUT`), or are the defaults.
+        clock: Measures time-outs; tests pass a `VirtualClock`.
         observers: Are told what its answers do: `pasta_async.telemetry` has metrics, traces and logs.
         options: Of the backend that is opened: `api_key`, `tokenizer`, `device` and so on.
 
@@ -183,7 +183,7 @@ class Client:
 
     @listing_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
-        """The same as `generate`, watched: `async with client.stream(...) as s: async for event in s: ...`.
+        """Watch an answer: `async with client.stream(...) as s: async for event in s: ...`.
 
         Args and errors are those of `generate`; bad values are refused by this call, the rest comes from the
         stream. Leaving the block ends every thread and aborts every request that is still open.
@@ -191,7 +191,7 @@ class Client:
         return AnswerStream(partial(self._answer, self._start(prompt, options, streamed=True)))
 
     def _start(self, prompt: Prompt, options: AnswerOptions, *, streamed: bool) -> AnswerStart:
-        """What was asked for, checked but for the prompt."""
+        """The options of an answer, checked but for its prompt."""
         given: dict[str, Any] = {**options}
         if unknown := sorted(given.keys() - AnswerOptions.__optional_keys__):
             raise InvalidRequestError(f"an answer has no option {unknown[0]!r}; see AnswerOptions")
@@ -263,7 +263,7 @@ class Client:
         slots: AnswerSlots,
         emit: Emit | None,
     ) -> Runner:
-        """What decodes a prepared answer."""
+        """The runner of a prepared answer."""
         end = prepared.model.tokenizer.decode(prepared.ids[-_END:])
         machine = Machine(
             prepared.model,
@@ -311,14 +311,14 @@ def _check_parts(clock: object, observers: object) -> None:
     if not isinstance(clock, Clock):
         raise InvalidRequestError(f"clock needs to be a `Clock`; got {clock!r:.80}")
     listed = cast("Sequence[object]", observers) if isinstance(observers, Sequence) else [None]
-    if not all(isinstance(one, Observer) for one in listed):
+    if not all(isinstance(observer, Observer) for observer in listed):
         raise InvalidRequestError(f"observers need to be a list of `Observer`s; got {observers!r:.80}")
 
 
 def _open(
     backend: object, settings: Settings, limits: Limits, options: BackendOptions
 ) -> tuple[Backend, bool]:
-    """The backend, and whether it was opened here and so has to be closed here."""
+    """The backend, and True if it was opened here and so has to be closed here."""
     if backend is not None and not isinstance(backend, str):
         if not isinstance(backend, Backend):
             raise InvalidRequestError(f"a backend is named by a string, or is a Backend; got {backend!r}")

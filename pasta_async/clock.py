@@ -16,7 +16,7 @@ from anyio import CancelScope
 
 @runtime_checkable
 class Clock(Protocol):
-    """What waits is given one of these."""
+    """A way to read the time and to wait."""
 
     def time(self) -> float:
         """Seconds since some fixed moment."""

@@ -85,7 +85,7 @@ class BackendError(PastaError):
     """A backend could not do what it was asked to."""
 
     retryable: bool = False
-    """Whether sending the same request again may succeed."""
+    """True if sending the same request again may succeed."""
 
 
 class BackendTransportError(BackendError):

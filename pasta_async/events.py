@@ -1,4 +1,4 @@
-"""What happens while an answer is decoded: one discriminated union, told apart by `type`.
+"""Events of an answer while it is decoded: one discriminated union, told apart by `type`.
 
 Thread 0 is the main thread, thread k decodes the k-th promise's chunk. Times are seconds since the answer
 began.
@@ -102,7 +102,7 @@ class ThreadDone:
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """What an event tells of an error."""
+    """An error, in an event."""
 
     type: str
     """The name of its class."""

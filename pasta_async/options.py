@@ -1,6 +1,6 @@
-"""What users set: sampling, limits, the options of an answer, and all that the environment says.
+"""Options: sampling, limits, those of an answer, and the settings of the environment.
 
-The models' complaints belong to the library's own error tree.
+A bad value raises an error of the library's own tree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pasta_async.errors import InvalidRequestError
 
 Parallel = Literal["always", "auto", "never"]
-"""How parallel an answer may be: whatever the load, by the load, or one thread at a time."""
+"""The width of an answer: full whatever the load, by the load, or one thread at a time."""
 
 MIN_PENALTY = 0.01
 """Of a repetition penalty: logits divided by less than this could leave the range of their numbers."""
@@ -42,12 +42,12 @@ class Options(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            found = (
+            complaints = (
                 f"{self._field_label(e['loc'])}: {e['msg']} (got {self._shown_value(e['loc'], e['input'])})"
                 for e in error.errors(include_url=False)
             )
             # The cause would show every value again, those of keys too.
-            raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(found)}") from None
+            raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(complaints)}") from None
 
     @classmethod
     def of(cls, value: Self | Mapping[str, Any] | None) -> Self:
@@ -86,7 +86,7 @@ else:
 
 
 class Sampling(Options):
-    """How the next token is chosen, and where the answer ends. Unknown fields are refused."""
+    """The choice of the next token, and the end of the answer. Unknown fields are refused."""
 
     temperature: Annotated[
         float,
@@ -117,7 +117,7 @@ class Sampling(Options):
 
 
 class Limits(Options):
-    """How much an answer, and the client it runs on, may take. Unknown fields are refused.
+    """Limits of an answer, and of the client it runs on. Unknown fields are refused.
 
     Threads above a limit queue; they are never dropped, and what they write does not depend on when they run.
     The length of an answer is limited by `Sampling.max_tokens`.
@@ -139,8 +139,8 @@ class Limits(Options):
     """Seconds for the whole answer: connecting (and loading a local model, unless `Client.connect` did that
     before), waiting for its turn, encoding, decoding, retries. None: no limit."""
     retries: int = Field(default=2, ge=0, le=100)
-    """How often a request is sent again that failed before its first token, in a way that may pass: within
-    0.25 s, twice that with each try, or when the server said. Connecting and encoding likewise.
+    """Number of times that a request is sent again if it failed before its first token, in a way that may
+    pass: within 0.25 s, twice that with each try, or when the server said. Connecting and encoding likewise.
     Time-outs are final."""
     on_failure: Literal["fail", "sequence"] = "fail"
     """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""
@@ -157,7 +157,7 @@ class Limits(Options):
 
 
 class AnswerOptions(TypedDict, total=False):
-    """What may be said by name beside the prompt, wherever an answer is asked for.
+    """Options of an answer, given by name beside the prompt.
 
     The fields of `Sampling` can be given directly; they are laid over `sampling`. None leaves one as it is.
     """
@@ -197,17 +197,17 @@ _NOT_NONE = {"baseline": False, "parallel": "auto", "whole_chunks": False}
 def listing_options(function: _Function) -> _Function:
     """Have the signature of what takes `AnswerOptions` list them, for `help` and for completion."""
     known = signature(function)
-    *own, _ = known.parameters.values()
+    *first, _ = known.parameters.values()
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=_NOT_NONE.get(name), annotation=hint.__forward_arg__)
         for name, hint in AnswerOptions.__annotations__.items()
     ]
-    vars(function)["__signature__"] = known.replace(parameters=[*own, *options])
+    vars(function)["__signature__"] = known.replace(parameters=[*first, *options])
     return function
 
 
 class Settings(Limits, BaseSettings):
-    """What holds where the code says nothing, limits and all; each field is read from `PASTA_<NAME>`."""
+    """Defaults from the environment, limits among them: each field is read from `PASTA_<NAME>`."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(  # pyright: ignore[reportIncompatibleVariableOverride]
         env_prefix="PASTA_", frozen=True

@@ -1,4 +1,4 @@
-"""What the interpreter asks of a backend: token ids in, token ids out.
+"""The protocol between the interpreter and a backend: token ids in, token ids out.
 
 Text is made in the client, by the model's `Tokenizer`. Only ids cross this border, because a fork must be a
 token prefix of its parent, or the prefix cache misses.
@@ -69,7 +69,7 @@ class DecodeRequest:
     grammar: TagGrammar | None = None
     """Which tags may come next at each choice, for a trained model's answer with tags. A hint as well."""
     stream: bool = True
-    """Whether somebody watches: if not, the output may come in one piece."""
+    """False if nobody watches: the output may then come in one piece."""
     headers: Mapping[str, str] | None = None
     """Headers that an observer wants sent along, a trace context for instance; for backends over HTTP."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -113,7 +113,7 @@ class Backend(Protocol):
         ...
 
     async def load(self) -> EngineLoad | None:
-        """How busy the engine is; None if it does not tell: then the client counts its own requests.
+        """Read the engine's load; None if it does not tell: then the client counts its own requests.
 
         It is asked when an answer starts, at each promise, and twice a second while threads wait for room, so
         a backend that asks a server does that a few times a second at most.

@@ -1,4 +1,4 @@
-"""What an answer is when it is done: text, document, threads, usage, timeline."""
+"""The result of an answer: text, document, threads, usage, timeline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 """
 
 Width = Literal["full", "limited", "one", "plain"]
-"""How parallel an answer was decoded.
+"""The width at which an answer was decoded.
 
 * `full`: nothing but `Limits` held its threads back.
 * `limited`: threads of it waited for room on the engine, or for slots of the client.
@@ -77,12 +77,12 @@ class ThreadRecord(_Record):
     ended: float | None
     finish_reason: FinishReason
     closed_by: ClosedBy | None
-    """What ended the chunk; None for the main thread."""
+    """The end of the chunk; None for the main thread."""
     requests: tuple[RequestRecord, ...]
 
     @property
     def was_cut(self) -> bool:
-        """Whether something else than the thread itself ended its chunk."""
+        """True if something else than the thread itself ended its chunk."""
         return self.closed_by in ("budget", "interrupted")
 
 
@@ -114,11 +114,11 @@ class Generation(_Record):
     """A finished answer, or the part of it that an error left."""
 
     text: str
-    """What a reader sees."""
+    """The visible text."""
     reasoning: str = ""
-    """What stood in a thinking block in front of the answer; it is in neither `text` nor `document`."""
+    """Text of a thinking block in front of the answer; it is in neither `text` nor `document`."""
     document: InstanceOf[Document]
-    """What the model wrote; `document.format()` is the written form."""
+    """The answer with its tags; `document.format()` is the written form."""
     threads: tuple[ThreadRecord, ...]
     """The main thread and one for each promise, in document order."""
     usage: Usage
@@ -135,7 +135,7 @@ class Generation(_Record):
     timeline: tuple[Span, ...]
     width: Width = "full"
     notes: tuple[str, ...] = ()
-    """What the backend could not honour, a seed for instance; why it was not decoded at full width."""
+    """Remarks: an option that the backend could not honour, a seed for instance; a reason for less width."""
 
     @classmethod
     def empty(cls) -> Self:
@@ -161,11 +161,11 @@ class Generation(_Record):
             return cast("Any", data)
         given = {**cast("dict[str, Any]", data)}
         given.pop("text_speedup", None)
-        found = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
-        return {**given, "document": Document(read_document(given["document"]).nodes, found)}
+        diagnostics = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
+        return {**given, "document": Document(read_document(given["document"]).nodes, diagnostics)}
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """What a notebook shows: the text and a few figures, not every record."""
+        """Show the text and a few figures in a notebook, not every record."""
         yield from ((name, getattr(self, name)) for name in ("text", "finish_reason", "critical_path"))
         yield "threads", len(self.threads)
 
@@ -182,13 +182,14 @@ class Generation(_Record):
     @computed_field
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """What was not well-formed in what the model wrote."""
+        """Places where the model's tags were not well-formed."""
         return self.document.diagnostics
 
     @property
     def well_formed(self) -> bool:
-        """Whether it ended by itself, with nothing to say of its tags but advice about style."""
-        return self.finish_reason == "stop" and STYLE_CODES.issuperset(one.code for one in self.diagnostics)
+        """True if it ended by itself, with no diagnostic but advice about style."""
+        codes = {diagnostic.code for diagnostic in self.diagnostics}
+        return self.finish_reason == "stop" and codes <= STYLE_CODES
 
     def theoretical_speedup(self, baseline: Generation) -> float:
         """Tokens in sequence / critical path (paper, section 4), where tags are counted.

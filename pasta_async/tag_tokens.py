@@ -33,7 +33,7 @@ class TagIds(NamedTuple):
 
 
 class TagRule(NamedTuple):
-    """What may not be chosen next."""
+    """Ids that may not be chosen next."""
 
     excluded: tuple[int, ...] | None
     """Ids; None for all but `instead`."""
@@ -44,15 +44,15 @@ class TagRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TagGrammar:
-    """What decides which tags a request of a trained model may write, beside those it may nowhere."""
+    """Rules for the tags of one request, beside the tags that it may write nowhere."""
 
     tags: TagIds
     end_ids: tuple[int, ...]
     """End-of-text ids."""
     chunk: bool
-    """Whether a thread is decoded; else main is."""
+    """True for a chunk's thread, False for main."""
     open: bool = False
-    """Of main: whether there are promises to join."""
+    """For main: True if there are promises to join."""
 
     def begin(self, context: Sequence[int]) -> TagState:
         """Follow a request from the end of its context, which may be inside a tag."""
@@ -81,7 +81,7 @@ class TagState:
 
     @property
     def rule(self) -> TagRule:
-        """What holds for the next token."""
+        """The rule for the next token."""
         if self._chunk:
             return self._chunk
         if self._inside is None:

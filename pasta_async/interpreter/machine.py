@@ -110,7 +110,7 @@ class Machine:
         return TagGrammar(self._tags, self.model.end_ids, chunk=number > 0, open=bool(self._budget.round))
 
     def wants(self, number: int) -> bool:
-        """Whether a request of this thread is to be sent (again)."""
+        """True if a request of this thread is to be sent (again)."""
         return self.threads[number].state == "open"
 
     def begin_request(self, number: int, prompt_tokens: int, now: float) -> None:
@@ -217,10 +217,10 @@ class Machine:
             self._stops_idly = True
 
     def _act(self, thread: Thread, readings: Sequence[lang.Reading | ReasoningRead], now: float) -> None:
-        found = thread.reader.parser.diagnostics
-        if self._listen and len(found) > thread.reported:
+        diagnostics = thread.reader.parser.diagnostics
+        if self._listen and len(diagnostics) > thread.reported:
             self.events += map(ev.DiagnosticFound, diagnostics_since(thread, thread.reported))
-            thread.reported = len(found)
+            thread.reported = len(diagnostics)
         for reading in readings:
             if isinstance(reading, str):
                 self._write(thread, reading)

@@ -22,7 +22,7 @@ class ThinkingFilter:
     def __init__(self, *, inside: bool = False) -> None:
         self.inside: bool = inside
         self.passed: bool = False
-        """Whether no block can come any more: the filter is to be left out."""
+        """True once no block can come any more: the filter is to be left out."""
         self._held: str = ""  # may yet turn out to be a marker
 
     def split(self, text: str) -> tuple[str, str]:

@@ -182,7 +182,7 @@ class Runner:
                         return  # taken up again when main waits for it
 
     async def _degrade(self, number: int, error: BackendError) -> bool:
-        """Whether a thread that failed is taken up once more where it broke off."""
+        """Note a failure; returns True if the thread is taken up once more where it broke off."""
         again = self._limits.on_failure == "sequence" and number not in self._failed
         self.machine.fail(number, error, "sequence" if again else "fail")
         self._failed[number] = error

@@ -22,7 +22,7 @@ class Thread:
     opened: float
     promise: Promise | None = None
     closed_by: ClosedBy | None = None
-    """What ended the chunk; None for main."""
+    """The end of the chunk; None for main."""
     state: Literal["open", "joining", "done"] = "open"
     finish_reason: FinishReason = "abort"
     cap: int = 0
@@ -75,7 +75,7 @@ class Thread:
             self.cached = piece.cached_tokens
 
     def stopped_where_asked(self) -> bool:
-        """Whether the request under way has come to one of its stop ids."""
+        """True if the request under way has come to one of its stop ids."""
         return self.tokens > self.before and self.reader.ids[-1] in self.stop_ids
 
     def record(self, text: str) -> ThreadRecord:
@@ -148,19 +148,19 @@ class TokenBudget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether `Limits.total_tokens` is used up."""
+        """True if `Limits.total_tokens` is used up."""
         return self._total_left() <= 0
 
     @property
     def reached(self) -> bool:
-        """Whether so much was generated that some thread may be at the end of the answer.
+        """True if so much was generated that some thread may be at the end of the answer.
 
         No more can be known to stand in the document than was generated, so before that nothing is counted.
         """
         return self.generated >= self._bound
 
     def allows(self, thread: Thread, tokens: int) -> bool:
-        """Whether a thread may generate `tokens` more, as far as is known now."""
+        """True if a thread may generate `tokens` more, as far as is known now."""
         # The chunk's own cap holds whatever the others did.
         if thread.kept + tokens > thread.cap:
             return False
@@ -181,7 +181,7 @@ class TokenBudget:
         return min(left, self._total_left())
 
     def at_the_end(self, thread: Thread) -> bool:
-        """Whether the answer's last token, rather than a chunk's cap, ends this thread."""
+        """True if the answer's last token, rather than a chunk's cap, ends this thread."""
         return thread.number == 0 or (thread.kept < thread.cap and self._left_of_chunk(thread) <= 0)
 
     def behind(self) -> Iterator[Thread]:

@@ -1,4 +1,4 @@
-"""What the threads wrote, in document order: the visible text as it grows, and the result in the end."""
+"""The threads' text in document order: visible as it grows, and the result in the end."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ class Visible:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop text was found."""
+        """True once a stop text was found."""
         return self.matched_stop is not None
 
     @property
     def ready(self) -> bool:
-        """Whether there may be something to take."""
+        """True if there may be something to take."""
         front = self._lanes[0]
         return front.done or bool(front.pending)
 
@@ -202,7 +202,7 @@ class Visible:
 
 @dataclass(slots=True, eq=False)
 class Transcript:
-    """What the threads wrote so far, where the answer ends in it, and the result that it makes."""
+    """Everything that the threads wrote so far, the end of the answer in it, and the result that it makes."""
 
     threads: list[Thread]
     """Main, then that of each promise."""
@@ -214,14 +214,15 @@ class Transcript:
     finish_reason: FinishReason = "abort"
     """Until it is over."""
     truncated: bool = False
-    """Whether what stands behind the answer's last token, or the stop text, was left out."""
+    """True once the text behind the answer's last token, or behind the stop text, was left out."""
 
     def document(self) -> Document:
         """The document, up to the stop text that ended it, if one did."""
         nodes = self._nodes()
         count = sum(isinstance(node, Promise) for node in nodes)
         kept = self.threads[: count + 1]
-        return Document(nodes, tuple(found for thread in kept for found in diagnostics_since(thread, 0)))
+        diagnostics = (diagnostic for thread in kept for diagnostic in diagnostics_since(thread, 0))
+        return Document(nodes, tuple(diagnostics))
 
     def text(self, number: int) -> str:
         """The text of a thread, up to the stop text."""
@@ -332,9 +333,9 @@ def _keep(thread: Thread, tokens: int) -> None:
 def diagnostics_since(thread: Thread, index: int) -> Iterator[Diagnostic]:
     """Diagnostics of a thread from the `index`-th on; that its cap cut a chunk is no fault of its text."""
     cut = thread.closed_by in ("budget", "interrupted")
-    for found in thread.reader.parser.diagnostics[index:]:
-        if not (cut and found.code is Code.ASYNC_UNCLOSED):
-            yield replace(found, thread=thread.number)
+    for diagnostic in thread.reader.parser.diagnostics[index:]:
+        if not (cut and diagnostic.code is Code.ASYNC_UNCLOSED):
+            yield replace(diagnostic, thread=thread.number)
 
 
 def _texts(nodes: Sequence[Node]) -> list[str]:

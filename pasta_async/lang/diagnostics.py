@@ -1,4 +1,4 @@
-"""What a reader of PASTA-LANG has to say about a text: stable codes, places, hints."""
+"""Diagnostics of PASTA-LANG: stable codes, places in the text, hints."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Code(StrEnum):
     """Stable names of what can be wrong. docs/language.md lists them with examples."""
 
     message: str
-    """What is wrong."""
+    """The fault, in words."""
     hint: str
-    """What to do about it."""
+    """The way to mend it."""
 
     def __new__(cls, name: str, message: str, hint: str) -> Self:
         """A name with what it says."""
@@ -66,12 +66,12 @@ class Diagnostic:
 
     @property
     def message(self) -> str:
-        """What is wrong."""
+        """The fault, in words."""
         return self.code.message
 
     @property
     def hint(self) -> str:
-        """What to do about it."""
+        """The way to mend it."""
         return self.code.hint
 
     def __str__(self) -> str:

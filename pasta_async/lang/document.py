@@ -55,7 +55,7 @@ TAG_START = rf"<(\\*+)(/?)(promise|async|sync)(?=[\s/>])({TAG_REST})"
 """Pattern of a tag up to its `>`; its groups are the backslashes, the slash, the name and the rest."""
 
 ClosedBy = Literal["writer", "nested", "budget", "end", "interrupted"]
-"""What ended a chunk: its `</async>`, a promise or sync that its thread wrote instead, its token cap, the end
+"""The end of a chunk: its `</async>`, a promise or sync that its thread wrote instead, its token cap, the end
 of the text, a failure or a cancellation."""
 
 _TAG = re.compile(f"{TAG_START}>")
@@ -173,7 +173,7 @@ class Promise:
 
     @property
     def text(self) -> str:
-        """What its chunk adds to the visible text, with the gap."""
+        """The visible text of its chunk, with the gap."""
         return self.gap + self.chunk.text if self.chunk else ""
 
     def format(self) -> str:
@@ -193,7 +193,7 @@ class Document:
 
     @property
     def text(self) -> str:
-        """What a reader sees: the written form with its tags removed."""
+        """The visible text: the written form with its tags removed."""
         return "".join(node.text for node in self.nodes)
 
     @property

@@ -54,7 +54,7 @@ class Tag(NamedTuple):
     source: str
     name: str
     closing: bool
-    """Whether it starts with `</`."""
+    """True if it starts with `</`."""
     rest: str
     """Text between the name and `>`."""
     place: Place

@@ -1,4 +1,4 @@
-"""What each thread sees and writes: the one rule of PASTA-LANG as code.
+"""Views: the context and the output of each thread, by the one rule of PASTA-LANG.
 
 A thread sees the document so far, minus the chunks that are not joined yet. The trainer's examples are made
 from these views; the interpreter's requests are built as it reads, and tests hold them equal.
@@ -35,9 +35,9 @@ class Segment:
     """A tag token, or a run of text between tags."""
 
     text: str
-    """As the model reads it: literal tags bare, since text is encoded as data."""
+    """Text for the tokenizer: literal tags are bare, since text is encoded as data."""
     is_tag: bool = False
-    """Whether this is one of `TAG_TOKENS`, to be encoded as its one id."""
+    """True for one of `TAG_TOKENS`, to be encoded as its one id."""
     start: int = field(default=-1, compare=False)
     """Where it begins in `Document.text`, in characters; -1 for what a reader does not see."""
 
@@ -51,9 +51,9 @@ class View:
     context: tuple[Segment, ...]
     """The answer so far (the prompt comes before it); what was forced is here."""
     target: tuple[Segment, ...]
-    """What the thread generated."""
+    """Everything that the thread generated."""
     ends_answer: bool = False
-    """Whether end-of-text follows the target, as the last thing that main generates."""
+    """True if end-of-text follows the target, as the last thing that main generates."""
 
 
 def views(document: Document) -> list[View]:

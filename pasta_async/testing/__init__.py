@@ -1,4 +1,4 @@
-"""What tests of your own code need: a scripted model, faults in it, a virtual clock.
+"""Tools for tests of your own code: a scripted model, faults in it, a virtual clock.
 
 `pasta_async.testing.fixtures` has them as a fixture for pytest.
 """

@@ -39,20 +39,20 @@ class Fault:
     thread: int
     """0 is the main thread, k the k-th promise."""
     after_tokens: int
-    """How many tokens the request has put out by then; one that ends sooner is not hit."""
+    """Tokens that the request has put out by then; one that ends sooner is not hit."""
     kind: Literal["fail", "stall", "cut", "garbage"] = "fail"
     """`fail` raises `error`; `stall` never says anything again; `cut` breaks the stream off, which raises a
     `BackendProtocolError`; `garbage` writes `text` there, then goes on."""
     times: int = 1
-    """How many of the thread's requests it is laid for, one after another."""
+    """Number of the thread's requests that it hits, one after another."""
     skip: int = 0
-    """How many of the thread's requests go by before that."""
+    """Number of the thread's requests that go by before that."""
     error: Exception | None = None
-    """What `fail` raises; a `BackendError` unless given."""
+    """The error that `fail` raises; a `BackendError` unless given."""
     retryable: bool = False
-    """Whether the `BackendError` says that trying again may help."""
+    """True if that `BackendError` says that trying again may help."""
     text: str = '" tokens="\ufffd"/>'
-    """What `garbage` writes."""
+    """The text that `garbage` writes; tags in it are meant as tags."""
 
     def make_error(self) -> Exception:
         """The exception that the request ends with."""
@@ -296,7 +296,7 @@ class ScriptedBackend:
         request = play.request
         limit = min(request.max_tokens, self._model.context_length - len(request.ids))
         ends = {*request.stop_ids, *self._model.end_ids}
-        count = next(place for place, token in enumerate(passage, 1) if token in ends)
+        count = next(number for number, token in enumerate(passage, 1) if token in ends)
         finish_reason: FinishReason = "stop" if count <= limit else "length"
         count = min(count, limit)
         size = self._piece if request.stream else count
@@ -362,7 +362,7 @@ class PrefixCache:
         self._known: _Known = {}
 
     def match(self, ids: Sequence[int]) -> int:
-        """How many of the first ids some sequence begins with."""
+        """Number of ids at the beginning that some sequence begins with."""
         known = self._known
         for count, token in enumerate(ids):
             if token not in known:

@@ -35,7 +35,7 @@ class VirtualClock:
 
     @property
     def sleepers(self) -> int:
-        """How many wait for a moment that will come."""
+        """Number of those that wait for a moment that will come."""
         return len(self._due)
 
     async def sleep(self, seconds: float) -> None:
@@ -86,7 +86,7 @@ class VirtualClock:
     def _advance(self) -> None:
         """Jump to the next sleeper and wake all that are due then."""
         self._now = min(self._due.values())
-        for future in [one for one, due in self._due.items() if due == self._now]:
+        for future in [future for future, due in self._due.items() if due == self._now]:
             del self._due[future]
             future.set_result(None)
 

@@ -55,7 +55,7 @@ def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Pas
 
 
 class AnswerState:
-    """What of one answer was asked for: decides which request gets what.
+    """The requests of one answer so far, which decide what the next one gets.
 
     A thread goes on in its passage if its context is that passage's with a part of it written. With any other
     context main goes on to its next passage (chunks were joined), and a chunk starts again.
