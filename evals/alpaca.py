@@ -1,13 +1,8 @@
-r"""AlpacaEval: how often a judge prefers the parallel answer to the sequential one.
+"""AlpacaEval: how often a judge prefers the parallel answer to the plain one; see `evals.quality --alpaca`.
 
-    python -m pasta_async.evals.answers --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
-        --max-tokens 2048 --out results/alpaca/answers.jsonl
-    python -m pasta_async.evals.alpaca results/alpaca/answers.jsonl \
-        --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
-
-AlpacaEval's own package writes the judge's prompts and flips the order of the answers, reads the
-log-probabilities, and fits its length-controlled model. The requests are the project's own, so that
-judgements are kept one by one. Nothing is fetched.
+AlpacaEval's own package writes the judge's prompts, flips the order of the answers, and fits its
+length-controlled model. Requests and the reading of replies are the project's own (`training.endpoint`), so
+that judgements are kept one by one, and one reader says what a reply means. Nothing is fetched.
 """
 
 # AlpacaEval, pandas and numpy leave their types open, and may be missing where this is checked.
@@ -21,7 +16,6 @@ import io
 import logging
 import math
 import os
-import platform
 import sys
 import warnings
 from collections import Counter
@@ -32,64 +26,95 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TextIO
 
-from pydantic import Field
-
-from pasta_async.cli.command import Command
 from pasta_async.errors import InvalidRequestError, PastaError
-from pasta_async.evals.answers import FORMS, Answer, theoretical
-from pasta_async.evals.instruments import Forms, InstrumentSettings, instrument
-from pasta_async.evals.records import grouped, markdown_table, write_rows
+from pasta_async.evals.answers import FORMS, Answer
+from pasta_async.evals.report import markdown_table, write_rows
+from pasta_async.evals.statistics import estimate
 from pasta_async.jobs import Journal
-from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
-from pasta_async.training.statistics import estimate, format_estimate
+from pasta_async.training.endpoint import NAMES, Comparer, Endpoint, EndpointSettings, collect, probability
 
-_BOOTSTRAP_SEED = 0
 _CONFIG = "weighted_alpaca_eval_gpt4_turbo"
 """AlpacaEval 2's own way to ask: one token, the probabilities of the two names."""
 _LENGTH_MODEL = "length_controlled_minimal"
+"""Without difficulties of prompts, which were fitted to other models' answers and another judge."""
 _FIELDS = ("max_tokens", "temperature", "logprobs", "top_logprobs")
-_PACKAGES = ("alpaca_eval", "openai", "scikit-learn", "pandas", "numpy", "patsy", "scipy")
+_PACKAGES = ("alpaca_eval", "openai", "scikit-learn", "pandas", "numpy", "scipy")
 
 
 class JudgeFailedError(PastaError):
     """Not every pair was judged. What was judged is kept, and the next run goes on from there."""
 
 
-class AlpacaSettings(InstrumentSettings, EndpointSettings):
-    """What is judged, by whom, and how."""
+def compare_forms(
+    forms: Mapping[str, Sequence[Answer]],
+    out: Path,
+    *,
+    judge: str,
+    judge_model: str,
+    settings: EndpointSettings,
+    allow_missing: int = 0,
+    bootstrap: int = 200,
+) -> dict[str, Any]:
+    """Judge parallel answers against plain ones, of the first pass, and write `judged.jsonl`.
 
-    judge: str = Field(description="base URL of an OpenAI-compatible server")
-    judge_model: str = Field(default="gpt-4-1106-preview", description="the model that judges")
-    allow_missing: int = Field(default=0, ge=0, description="pairs that may stay without a judgement")
-    bootstrap: int = Field(default=200, ge=0, description="fits of the length model, for its interval")
-    seed: int = Field(default=0, description="AlpacaEval's, for which answer is shown first")
-
-
-def judge(parallel: Sequence[Answer], plain: Sequence[Answer], settings: AlpacaSettings) -> dict[str, Any]:
-    """Judge the parallel answers against the plain ones; judgements in `out` are not asked for again.
-
-    The judge's key is read from the environment, and never written down.
+    Args:
+        forms: Answers by form, in one order.
+        out: Folder of the judgements; those that are there are not asked for again.
+        judge: Base URL of an OpenAI-compatible server.
+        judge_model: The model there.
+        settings: How requests are sent. The judge's key is read from the environment, never written down.
+        allow_missing: Pairs that may stay without a verdict.
+        bootstrap: Fits of the length model, for its interval.
 
     Returns:
-        The preference for parallel (0 to 1, None where it is missing) for each prompt, AlpacaEval's win
-        rates, its length-controlled model's with a 95% interval, versions.
+        Preferences for parallel (0 to 1, None where it is missing) in order of the prompts, win rates in
+        percent, AlpacaEval's own figures, the judge's configuration, versions.
 
     Raises:
-        JudgeFailedError: More pairs than `allow_missing` were not judged.
-        PastaError: The judge cannot be used at all.
+        JudgeFailedError: More pairs than `allow_missing` have no verdict.
+        PastaError: The judge or the answers cannot be used at all.
     """
-    settings.out.mkdir(parents=True, exist_ok=True)
-    with _alpaca_eval(settings.out / "judge.log") as terminal:
-        rows, config = _annotations({"baseline": plain, "parallel": parallel}, settings, terminal)
-        figures = _metrics(rows, settings.bootstrap)
-    preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in rows]
+    if find_spec("alpaca_eval") is None:
+        raise InvalidRequestError("--alpaca needs alpaca-eval: pip install 'pasta_async[evals]'")
+    plain, parallel = ([answer for answer in forms[form] if not answer.number] for form in FORMS)
+    text, count = Counter(answer.question for answer in plain).most_common(1)[0]
+    if count > 1:  # AlpacaEval tells prompts apart by their text
+        raise InvalidRequestError(
+            f"AlpacaEval compares a prompt once; this one is there {count} times: {text!r}"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    ask = (judge, judge_model, settings, out / "judgements.jsonl")
+    with _alpaca_eval(out / "judge.log") as terminal:
+        rows, config = _annotations(plain, parallel, ask, terminal)
+        preferences = [_preference(row["preference"]) for row in rows]
+        missing = preferences.count(None)
+        if missing > allow_missing or missing == len(rows):
+            raise JudgeFailedError(
+                f"{judge_model} left {missing} of {len(rows)} pairs without a verdict; {out}/judge.log says "
+                "why. The same command asks for these alone"
+            )
+        figures = _metrics(rows, bootstrap)
+    judged = zip(plain, preferences, strict=True)
+    write_rows(
+        out / "judged.jsonl", ({"instruction": one.question, "preference": value} for one, value in judged)
+    )
+    known = [100 * value for value in preferences if value is not None]
     return {
-        **figures,
+        "judge": {"url": judge, "model": judge_model, "config": config},
         "preferences": preferences,
-        "missing": preferences.count(None),
-        "judge_config": config,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "missing": missing,
+        "win rate": estimate(known, "arithmetic"),
+        **figures,
+        "length_control": _LENGTH_MODEL,
+        "characters": {form: fmean(len(one.text) for one in forms[form]) for form in FORMS},
+        "same_text": sum(a.text == b.text for a, b in zip(parallel, plain, strict=True)),
+        "versions": {name: version(name) for name in _PACKAGES},
     }
+
+
+def _preference(value: float | None) -> float | None:
+    """AlpacaEval's 1 to 2 as 0 to 1, for the parallel answer, which is its second."""
+    return None if value is None or math.isnan(value) else value - 1
 
 
 @contextlib.contextmanager
@@ -107,8 +132,11 @@ def _alpaca_eval(log: Path) -> Generator[TextIO]:
         yield terminal
 
 
+Ask = tuple[str, str, EndpointSettings, Path]
+
+
 def _annotations(
-    forms: Mapping[str, Sequence[Answer]], settings: AlpacaSettings, terminal: TextIO
+    plain: Sequence[Answer], parallel: Sequence[Answer], ask: Ask, terminal: TextIO
 ) -> tuple[list[Any], dict[str, Any]]:
     """The answers with AlpacaEval's preferences, in the order of the prompts, and its configuration."""
     from alpaca_eval import utils
@@ -117,50 +145,47 @@ def _annotations(
     def complete(prompts: Sequence[str], **kwargs: Any) -> dict[str, list[Any]]:
         messages = {prompt: utils.prompt_to_chatml(prompt.strip()) for prompt in prompts}
         with contextlib.redirect_stderr(terminal):  # it shows the progress
-            replies = asyncio.run(_ask(messages, {name: kwargs[name] for name in _FIELDS}, settings))
+            replies = asyncio.run(_ask(messages, {name: kwargs[name] for name in _FIELDS}, ask))
         completions = [_completion(replies.get(prompt)) for prompt in prompts]
         return {"completions": [one["text"] for one in completions], "completions_all": completions}
 
-    annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=settings.seed, caching_path=None)
-    one: Any = next(iter(annotator.annotators.values()))
-    one.fn_completions = complete
-    plain, parallel = (
-        [{"instruction": one.question, "output": one.text, "generator": name} for one in forms[name]]
-        for name in FORMS
-    )
-    rows: list[Any] = annotator.annotate_head2head(plain, parallel, chunksize=None)
-    if [row["instruction"] for row in rows] != [answer.question for answer in forms["baseline"]]:
+    annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=0, caching_path=None)
+    decoder: Any = next(iter(annotator.annotators.values()))
+    decoder.fn_completions = complete
+    outputs = [
+        [{"instruction": one.question, "output": one.text, "generator": one.method} for one in answers]
+        for answers in (plain, parallel)
+    ]
+    rows: list[Any] = annotator.annotate_head2head(*outputs, chunksize=None)
+    if [row["instruction"] for row in rows] != [answer.question for answer in plain]:
         raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
     (config,) = utils.load_configs(str(annotator.annotators_config)).values()
-    template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
+    template = hashlib.sha256(decoder.prompt_template.encode()).hexdigest()
     return rows, {**config, "prompt_template_sha256": template}
 
 
-async def _ask(
-    prompts: Mapping[str, Any], fields: dict[str, Any], settings: AlpacaSettings
-) -> dict[str, Mapping[str, float]]:
-    """The log-probabilities of the judge's replies, by prompt.
-
-    Raises:
-        JudgeFailedError: More of them are missing than may be.
-    """
-    with Journal(settings.out / "judgements.jsonl", {"judgements": "alpaca-eval"}) as journal:
-        async with Endpoint(settings.judge, settings.judge_model, settings, **fields) as endpoint:
+async def _ask(prompts: Mapping[str, Any], fields: dict[str, Any], ask: Ask) -> dict[str, float]:
+    """Probability that the first answer is better by the judge's reply, by prompt; the failures are told."""
+    judge, judge_model, settings, path = ask
+    with Journal(path, {"judgements": "alpaca-eval"}) as journal:
+        async with Endpoint(judge, judge_model, settings, **fields) as endpoint:
             comparer = Comparer(endpoint, journal)
             replies, reasons = await collect(
                 prompts, lambda prompt: comparer.logprobs(prompts[prompt]), settings.in_flight
             )
-    if len(reasons) > settings.allow_missing or not replies:
-        raise JudgeFailedError(
-            f"{settings.judge_model} left {len(reasons)} of {len(prompts)} pairs unjudged: "
-            f"{'; '.join(dict.fromkeys(reasons.values()))}. The same command asks for these alone"
-        )
-    return replies
+    for reason in dict.fromkeys(reasons.values()):
+        print(reason, file=sys.stderr)
+    return {prompt: probability(reply) for prompt, reply in replies.items()}
 
 
-def _completion(logprobs: Mapping[str, float] | None) -> dict[str, Any]:
-    """A reply as AlpacaEval's own client would return it."""
-    tokens = [{"token": token, "logprob": value} for token, value in (logprobs or {}).items()]
+def _completion(first: float | None) -> dict[str, Any]:
+    """A verdict in the form in which AlpacaEval's own client returns a reply; without one it has no text.
+
+    AlpacaEval's parser knows the names alone. It is given the verdict that was read, not the reply: a judge
+    may write a name with a space in front.
+    """
+    chances = {} if first is None else {NAMES[0]: first, NAMES[1]: 1 - first}
+    tokens = [{"token": name, "logprob": math.log(value)} for name, value in chances.items() if value > 0]
     return {"text": "name" if tokens else "", "logprobs": {"content": [{"top_logprobs": tokens}]}}
 
 
@@ -176,8 +201,7 @@ def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
     rates = {name: float(value) for name, value in metrics.get_winrate(annotations).items()}
     lengths = annotations["output_1"].str.len() - annotations["output_2"].str.len()
     if len(annotations) < 5 or not lengths.std() > 0:
-        reason = "it takes five prompts, and answers of different lengths"
-        return {"length_controlled_win_rate": {"reason": reason}, "alpaca_eval": rates}
+        return {"length-controlled win rate": None, "alpaca_eval": rates}
     columns = {"model": "none", "index": range(len(annotations)), "instruction_difficulty": 0.0}
     hub_file = pd.DataFrame(columns).to_csv(index=False)  # its model of difficulties is not used
     glm_winrate.hf_hub_download = lambda **_: io.StringIO(hub_file)
@@ -192,7 +216,7 @@ def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
         )
         return {name: float(fitted[name]) for name in ("length_controlled_winrate", "lc_standard_error")}
 
-    draw = np.random.default_rng(_BOOTSTRAP_SEED)
+    draw = np.random.default_rng(0)
     draws: list[float] = []
     for _ in range(bootstrap):
         some = annotations.iloc[draw.integers(len(annotations), size=len(annotations))]
@@ -201,80 +225,18 @@ def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
     fitted = fit(annotations)
     value = fitted["length_controlled_winrate"]
     low, high = map(float, np.quantile(draws or [value], [0.025, 0.975]))
-    controlled = {"value": value, "low": low, "high": high, "draws": len(draws)}
-    return {"length_controlled_win_rate": controlled, "alpaca_eval": {**rates, **fitted}}
-
-
-def _measure(settings: AlpacaSettings, forms: Forms) -> dict[str, Any]:
-    """Judge the first pass, and write `judged.jsonl`."""
-    if find_spec("alpaca_eval") is None:
-        raise InvalidRequestError("judging needs alpaca-eval: pip install 'pasta_async[evals]'")
-    plain, parallel = ([one for one in forms[form] if not one.number] for form in FORMS)
-    text, count = Counter(one.question for one in plain).most_common(1)[0]
-    if count > 1:  # AlpacaEval tells prompts apart by their text
-        raise InvalidRequestError(f"{settings.answers}: a prompt stands there {count} times: {text!r}")
-    judged = judge(parallel, plain, settings)
-    preferences = zip(plain, judged["preferences"], strict=True)
-    rows = ({"instruction": one.question, "preference": preference} for one, preference in preferences)
-    write_rows(settings.out / "judged.jsonl", rows)
-    return {
-        "judge": {"url": settings.judge, "model": settings.judge_model, "config": judged["judge_config"]},
-        "length_control": _LENGTH_MODEL,
-        "seeds": {"alpaca_eval": settings.seed, "bootstrap": _BOOTSTRAP_SEED},
-        "versions": judged["versions"],
-        **_outcome(parallel, plain, judged),
-    }
-
-
-def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[str, Any]) -> dict[str, Any]:
-    """Win rates in percent with 95% intervals, lengths in characters, and the theoretical speed-up."""
-    judgements = [*zip(plain, judged["preferences"], strict=True)]
-    forms = {"baseline": plain, "parallel": parallel}
-    return {
-        **_win_rate(judgements),
-        **{name: judged[name] for name in ("length_controlled_win_rate", "alpaca_eval", "missing")},
-        "by_dataset": [
-            {"dataset": name, **_win_rate(own)}
-            for name, own in grouped(judgements, lambda one: one[0].family).items()
-        ],
-        "mean_length": {form: fmean(len(one.text) for one in found) for form, found in forms.items()},
-        "empty": {form: sum(not one.text.strip() for one in found) for form, found in forms.items()},
-        "same_text": sum(a.text == b.text for a, b in zip(parallel, plain, strict=True)),
-        "theoretical_speedup": theoretical(parallel, plain),
-        "cut_by_length": {form: fmean(one.ended_by_length for one in own) for form, own in forms.items()},
-        "malformed": fmean(not one.well_formed for one in parallel),
-        "with_promises": fmean(one.promises > 0 for one in parallel),
-    }
-
-
-def _win_rate(judgements: Sequence[tuple[Answer, float | None]]) -> dict[str, Any]:
-    known = [100 * value for _, value in judgements if value is not None]
-    return {"prompts": len(judgements), "win_rate": estimate(known, "arithmetic") if known else None}
+    controlled = {"value": value, "low": low, "high": high}
+    return {"length-controlled win rate": controlled, "alpaca_eval": {**rates, **fitted}}
 
 
 def tables(result: dict[str, Any]) -> str:
-    """The result as two tables: all prompts, and by source."""
-    controlled = result["length_controlled_win_rate"]
-    whole = {
-        "prompts": result["prompts"],
-        "win rate %": format_estimate(result["win_rate"]),
-        "length-controlled %": controlled.get("reason") or format_estimate(controlled),
-        "characters, parallel": result["mean_length"]["parallel"],
-        "characters, baseline": result["mean_length"]["baseline"],
-        "theoretical speed-up": format_estimate(result["theoretical_speedup"], ".2f"),
-        "malformed": f"{result['malformed']:.1%}",
+    """The result as a table."""
+    row = {
+        "prompts": len(result["preferences"]),
+        "without a verdict": result["missing"],
+        "win rate, %": result["win rate"],
+        "length-controlled, %": result["length-controlled win rate"],
+        **{f"characters, {form}": value for form, value in result["characters"].items()},
         "judge": result["judge"]["model"],
     }
-    sources = [
-        {"source": row["dataset"], "prompts": row["prompts"], "win rate %": format_estimate(row["win_rate"])}
-        for row in result["by_dataset"]
-    ]
-    return "\n\n".join(map(markdown_table, ([whole], sources)))
-
-
-main: Command = instrument(
-    AlpacaSettings, _measure, "alpaca", __doc__, needed=FORMS, tables=tables, resumes=True
-)
-
-if __name__ == "__main__":
-    main()
+    return markdown_table([row])

@@ -1,40 +1,85 @@
-r"""Answers and what they took: many at a time to judge them, or one at a time, in turns, to compare speed.
-
-    python -m pasta_async.evals.answers --backend local:pasta-smol --original local:BASE.gguf \
-        --prompts alpaca_eval.jsonl --temperature 0.6 --max-tokens 500 --together 64 --out answers.jsonl
-
-has a model answer prompts plainly and in parallel, and another one plainly (`--original`). The instruments
-(`faults`, `likelihood`, `ifeval`, `judge`, `alpaca`) read the file.
-"""
+"""Prompts, the answers to them with what they took, and the backends that write them."""
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
+import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from itertools import compress
 from pathlib import Path
-from statistics import fmean, geometric_mean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Unpack
 
-from pydantic import Field
+import httpx
+from pydantic import AliasChoices, BaseModel, Field
 
-from pasta_async import Client, Limits, Sampling
-from pasta_async.cli.command import Command, CommandSettings, Count, command
-from pasta_async.errors import InvalidRequestError, PromptTooLongError
-from pasta_async.evals.documents import Drawn, Prompt, digest, read_prompts
-from pasta_async.evals.records import grouped, markdown_table, measurements
+from pasta_async import Backend, Client, Sampling
+from pasta_async.backends import BackendOptions, open_backend
+from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
+from pasta_async.evals.report import measurements
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.training.identity import weights_of
+from pasta_async.options import Settings
+from pasta_async.training.data.corpus import read_lines
 from pasta_async.training.sample import answer_seed
-from pasta_async.training.statistics import Estimate, estimate, format_estimate, format_share, of_known
 
 Form = Literal["original", "baseline", "parallel"]
 """Another model's plain answer, the model's own without tags, or one in PASTA-LANG."""
 FORMS: tuple[Form, Form] = ("baseline", "parallel")
+
+Drawn = Annotated[int | None, Field(ge=1, description="draw so many of them, of every kind and every length")]
+"""Number of prompts or documents that a command takes of a file; None: all. See `stratified`."""
+RawRows = Annotated[Path | None, Field(description="file of raw rows; an interrupted run goes on from it")]
+
+
+class Prompt(BaseModel, frozen=True):
+    """A prompt, and what figures are grouped by: a line of a `.jsonl` file."""
+
+    text: str = Field(validation_alias=AliasChoices("instruction", "prompt", "text"))
+    source: str = Field(default="file", validation_alias=AliasChoices("dataset", "source"))
+
+
+def read_prompts(path: Path, sample: int | None = None) -> list[Prompt]:
+    """Prompts of a file, one in each line that is not empty, or a `stratified` sample of them.
+
+    A file named .jsonl holds objects with an `instruction` (or `prompt`), and a `dataset` that figures are
+    grouped by; one named .json a list of such objects: the forms of AlpacaEval and IFEval.
+
+    Raises:
+        InvalidRequestError: There is none, or the file cannot be read.
+    """
+    if path.suffix in (".json", ".jsonl"):
+        prompts = [prompt for _, prompt in read_lines(path, Prompt)]
+    else:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise InvalidRequestError(f"{path} cannot be read: {error}") from error
+        prompts = [Prompt(text=line.strip()) for line in lines if line.strip()]
+    if not prompts:
+        raise InvalidRequestError(f"{path} holds no prompt: write one in each line")
+    places = stratified([(prompt.source, len(prompt.text)) for prompt in prompts], sample)
+    return [prompts[place] for place in places]
+
+
+def stratified(keys: Sequence[tuple[Any, ...]], count: int | None) -> list[int]:
+    """Places in `keys`, rising, drawn so that every kind has its share: the same each time.
+
+    Things are sorted by their keys and cut into `count` parts of one size; of each part one is drawn. All are
+    taken if `count` is None or there are no more.
+    """
+    draw, size = random.Random(0), len(keys)
+    if count is None or count >= size:
+        return [*range(size)]
+    order = sorted(range(size), key=lambda place: keys[place])
+    parts = ((k * size // count, (k + 1) * size // count) for k in range(count))
+    return sorted(order[draw.randrange(start, end)] for start, end in parts)
+
+
+def digest(texts: Iterable[str]) -> str:
+    """24 hexadecimal digits that stand for some texts and their order."""
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +87,17 @@ class Answer:
     """One answer: a row of the results."""
 
     prompt: int
-    """Its prompt's place in the list."""
+    """Index of its prompt."""
     method: str
-    """How it was written: a `Form`, or one of `methods.METHODS`."""
+    """A `Form`, or the name of another way to write it."""
     number: int = 0
-    """The pass, from 0."""
+    """Index of the pass."""
     seconds: float = 0.0
-    """From the call to the finished answer; beside other answers no measure of speed."""
+    """From the call to the finished answer; no measure of speed if other answers ran beside it."""
     first_token: float = 0.0
     """Seconds until the first token of whatever is decoded first, an outline for instance."""
     tokens: int = 0
-    """Decoded: text, tags, outlines."""
+    """Decoded tokens: text, tags, outlines."""
     critical_path: int = 0
     """Tokens that had to be decoded one after another."""
     requests: int = 0
@@ -60,34 +105,29 @@ class Answer:
     """Context tokens that the prefix cache had, over all requests."""
     prefilled_tokens: int = 0
     """Context tokens that were computed."""
-    family: str = ""
-    """What its prompt belongs to."""
+    source: str = ""
+    """`Prompt.source`."""
     text: str = ""
     written: str = ""
-    """With the tags."""
+    """The text with its tags."""
     text_tokens: int = 0
-    """Of the visible text."""
+    """Tokens of the visible text, without its end."""
     promises: int = 0
     well_formed: bool = True
-    """Whether it ended by itself, with nothing to complain about."""
+    """It ended by itself, with nothing to complain about."""
     cut: list[int] = field(default_factory=list[int])
-    """Numbers of the threads whose chunk their model did not end itself."""
+    """Numbers of the threads whose chunk the model did not end itself."""
     finish_reason: str = "stop"
-    """What ended it: `length` if that was a limit, and then it says nothing about speed."""
-    complaints: dict[str, int] = field(default_factory=dict[str, int])
-    """How often each code of `pasta_async.lang.Code` was found in it."""
+    """`length` if a limit ended it: then it says nothing about speed."""
+    diagnostics: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of times that each code of `pasta_async.lang.Code` was found in it."""
     question: str = ""
-    """The text of its prompt."""
+    """Text of its prompt."""
 
     @property
     def ended_by_length(self) -> bool:
-        """Whether a limit ended it."""
+        """A limit ended it."""
         return self.finish_reason == "length"
-
-    @property
-    def whole_text_tokens(self) -> int:
-        """Tokens that the visible text alone would have taken, the end of text among them."""
-        return self.text_tokens + 1
 
 
 async def ask(client: Client, prompt: str, row: Answer, **options: Any) -> Answer:
@@ -96,30 +136,32 @@ async def ask(client: Client, prompt: str, row: Answer, **options: Any) -> Answe
     Options are those of `Client.generate`, which says what is raised and what cancelling it does.
 
     Returns:
-        The row with what the answer took; the empty answer if the model's context cannot hold the prompt.
+        The row with what the answer took; an empty answer if the model's context cannot hold the prompt.
     """
     try:
-        found = await client.generate(prompt, baseline=row.method != "parallel", parallel="always", **options)
+        answer = await client.generate(
+            prompt, baseline=row.method != "parallel", parallel="always", **options
+        )
     except PromptTooLongError:
         return replace(row, well_formed=False, finish_reason="length")
-    usage = found.usage
+    usage = answer.usage
     return replace(
         row,
-        seconds=found.elapsed,
-        first_token=found.threads[0].first_token or found.elapsed,
+        seconds=answer.elapsed,
+        first_token=answer.threads[0].first_token or answer.elapsed,
         tokens=usage.completion_tokens,
-        critical_path=found.critical_path,
+        critical_path=answer.critical_path,
         requests=usage.requests,
         cached_tokens=usage.cached_tokens,
         prefilled_tokens=usage.prefilled_tokens,
-        text=found.text,
-        written=found.document.format(),
-        text_tokens=found.text_tokens,
-        promises=len(found.threads) - 1,
-        well_formed=found.well_formed,
-        cut=[one.thread for one in found.threads if one.was_cut],
-        finish_reason=found.finish_reason,
-        complaints=dict(Counter(str(one.code) for one in found.diagnostics)),
+        text=answer.text,
+        written=answer.document.format(),
+        text_tokens=answer.text_tokens,
+        promises=len(answer.threads) - 1,
+        well_formed=answer.well_formed,
+        cut=[thread.thread for thread in answer.threads if thread.was_cut],
+        finish_reason=answer.finish_reason,
+        diagnostics=dict(Counter(str(diagnostic.code) for diagnostic in answer.diagnostics)),
     )
 
 
@@ -133,7 +175,7 @@ async def answer_all(
     forms: Sequence[Form] = FORMS,
     passes: int = 1,
 ) -> list[Answer]:
-    """Every prompt in each form, `passes` times; see `take_turns` and `ask`.
+    """Every prompt answered in each form, `passes` times; see `take_turns` and `ask`.
 
     Every answer has its own seed, made of the sampling's, the prompt and the pass.
     """
@@ -142,7 +184,7 @@ async def answer_all(
     async def answer(index: int, form: str, number: int) -> Answer:
         prompt = prompts[index]
         seed = answer_seed(sampling.seed or 0, prompt.text, number) if seeded else None
-        row = Answer(index, form, number, family=prompt.family, question=prompt.text)
+        row = Answer(index, form, number, source=prompt.source, question=prompt.text)
         drawn = sampling.model_copy(update={"seed": seed})
         return await ask(client, prompt.text, row, sampling=drawn, whole_chunks=True)  # nothing is streamed
 
@@ -151,43 +193,65 @@ async def answer_all(
     )
 
 
-def theoretical(
-    answers: Sequence[Answer], baseline: Sequence[Answer], clusters: Sequence[Hashable] = ()
-) -> Estimate | None:
-    """The theoretical speed-up: geometric mean over the prompts of the baseline's tokens / critical path.
+Answering = Callable[[int, str, int], Awaitable[Answer]]
+"""Has an answer written: of a prompt by its index, by a method, in a pass."""
 
-    Pairs that are not `comparable` are left out; None if there is no other. For `clusters` see `estimate`.
+
+async def take_turns(
+    opened: Callable[[], AbstractAsyncContextManager[Answering]],
+    prompts: int,
+    methods: Sequence[str],
+    *,
+    passes: int = 1,
+    together: int = 1,
+    journal: Journal | None = None,
+) -> list[Answer]:
+    """Have so many prompts answered by every method, `passes` times.
+
+    Each prompt, and each pass, begins with the next method (two of them go A B B A). Cancelling it cancels
+    the answers under way and closes what was opened; answers that came are kept.
+
+    Args:
+        opened: Opens what answers, warmed up and with a cold prefix cache; called for each pass that is not
+            in the journal.
+        prompts: Number of prompts.
+        methods: Their names.
+        passes: Number of passes.
+        together: Answers at the same time; more than one is no measure of speed.
+        journal: Keeps every answer as it comes; those that it has already are not written again.
     """
-    pairs = zip(answers, baseline, strict=True)
-    ratios = [plain.tokens / own.critical_path if comparable(own, plain) else None for own, plain in pairs]
-    return of_known(estimate, ratios, clusters or range(len(ratios)))
+    kept = (Answer(**row) for row in measurements(journal))
+    answers = {(row.number, row.prompt, row.method): row for row in kept}
+    order: list[tuple[int, int, str]] = []
+    for number in range(passes):
+        for prompt in range(prompts):
+            first = (number + prompt) % len(methods)
+            order += [(number, prompt, method) for method in (*methods[first:], *methods[:first])]
+    with progress(len(order), "answers", done=len(answers.keys() & set(order))) as advance:
+        for number in range(passes):
+            due = [turn for turn in order if turn[0] == number and turn not in answers]
+            if not due:
+                continue
+            async with opened() as answer:
+
+                async def write(turn: tuple[int, int, str], answer: Answering = answer) -> None:
+                    number, prompt, method = turn
+                    answers[turn] = await answer(prompt, method, number)
+                    if journal:
+                        journal.append(asdict(answers[turn]))
+                    advance()
+
+                await for_each(due, write, together)
+    return [answers[turn] for turn in order]
 
 
-def comparable(one: Answer, other: Answer) -> bool:
-    """Whether two answers tell of speed: one of no token does not, nor one that a limit ended."""
-    return all(answer.tokens and not answer.ended_by_length for answer in (one, other))
-
-
-def prompts_of(answers: Sequence[Answer]) -> list[int]:
-    """The prompt of each answer: what answers of several passes go together by."""
-    return [one.prompt for one in answers]
-
-
-def by_prompt(answers: Iterable[Answer], value: Callable[[Answer], float]) -> dict[int, float]:
-    """A value of each prompt: the geometric mean over its answers."""
-    return {
-        prompt: geometric_mean(map(value, own))
-        for prompt, own in grouped(answers, lambda one: one.prompt).items()
-    }
-
-
-def of_form(answers: Sequence[Answer], form: str) -> list[Answer]:
-    """The answers in one form, or by one method, in their order."""
-    return [answer for answer in answers if answer.method == form]
+def of_method(answers: Iterable[Answer], method: str) -> list[Answer]:
+    """Answers by one method, or in one form, in their order."""
+    return [answer for answer in answers if answer.method == method]
 
 
 def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
-    """Read a file of answers that a benchmark wrote.
+    """Read a file of answers that a command wrote.
 
     Returns:
         Its first line, which says what they are answers to, and the answers: pass by pass, in order of the
@@ -203,210 +267,63 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
         raise InvalidRequestError(f"{path} is no file of answers: {error!r}") from error
     if not answers:
         raise InvalidRequestError(f"{path} holds no answers")
-    return identity, sorted(answers, key=lambda one: (one.number, one.prompt))
+    return identity, sorted(answers, key=lambda answer: (answer.number, answer.prompt))
 
 
-Answering = Callable[[int, str, int], Awaitable[Answer]]
-"""Has an answer written and timed: of a prompt by its place, by a method, in a pass."""
+@asynccontextmanager
+async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Backend]:
+    """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
 
-
-async def take_turns(
-    opened: Callable[[], AbstractAsyncContextManager[Answering]],
-    prompts: int,
-    methods: Sequence[str],
-    *,
-    last: Sequence[str] = (),
-    passes: int = 1,
-    together: int = 1,
-    journal: Journal | None = None,
-) -> list[Answer]:
-    """Have so many prompts answered by every method, `passes` times.
-
-    The methods take turns: each prompt, and each pass, begins with the next one (two of them go A B B A).
-    Cancelling it cancels the answers under way and closes what was opened; those that came are kept.
-
-    Args:
-        opened: Opens what answers, with a cold prefix cache and warmed up; called for each pass that is not
-            in the journal.
-        prompts: How many there are.
-        methods: Their names.
-        last: Methods that come last at each prompt, since they write what another one wrote.
-        passes: How often all of it is done.
-        together: Answers at the same time; more than one is no measure of speed.
-        journal: Keeps every row as it comes; those that it has already are not taken again.
+    Options are those of `open_backend`. A server is sent `PASTA_API_KEY`; `sglang:FOLDER` is started with
+    what forced decoding needs.
     """
-    rows = (Answer(**row) for row in measurements(journal))
-    found = {(row.number, row.prompt, row.method): row for row in rows}
-    order = [
-        (number, prompt, method)
-        for number in range(passes)
-        for prompt in range(prompts)
-        for first in [(number + prompt) % len(methods)]
-        for method in (*methods[first:], *methods[:first], *last)
-    ]
-    with progress(len(order), "answers", done=len(found.keys() & set(order))) as done:
-        for number in range(passes):
-            due = [one for one in order if one[0] == number and one not in found]
-            if not due:
-                continue
-            async with opened() as answer:
-
-                async def work(one: tuple[int, int, str], answer: Any = answer) -> None:
-                    found[one] = await answer(one[1], one[2], one[0])
-                    if journal:
-                        journal.append(asdict(found[one]))
-                    done()
-
-                await for_each(due, work, together)
-    return [found[one] for one in order]
+    if url.startswith("http"):
+        await _flush_cache(url)
+        options["api_key"] = api_key()
+    elif url.startswith("sglang:"):
+        options["server_args"] = _server_arguments(Path(url.removeprefix("sglang:")))
+    backend = open_backend(url, **options)
+    try:
+        await backend.connect()
+        yield backend
+    finally:
+        await backend.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two methods at one prompt: geometric means over all passes."""
-
-    prompt: int
-    speedup: float
-    """Seconds of the base / seconds of the method."""
-    theoretical: float
-    """Critical path of the base (for an answer in sequence, its tokens) / that of the method."""
+def api_key() -> str | None:
+    """`PASTA_API_KEY`, as a `Client` reads it; None without one."""
+    key = Settings().api_key
+    return key.get_secret_value() if key else None
 
 
-def compare(rows: Sequence[Answer], method: str = "parallel", base: str = "baseline") -> list[Comparison]:
-    """Put two methods side by side, in order of the prompts; only what is `comparable`.
-
-    Raises:
-        ValueError: One of them is missing somewhere.
-    """
-    ours, theirs = ({(one.prompt, one.number): one for one in of_form(rows, name)} for name in (method, base))
-    if ours.keys() != theirs.keys():
-        raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
-    both_of = ((ours[place], theirs[place]) for place in sorted(ours))
-    pairs = [(one, other) for one, other in both_of if comparable(one, other)]
-    return [
-        Comparison(
-            prompt,
-            geometric_mean([other.seconds / one.seconds for one, other in both]),
-            geometric_mean([other.critical_path / one.critical_path for one, other in both]),
-        )
-        for prompt, both in grouped(pairs, lambda pair: pair[0].prompt).items()
-    ]
+def authorization() -> dict[str, str]:
+    """Headers with the `api_key`, if there is one."""
+    key = api_key()
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def describe_speedup(
-    rows: Sequence[Answer], method: str = "parallel", base: str = "baseline"
-) -> dict[str, Any]:
-    """What `compare` finds as columns: how many prompts, geometric means over them, a 95% interval."""
-    found = compare(rows, method, base)
-    if not found:
-        return {"prompts": 0, "speed-up": None, "theoretical": None, "realised": None}
-    return {
-        "prompts": len(found),
-        "speed-up": format_estimate(estimate([one.speedup for one in found]), ".2f"),
-        "theoretical": geometric_mean([one.theoretical for one in found]),
-        "realised": geometric_mean([one.speedup / one.theoretical for one in found]),
-    }
+def _server_arguments(folder: Path) -> dict[str, str | bool]:
+    """Arguments for forced decoding and `by hand`; SGLang makes weights up for a folder without any."""
+    arguments: dict[str, str | bool] = {"enable_custom_logit_processor": True, "enable_cache_report": True}
+    if not any(folder.glob("*.safetensors")):
+        arguments["load_format"] = "dummy"
+    return arguments
 
 
-def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
-    """Columns of a table: what some answers took on average."""
-    cached, prefilled = fmean(row.cached_tokens for row in rows), fmean(row.prefilled_tokens for row in rows)
-    return {
-        "seconds": fmean(row.seconds for row in rows),
-        "first token ms": 1000 * fmean(row.first_token for row in rows),
-        "tokens": fmean(row.tokens for row in rows),
-        "critical path": fmean(row.critical_path for row in rows),
-        "requests": fmean(row.requests for row in rows),
-        "prefilled": prefilled,
-        "cached": format_share(cached, cached + prefilled),
-    }
+async def _flush_cache(url: str) -> None:
+    """Empty the prefix cache of an SGLang server; cancelling it may leave the cache as it was."""
+    flush = f"{url.rstrip('/')}/flush_cache"
+    try:
+        async with httpx.AsyncClient(timeout=300, headers=authorization()) as http:
+            (await http.post(flush)).raise_for_status()
+    except httpx.HTTPError as error:
+        reason = error or type(error).__name__
+        raise BackendError(f"{flush}: {reason}. Is it an SGLang server, and is it idle?") from error
 
 
-class AnswerSettings(CommandSettings):
-    """What is answered, and by whom."""
-
-    backend: str = Field(default="local:", description="as for pasta_async.generate")
-    original: str = Field(default="", description="another backend, which answers plainly too")
-    prompts: Path = Field(description="a prompt a line, or .jsonl with `instruction` or `prompt`")
-    sample: Drawn = None
-    out: Path = Field(description="file of answers; a run that was interrupted goes on from what it has")
-    max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
-    temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
-    seed: int = Field(default=0, ge=0, description="of the draws: every answer has its own, made of this one")
-    passes: Count = Field(default=1, description="answers to each prompt, of other draws, in each form")
-    together: Count = Field(default=16, description="answers at the same time")
-
-
-async def write_answers(settings: AnswerSettings) -> list[Answer]:
-    """Have the prompts answered: by the other backend, if there is one, then in both forms.
-
-    Cancelling it cancels the answers under way; those that came are kept.
-
-    Raises:
-        PastaError: The prompts or a backend cannot be used, or the file has other answers.
-    """
-    if settings.passes > 1 and not settings.temperature:
-        raise InvalidRequestError("greedy answers are all alike: --passes needs a --temperature")
-    prompts = read_prompts(settings.prompts, settings.sample)
-    other: list[tuple[str, Form]] = [(settings.original, "original")] if settings.original else []
-    asked: list[tuple[str, Form]] = [*other, *((settings.backend, form) for form in FORMS)]
-    identity = {
-        "benchmark": "answers",
-        **settings.model_dump(exclude={"prompts", "sample", "together", "out"}),
-        "weights": [await weights_of(one) for one in (settings.backend, settings.original)],
-        "prompts": digest(prompt.text for prompt in prompts),
-        "count": len(prompts),
-        "forms": [form for _, form in asked],
-    }
-    sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
-    limits = Limits(client_threads=4 * settings.together, timeout=None)
-    found: list[Answer] = []
-    with Journal(settings.out, identity) as journal:
-        for backend, form in asked:
-            async with Client(backend, limits=limits) as client:
-                found += await answer_all(
-                    client,
-                    prompts,
-                    journal,
-                    sampling=sampling,
-                    together=settings.together,
-                    forms=(form,),
-                    passes=settings.passes,
-                )
-    return found
-
-
-def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """A row for each form: lengths, how many were cut, and what is theoretically gained."""
-    plain = of_form(answers, "baseline")
-    rows: list[dict[str, Any]] = []
-    for form in dict.fromkeys(answer.method for answer in answers):
-        own = of_form(answers, form)
-        here = [one.promises > 0 for one in own]
-        promised, beside = [*compress(own, here)], [*compress(plain, here)]
-        rows.append(
-            {
-                "": form,
-                "answers": len(own),
-                "cut by length": format_share(sum(one.ended_by_length for one in own), len(own)),
-                "malformed": format_share(sum(not one.well_formed for one in own), len(own)),
-                "tokens": fmean(one.tokens for one in own),
-                "critical path": fmean(one.critical_path for one in own),
-                "with promises": format_share(len(promised), len(own)),
-                "theoretical speed-up": format_estimate(theoretical(own, plain, prompts_of(own)), ".2f"),
-                "where promised": format_estimate(theoretical(promised, beside, prompts_of(promised)), ".2f"),
-            }
-        )
-    return rows
-
-
-main: Command = command(
-    AnswerSettings,
-    lambda settings: markdown_table(summarise(asyncio.run(write_answers(settings)))),
-    "answers",
-    __doc__,
-    resumes=True,
-)
-
-if __name__ == "__main__":
-    main()
+@asynccontextmanager
+async def cold_client(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Client]:
+    """A connected client of a `cold_backend`."""
+    async with cold_backend(url, **options) as backend, Client(backend) as client:
+        await client.connect()
+        yield client

@@ -1,133 +1,291 @@
-"""The embedded engine beside llama.cpp and transformers, on the same weights, in one run.
+"""The embedded engine beside llama.cpp, with a model of the same shape, in one run.
 
-    python -m pasta_async.evals.engine MODEL --out engine.jsonl
+    python -m pasta_async.evals.engine FOLDER --llama-cpp model-Q8_0.gguf --out engine.jsonl
 
-MODEL is a Hugging Face folder or a GGUF file. llama.cpp gets its weights as Q8_0 (about the quality of int8)
-and Q4_0 (half the bytes, less quality), and is asked through its own low-level API. All get token ids and
-choose the likeliest token, so they do the same work. Every engine runs in a process of its own and only one
-works at a time; in each round all are measured once, in an order of its own. Whole answers beside llama.cpp's
-are measured by `speed --llama-cpp`.
+llama.cpp is given files that it can read, and asked through its own low-level API. All engines get token ids
+and choose the likeliest token, and none stops at an end-of-text token, so they do the same work. Each runs
+in a process of its own, and one works at a time; each round measures all of them, in an order of its own.
+Whole answers beside llama.cpp's are measured by `methods --llama-cpp`.
 
 It needs the extra `peers`, and a machine that does nothing else.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import multiprocessing
 import random
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from statistics import median
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from pasta_async import Sampling
 from pasta_async.cli.command import Command, CommandSettings, Count, command
-from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.llama_cpp import llama_cpp_files
-from pasta_async.evals.peers import Peer, RemoteEngine, open_engine_process
-from pasta_async.evals.records import (
-    cores,
-    environment,
-    grouped,
-    markdown_table,
-    measurements,
-    opened_journal,
-)
+from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.evals.report import cores, environment, grouped, markdown_table, measurements, opened_journal
+from pasta_async.evals.statistics import estimate
 from pasta_async.jobs import progress
-from pasta_async.training.statistics import estimate, format_estimate
+from pasta_async.protocol import DecodeRequest
 
-Name = Literal["int8", "float32", "Q8_0", "Q4_0", "transformers"]
 Row = dict[str, Any]
+
+_SLOTS = 8192  # tokens of context of the embedded engine
+_CONTEXT = 4096  # tokens of context of llama.cpp, of all sequences
+_SEQUENCES = 17  # the prefix and 16 threads
 
 
 class EngineSettings(CommandSettings):
-    """What is measured."""
+    """Settings of a measurement."""
 
-    model: Path = Field(description="a Hugging Face folder or a GGUF file")
-    engines: tuple[Name, ...] = Field(
-        default=("int8", "float32", "Q8_0", "Q4_0", "transformers"),
-        description="number formats of the embedded engine, types of llama.cpp's, or transformers (float32)",
-    )
-    threads: tuple[Count, ...] = Field(default=(1, 2, 4, 8, 16), description="how many decode at once")
+    model: str = Field(description="what stands behind `local:`: a folder, a GGUF file, a name")
+    dtypes: tuple[str, ...] = Field(default=("int8",), description="number formats of the embedded engine")
+    llama_cpp: tuple[Path, ...] = Field(default=(), description="GGUF files for llama.cpp")
+    threads: tuple[Count, ...] = Field(default=(1, 2, 4, 8, 16), description="threads that decode at once")
     prefix: Count = Field(default=256, description="tokens that they share")
     steps: Count = Field(default=32, description="tokens that each decodes")
-    rounds: Count = Field(default=10, description="how often everything is measured")
+    rounds: Count = Field(default=10, description="number of times that everything is measured")
     cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
     out: Path | None = Field(default=None, description="file for the raw figures")
 
 
-def _peers(settings: EngineSettings, folder: Path) -> list[Peer]:
-    types = [name for name in settings.engines if name.startswith("Q")]
-    files = llama_cpp_files(settings.model, folder, types) if types else {}
-    model = str(settings.model)
+class Local:
+    """The embedded engine through its backend, as a client uses it. Times are in seconds."""
 
-    def peer(name: Name) -> Peer:
-        if name == "transformers":
-            return Peer(name, "float32", model)
-        return Peer("llama.cpp", name, str(files[name])) if name in files else Peer("local", name, model)
+    def __init__(self, path: str, dtype: str, cpus: int) -> None:
+        from pasta_async.backends.local import LocalBackend  # torch would count as memory of the others
 
-    return [peer(name) for name in settings.engines]
+        self._runner = asyncio.Runner()
+        self._backend = LocalBackend(path, dtype=dtype, device="cpu", slots=_SLOTS, threads=cpus)
+        self._model = self._runner.run(self._backend.connect())
+        self._prompt: tuple[int, ...] = ()
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        """Time to compute a prompt that was not seen before, and to choose its first token."""
+        self._prompt = tuple(prompt)
+        return self._runner.run(self._decode([self._prompt], 1))
+
+    def threads(self, starts: Sequence[int], steps: int) -> float:
+        """Time for threads behind the last prompt to decode `steps` tokens each; each has its first."""
+        return self._runner.run(self._decode([(*self._prompt, start) for start in starts], steps))
+
+    def vocabulary(self) -> int:
+        """Number of its token ids."""
+        return self._model.vocab_size
+
+    async def _decode(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> float:
+        """Time to decode so many tokens behind each prompt, all at once."""
+
+        async def decode(thread: int, ids: tuple[int, ...]) -> int:
+            # An end-of-text token would end the request early, so that its time were of fewer tokens.
+            banned = self._model.end_ids
+            request = DecodeRequest("answer", thread, ids, tokens, Sampling(), banned_ids=banned)
+            return sum([len(piece.ids) async for piece in self._backend.decode(request)])
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(decode(thread, ids)) for thread, ids in enumerate(prompts)]
+        seconds = time.perf_counter() - began
+        if any(task.result() != tokens for task in tasks):
+            raise PastaError(f"a thread decoded fewer than {tokens} tokens")
+        return seconds
+
+
+class LlamaCpp:
+    """llama.cpp through its low-level API: batches of several sequences that share a prefix.
+
+    It gets a GGUF file, and has the methods of `Local`. Nothing looks for an end-of-text token.
+
+    Raises:
+        PastaError: llama.cpp is not installed, or cannot load the file.
+    """
+
+    def __init__(self, path: str, cpus: int) -> None:
+        self._api: Any = _quiet_llama_cpp()
+        api = self._api
+        self._model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+        parameters = api.llama_context_default_params()
+        parameters.n_ctx, parameters.n_seq_max, parameters.kv_unified = _CONTEXT, _SEQUENCES, True
+        parameters.n_threads = parameters.n_threads_batch = cpus
+        self._context = api.llama_init_from_model(self._model, parameters)
+        if not self._model or not self._context:
+            raise PastaError(f"llama.cpp cannot load {path}")
+        self._memory = api.llama_get_memory(self._context)
+        self._greedy = api.llama_sampler_init_greedy()
+        self._batch = api.llama_batch_init(_CONTEXT, 0, 1)
+        self._prompt = 0
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        """See `Local`."""
+        self._api.llama_memory_clear(self._memory, False)
+        self._prompt = len(prompt)
+        began = time.perf_counter()
+        self._decode([(token, position, 0) for position, token in enumerate(prompt)])
+        return time.perf_counter() - began
+
+    def threads(self, starts: Sequence[int], steps: int) -> float:
+        """See `Local`."""
+        api, sequences, tokens = self._api, range(1, len(starts) + 1), list(starts)
+        for sequence in sequences:
+            api.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
+        began = time.perf_counter()
+        for step in range(steps):
+            position = self._prompt + step
+            tokens = self._decode([(token, position, sequences[i]) for i, token in enumerate(tokens)])
+        seconds = time.perf_counter() - began
+        for sequence in sequences:
+            api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        return seconds
+
+    def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """Time to compute a prompt and to write a given answer, token by token."""
+        seconds = self.first_token(prompt)
+        began = time.perf_counter()
+        for position, token in enumerate(answer, len(prompt)):
+            self._decode([(token, position, 0)])
+        return seconds + time.perf_counter() - began
+
+    def vocabulary(self) -> int:
+        """See `Local`."""
+        return self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
+
+    def _decode(self, entries: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Compute tokens (id, position, sequence); the next token behind the last of each sequence."""
+        last = {sequence: i for i, (_, _, sequence) in enumerate(entries)}.values()
+        batch = self._batch
+        batch.n_tokens = len(entries)
+        for i, (token, position, sequence) in enumerate(entries):
+            batch.token[i] = token
+            batch.pos[i] = position
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = sequence
+            batch.logits[i] = i in last
+        if status := self._api.llama_decode(self._context, batch):
+            raise PastaError(f"llama_decode returned {status}")
+        return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last]
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+@cache
+def _quiet_llama_cpp() -> Any:
+    """The module, told not to print hundreds of lines."""
+    try:
+        api: Any = importlib.import_module("llama_cpp")
+    except ImportError as error:
+        raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
+    api.pasta_async_log = api.llama_log_callback(_ignore)  # C calls it as long as the process lives
+    api.llama_log_set(api.pasta_async_log, None)
+    api.llama_backend_init()
+    return api
+
+
+class Peer(NamedTuple):
+    """An engine to measure: the embedded one with a number format, or llama.cpp, which has none."""
+
+    path: str
+    dtype: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name in tables."""
+        return f"local {self.dtype}" if self.dtype else f"llama.cpp {Path(self.path).stem}"
+
+
+_engine: Any = None  # of the process
+
+
+def _open(peer: Peer, cpus: int) -> None:
+    global _engine
+    _engine = Local(peer.path, peer.dtype, cpus) if peer.dtype else LlamaCpp(peer.path, cpus)
+
+
+def _call(method: str, arguments: tuple[object, ...]) -> Any:
+    return getattr(_engine, method)(*arguments)
+
+
+class RemoteEngine:
+    """An engine in a process of its own: while another one is measured it waits."""
+
+    def __init__(self, pool: ProcessPoolExecutor, peer: Peer, cpus: int) -> None:
+        self.name: str = peer.name
+        self._pool = pool
+        self._run(_open, peer, cpus)
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of the engine there.
+
+        Raises:
+            PastaError: The engine failed.
+        """
+        return self._run(_call, method, arguments)
+
+    def _run(self, work: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return self._pool.submit(work, *arguments).result()
+        except BrokenProcessPool:
+            raise PastaError("the engine's process ended; what it printed says why") from None
+        except (PastaError, ImportError, OSError, ValueError) as error:
+            raise PastaError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def open_engine_process(peer: Peer, cpus: int) -> Generator[RemoteEngine]:
+    """Load a peer with so many CPU threads in a process of its own, which ends with the block.
+
+    Raises:
+        PastaError: Its package is missing, or it refuses the model.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield RemoteEngine(pool, peer, cpus)
 
 
 def _measure(settings: EngineSettings, engines: Mapping[str, RemoteEngine]) -> Generator[Row]:
+    """A row for each engine and round: milliseconds to the first token, and tokens a second."""
     vocabulary = min(engine.call("vocabulary") for engine in engines.values())
     draw = random.Random(0)
-    with progress(settings.rounds * len(engines), "rounds") as done:
+    with progress(settings.rounds * len(engines), "rounds") as advance:
         for number in range(-1, settings.rounds):  # the first one warms up
             prefix = draw.choices(range(vocabulary), k=settings.prefix)
             starts = draw.choices(range(vocabulary), k=max(settings.threads))
             for name in draw.sample([*engines], len(engines)):
-                found: dict[str | int, float] = {"first token": engines[name].call("first_token", prefix)}
+                row: Row = {"engine": name, "round": number}
+                row["first token ms"] = 1000 * engines[name].call("first_token", prefix)
                 for count in settings.threads:
                     seconds = engines[name].call("threads", starts[:count], settings.steps)
-                    found[count] = seconds / settings.steps
+                    row[f"{count} threads, tokens/s"] = count * settings.steps / seconds
                 if number >= 0:
-                    done()
-                    for what, seconds in found.items():
-                        yield {"engine": name, "what": what, "round": number, "seconds": seconds}
-    for name, engine in engines.items():
-        yield {"engine": name, "what": "load", "seconds": engine.load_seconds}
-        yield {"engine": name, "what": "memory", "bytes": engine.peak_memory()}
+                    advance()
+                    yield row
 
 
-def _tables(rows: Sequence[Row], threads: Sequence[int]) -> list[list[Row]]:
-    """What each engine takes, and how many times as fast as each other one the first is, round by round."""
-    groups = grouped(rows, lambda row: (row["engine"], row["what"]))
-    found = {
-        (engine, what): [float(row["bytes" if what == "memory" else "seconds"]) for row in own]
-        for (engine, what), own in groups.items()
-    }
-    first, *others = dict.fromkeys(name for name, _ in found)
-    whats: dict[str | int, str] = {"first token": "first token", **{n: f"{n} threads" for n in threads}}
+def tables(rows: Sequence[Row]) -> str:
+    """What each engine does, and how many times as fast as each other one the first is, round by round."""
+    engines = grouped(sorted(rows, key=lambda row: row["round"]), lambda row: row["engine"])
+    names = [name for name in rows[0] if name not in ("engine", "round")]
     speed = [
-        {
-            "engine": name,
-            "load s": found[name, "load"][0],
-            "peak memory MB": found[name, "memory"][0] / 2**20,
-            "first token ms": _median([1000 * s for s in found[name, "first token"]]),
-            **{f"{n} threads, tokens/s": _median([n / s for s in found[name, n]]) for n in threads},
-        }
-        for name in (first, *others)
+        {"engine": engine, **{name: estimate([row[name] for row in own]) for name in names}}
+        for engine, own in engines.items()
     ]
-    ratios = [
-        {
-            f"{first} is so many times as fast as": name,
-            **{label: _ratio(found[first, what], found[name, what]) for what, label in whats.items()},
-        }
-        for name in others
-    ]
-    return [speed, ratios]
-
-
-def _median(values: Sequence[float]) -> str:
-    return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
-
-
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    ratios = [other / one for one, other in zip(ours, theirs, strict=True)]
-    return format_estimate(estimate(ratios), ".2f")
+    first, *others = engines
+    ratios: list[Row] = []
+    for other in others:
+        ratio: Row = {f"{first} is so many times as fast as": other}
+        for name in names:
+            power = -1 if name.endswith("ms") else 1
+            both = zip(engines[first], engines[other], strict=True)
+            ratio[name] = estimate([(ours[name] / theirs[name]) ** power for ours, theirs in both])
+        ratios.append(ratio)
+    return "\n\n".join(map(markdown_table, filter(None, (speed, ratios))))
 
 
 def _run(settings: EngineSettings) -> str:
@@ -135,20 +293,17 @@ def _run(settings: EngineSettings) -> str:
     measured = settings.model_dump(mode="json", exclude={"out"}) | {"benchmark": "engine"}
     rows: list[Row] = []
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
         journal = stack.enter_context(opened_journal(settings.out, measured))
         if measurements(journal):
-            raise InvalidRequestError(
-                f"{settings.out} has figures: a run measures all, into a file of its own"
-            )
-        peers = _peers(settings, folder)
+            raise InvalidRequestError(f"{settings.out} has figures: a run measures all, into its own file")
+        peers = [Peer(settings.model, dtype) for dtype in settings.dtypes]
+        peers += [Peer(str(path)) for path in settings.llama_cpp]
         engines = {peer.name: stack.enter_context(open_engine_process(peer, cpus)) for peer in peers}
         for row in _measure(settings, engines):
             rows.append(row)
             if journal:
                 journal.append(row)
-    tables = map(markdown_table, _tables(rows, settings.threads))
-    return "\n\n".join([*tables, f"{cpus} threads; {environment()}"])
+    return f"{tables(rows)}\n\n{cpus} CPU threads; {environment()}"
 
 
 main: Command = command(EngineSettings, _run, "engine", __doc__, positional=("model",))

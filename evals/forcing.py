@@ -1,8 +1,8 @@
 """Forced decoding: given answers, written out by a real engine token by token.
 
-The engine computes every step, and its KV is that of the given document; only the choice of the next token
-is not its own. So speed can be measured on real answers with any weights: what takes time does not depend on
-what the weights know.
+The engine computes every step, and its KV cache is that of the given document; only the choice of the next
+token is not its own. So speed can be measured on real answers with any weights: the time of a step does not
+depend on what the weights know.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ import pickle
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.evals.answers import Drawn, RawRows, digest, stratified
 from pasta_async.lang import TAG_TOKENS, Document, Segment, views
 from pasta_async.options import Limits, Sampling
-from pasta_async.prompting import USER_PROBE
-from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
 from pasta_async.tag_tokens import TagIds
+from pasta_async.training.data.corpus import read_records
+from pasta_async.training.identity import weights_of
+from pasta_async.training.views import rough_tokens, text_speedup
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +41,46 @@ _PLAIN = -1
 
 FORCED_LIMITS = Limits(chunk_tokens=2**20, max_threads=256, client_threads=4096)
 FORCED_SAMPLING = Sampling(max_tokens=2**40)
-"""What clients of a `ForcedBackend` need: the document ends a chunk and the answer, no limit does."""
+"""Options for clients of a `ForcedBackend`: the document ends a chunk and the answer, no limit does."""
+
+
+class ForcedSettings(CommandSettings):
+    """Settings of a command that has given answers written on an engine, timed."""
+
+    documents: Path = Field(description="records (JSON lines) with prompts and written answers")
+    sample: Drawn = None
+    backend: str = Field(description="local:FOLDER, sglang:FOLDER, or an SGLang server's URL")
+    out: RawRows = None
+
+    async def measured(self, benchmark: str, documents: Mapping[str, Document]) -> dict[str, Any]:
+        """Identity of a measurement, in its journal. Raises, and is cancelled, as `weights_of`."""
+        texts = [text for prompt, document in documents.items() for text in (prompt, document.format())]
+        return {
+            "benchmark": benchmark,
+            "backend": self.backend,
+            "weights": await weights_of(self.backend),
+            "documents": digest(texts),
+        }
+
+
+def read_documents(path: Path | str, sample: int | None = None) -> dict[str, Document]:
+    """Documents by their prompt, from a file of records (`pasta_async.training.data.corpus.Record`).
+
+    A sample is `stratified` by theoretical speed-up and length.
+
+    Raises:
+        InvalidRequestError: The file is unreadable, empty, or holds a prompt twice.
+    """
+    documents: dict[str, Document] = {}
+    for record in read_records(path):
+        if record.prompt in documents:
+            raise InvalidRequestError(f"{path}: the prompt {record.prompt!r:.80} stands there twice")
+        documents[record.prompt] = record.document
+    if not documents:
+        raise InvalidRequestError(f"{path} holds no record")
+    items = [*documents.items()]
+    keys = [(round(4 * text_speedup(item, rough_tokens)), len(item.text)) for _, item in items]
+    return dict(items[place] for place in stratified(keys, sample))
 
 
 _FORCE = """lambda: lambda logits, requests: (lambda tokens: logits.scatter_add_(
@@ -74,7 +120,7 @@ The server has to allow it (`--enable-custom-logit-processor`), else it answers 
 def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> DecodeRequest:
     """The request with its tokens given; behind the last one the engine chooses by itself.
 
-    The backend is the embedded engine, SGLang, or a simulated engine.
+    Another backend than the embedded engine and SGLang gets them as `extra["forced"]`.
     """
 
     def raise_next(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
@@ -104,10 +150,9 @@ class ForcedBackend(WrappingBackend):
     """Another backend whose answers are given documents, one for each prompt.
 
     Each request is matched with the document's views (`pasta_async.lang.views`): its context has to be that
-    of its thread there, token by token, and the rest of the view is what the engine is made to write. An
-    answer without tags (`baseline=True`) gets the visible text. Documents are by prompt: the text of the last
-    message. The inner backend (see `force`; SGLang started with `--enable-custom-logit-processor`) stays open
-    when this one is closed.
+    of its thread there, token by token, and the engine is made to write the rest of the view. An answer
+    without tags (`baseline=True`) gets the visible text. Prompts are single user messages. The inner backend
+    (see `force`) stays open when this one is closed.
 
     Raises:
         InvalidRequestError: A document is not complete.
@@ -121,11 +166,10 @@ class ForcedBackend(WrappingBackend):
         self._documents = documents
         self._encoded: dict[str, _EncodedViews] = {}  # by prompt, as text
         self._prompts: dict[Ids, _EncodedViews] = {}
-        self._chats: dict[tuple[str, bool], list[int]] = {}  # prompts that are encoded, plain or not
         self._answers: dict[str, Ids] = {}  # the prompt of each answer
-        self._sync = -1  # the id of `<sync/>`
+        self._model: Model | None = None
 
-    async def connect(self) -> ModelInfo:
+    async def connect(self) -> Model:
         """Reach or load the inner backend and encode the documents, so that no answer has to wait for that.
 
         Cancelling it leaves the inner backend as it says there.
@@ -133,39 +177,20 @@ class ForcedBackend(WrappingBackend):
         Raises:
             UnsupportedModelError: The tags are not in its model's vocabulary, so no engine could write them.
         """
-        info = await self.inner.connect()
-        self._sync = tags_of(info).sync
-        for prompt, document in self._documents.items():
-            if prompt not in self._encoded:
-                self._encoded[prompt] = await _encode(self.inner, info, document)
-        return info
+        if self._model is None:
+            self._model = model = await self.inner.connect()
+            tags_of(model)
+            for prompt, document in self._documents.items():
+                self._encoded[prompt] = _encode(model, document)
+                for plain in (False, True):
+                    self.prepare(prompt, prompt, plain=plain)
+        return self._model
 
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """As the inner backend does, cancellation included; a prompt that was prepared is encoded already.
-
-        Raises:
-            InvalidRequestError: There is no document for this prompt.
-        """
-        prompt = messages[-1]["content"]
-        if ids := self._chats.pop((prompt, template_kwargs.get("pasta") is False), None):
-            return ids
-        ids = await self.inner.encode_chat(messages, template_kwargs)
-        if prompt == USER_PROBE:  # by which a client looks into the chat template
-            return ids
-        if prompt not in self._encoded:
-            raise InvalidRequestError(f"there is no document to force for the prompt {prompt!r:.80}")
-        self._prompts[tuple(ids)] = self._encoded[prompt]
-        return ids
-
-    async def prepare(self, prompt: str, known: str, *, plain: bool) -> list[int]:
-        """Encode a prompt before it is asked, with or without tags; its answer is a known prompt's document.
-
-        Cancelling it is safe.
-        """
-        self._encoded[prompt] = self._encoded[known]
-        form = {"pasta": False} if plain else {}
-        ids = await self.encode_chat([{"role": "user", "content": prompt}], form)
-        self._chats[prompt, plain] = ids
+    def prepare(self, prompt: str, known: str, *, plain: bool) -> Ids:
+        """Ids of a prompt, asked with or without tags, whose answer is a known prompt's document."""
+        assert self._model is not None
+        ids = ask(self._model, prompt, plain=plain)
+        self._prompts[ids] = self._encoded[known]
         return ids
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
@@ -174,11 +199,11 @@ class ForcedBackend(WrappingBackend):
         Raises:
             InvalidRequestError: The context is not that of the document.
         """
-        forced = self._next(request)
+        tokens = self._next(request)
         # one more than needed: an engine may look at the limit before it looks at the stop token
-        limit = min(request.max_tokens, len(forced) + 1)
-        request = force(self.inner, replace(request, max_tokens=limit), forced)
-        async with aclosing(self.inner.decode(request)) as pieces:
+        limit = min(request.max_tokens, len(tokens) + 1)
+        forced = force(self.inner, replace(request, max_tokens=limit), tokens)
+        async with aclosing(self.inner.decode(forced)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -187,13 +212,16 @@ class ForcedBackend(WrappingBackend):
 
     def _next(self, request: DecodeRequest) -> Ids:
         """What the document has behind this context."""
+        assert self._model is not None
         prompt = self._answers.setdefault(request.answer, request.ids)
         if prompt not in self._prompts:
-            raise InvalidRequestError("a forced answer begins with a prompt that went through encode_chat")
+            text = self._model.tokenizer.decode(prompt)
+            raise InvalidRequestError(f"there is no document to force for the prompt {text!r:.200}")
         written = request.ids[len(prompt) :]
-        plain = request.thread == 0 and self._sync not in request.stop_ids  # nobody reads tags: the baseline
-        found = self._prompts[prompt].get(_PLAIN if plain else request.thread, [])
-        for context, target in reversed(found):  # the latest that fits: an earlier one may be its beginning
+        plain = request.thread == 0 and tags_of(self._model).sync not in request.stop_ids  # the baseline
+        views_of_thread = self._prompts[prompt].get(_PLAIN if plain else request.thread, [])
+        # The latest view that fits: an earlier one may be its beginning.
+        for context, target in reversed(views_of_thread):
             begun = written[len(context) :]
             if written[: len(context)] == context and target[: len(begun)] == begun != target:
                 return target[len(begun) :]
@@ -203,44 +231,49 @@ class ForcedBackend(WrappingBackend):
         )
 
 
-async def _encode(backend: Backend, info: ModelInfo, document: Document) -> _EncodedViews:
+def _encode(model: Model, document: Document) -> _EncodedViews:
     """Context and target of each thread's views, and the visible text as if a thread `_PLAIN` wrote it."""
-    tags, end = tags_of(info), info.end_ids[:1]
-    encoded: dict[Segment, Ids] = {}
-    found: _EncodedViews = {_PLAIN: [((), (*await backend.encode(document.text), *end))]}
+    end, encoded = model.end_ids[:1], dict[Segment, Ids]()
+    result: _EncodedViews = {_PLAIN: [((), (*model.tokenizer.encode(document.text), *end))]}
 
-    async def ids(segments: Sequence[Segment]) -> Ids:
+    def ids(segments: Sequence[Segment]) -> Ids:
         for segment in segments:
             if segment not in encoded:
-                encoded[segment] = await encode_segments(backend, tags, [segment])
+                encoded[segment] = encode_segments(model, [segment])
         return tuple(token for segment in segments for token in encoded[segment])
 
     for view in views(document):
-        target = await ids(view.target) + (end if view.ends_answer else ())
-        found.setdefault(view.thread, []).append((await ids(view.context), target))
-    return found
+        target = ids(view.target) + (end if view.ends_answer else ())
+        result.setdefault(view.thread, []).append((ids(view.context), target))
+    return result
 
 
-def tags_of(info: ModelInfo) -> TagIds:
+def tags_of(model: Model) -> TagIds:
     """The ids of a model's tags.
 
     Raises:
         UnsupportedModelError: They, or an end-of-text token, are not in its vocabulary.
     """
-    if info.tags is None or not info.end_ids:
+    if model.tags is None or not model.end_ids:
         raise UnsupportedModelError(
-            f"{info.name} lacks the tag tokens or an end-of-text token, so documents cannot be forced on it: "
-            "take a model folder whose tokenizer has them; python -m pasta_async.evals.random_model makes one"
+            f"{model.name} lacks the tag tokens or an end-of-text token, so no document can be forced on "
+            "it: take a model whose tokenizer has them"
         )
-    return info.tags
+    return model.tags
 
 
-async def encode_segments(backend: Backend, tags: TagIds, segments: Sequence[Segment]) -> Ids:
-    """Ids of segments: one for a tag, each run of text encoded alone. Cancelling it is safe."""
-    ids = list[int]()
+def ask(model: Model, prompt: str, *, plain: bool) -> Ids:
+    """Ids of a user's message by the chat template; a plain one asks for an answer without tags."""
+    messages = [{"role": "user", "content": prompt}]
+    return tuple(model.tokenizer.encode_chat(messages, {"pasta": False} if plain else {}))
+
+
+def encode_segments(model: Model, segments: Sequence[Segment]) -> Ids:
+    """Ids of segments: one for a tag, each run of text encoded alone."""
+    tags, ids = tags_of(model), list[int]()
     for segment in segments:
         if segment.is_tag:
             ids.append(tags[TAG_TOKENS.index(segment.text)])
         else:
-            ids += await backend.encode(segment.text)
+            ids += model.tokenizer.encode(segment.text)
     return tuple(ids)

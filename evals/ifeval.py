@@ -1,7 +1,4 @@
-r"""IFEval: how often answers follow instructions that a program can check, parallel beside plain.
-
-    python -m pasta_async.evals.answers --backend local: --prompts ifeval.jsonl --out answers.jsonl
-    python -m pasta_async.evals.ifeval answers.jsonl --prompts ifeval.jsonl --out results/ifeval
+"""IFEval: how often answers follow instructions that a program can check; see `evals.quality --ifeval`.
 
 The prompts are a file that you name, with `prompt`, `instruction_id_list` and `kwargs`. The checkers are
 Google's (`instruction_following_eval`, Apache-2.0), as the package if-verifiable has them. They count
@@ -18,18 +15,15 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import compress
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from pasta_async.cli.command import Command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument
-from pasta_async.evals.records import write_rows
+from pasta_async.evals.answers import Answer
+from pasta_async.evals.report import write_rows
 from pasta_async.training.data.corpus import read_lines
 
 _PACKAGES = ("if_verifiable", "nltk", "punkt", "langdetect")
@@ -51,23 +45,32 @@ class Question(BaseModel):
 
 
 class Verdict(NamedTuple):
-    """Which instructions of a question an answer follows."""
+    """For each instruction of a question, whether an answer follows it."""
 
     strict: list[bool]
     loose: list[bool]
-    """Or follows without its first or last line, or without the stars of Markdown."""
+    """Or follows it without its first or last line, or without the stars of Markdown."""
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """In percent: all instructions are followed, and the share of them that is."""
+        figures: dict[str, float | None] = {}
+        for mode, followed in self._asdict().items():
+            figures[f"IFEval, {mode}, %"] = 100.0 * all(followed)
+            figures[f"IFEval, {mode}, % of a prompt's instructions"] = 100 * sum(followed) / len(followed)
+        return figures
 
 
-def read_questions(path: Path) -> list[Question]:
-    """The questions of a file of IFEval's form.
+def read_questions(path: Path) -> dict[str, Question]:
+    """The questions of a file of IFEval's form, by their prompt.
 
     Raises:
         InvalidRequestError: There is none, one is something else, or no checker knows an instruction.
     """
-    questions = [question for _, question in read_lines(path, Question)]
+    questions = {question.prompt: question for _, question in read_lines(path, Question)}
     if not questions:
         raise InvalidRequestError(f"{path} holds no question")
-    asked = {name for question in questions for name in question.instruction_id_list}
+    asked = {name for question in questions.values() for name in question.instruction_id_list}
     if unknown := asked - _checkers().keys():
         raise InvalidRequestError(f"{path}: there is no checker of {', '.join(sorted(unknown))}")
     return questions
@@ -89,6 +92,31 @@ def check(question: Question, answer: str) -> Verdict:
         none = [False] * len(question.instruction_id_list)
         return Verdict(none, none)
     return Verdict([one.strict_pass for one in found], [one.loose_pass for one in found])
+
+
+def check_answers(
+    path: Path, out: Path, forms: Mapping[str, Sequence[Answer]]
+) -> dict[str, list[dict[str, float | None]]]:
+    """Check answers to the questions of a file, and write the verdicts to `checked.jsonl`; their figures.
+
+    Raises:
+        InvalidRequestError: The file cannot be used, or lacks a prompt that was answered.
+    """
+    questions = read_questions(path)
+    asked = {answer.question for answers in forms.values() for answer in answers}
+    if unknown := asked - questions.keys():
+        raise InvalidRequestError(f"{path} does not have a prompt that was answered: {min(unknown)!r:.80}")
+    rows: list[dict[str, Any]] = []
+    figures: dict[str, list[dict[str, float | None]]] = {}
+    for form, answers in forms.items():
+        verdicts = [check(questions[answer.question], answer.text) for answer in answers]
+        figures[form] = [verdict.figures for verdict in verdicts]
+        rows += [
+            {"prompt": answer.question, "method": form, **verdict._asdict()}
+            for answer, verdict in zip(answers, verdicts, strict=True)
+        ]
+    write_rows(out / "checked.jsonl", rows)
+    return figures
 
 
 @lru_cache(maxsize=1)
@@ -127,63 +155,3 @@ def _write_sentence_data(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-
-
-class IFEvalSettings(InstrumentSettings):
-    """What is checked."""
-
-    prompts: Path = Field(description="JSON lines with `prompt`, `instruction_id_list` and `kwargs`")
-
-
-def accuracy(forms: Forms, verdicts: Mapping[str, Sequence[Verdict]]) -> dict[str, Any]:
-    """In percent, the prompts whose instructions are all followed, and the instructions that are.
-
-    See `compared`; strictly and loosely. Instructions of one prompt go together: prompts are drawn.
-    """
-    found = _compared(forms, verdicts)
-    if "where promised" in found["differences"]:  # these have another number of instructions
-        here = [one.promises > 0 for one in forms["parallel"]]
-        own = {form: [*compress(answers, here)] for form, answers in forms.items()}
-        known = {form: [*compress(checked, here)] for form, checked in verdicts.items()}
-        promised = _compared(own, known)["differences"]["parallel - baseline"]
-        found["differences"]["where promised"] = promised
-    return found
-
-
-def _compared(forms: Forms, verdicts: Mapping[str, Sequence[Verdict]]) -> dict[str, Any]:
-    each = fmean(len(one.strict) for one in next(iter(verdicts.values())))  # instructions of a prompt
-    return compared(forms, {form: [_figures(one, each) for one in own] for form, own in verdicts.items()})
-
-
-def _figures(verdict: Verdict, each: float) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    for mode, followed in verdict._asdict().items():
-        figures[f"{mode}, % of prompts"] = 100.0 * all(followed)
-        figures[f"{mode}, % of instructions"] = 100 * sum(followed) / each
-    return figures
-
-
-def _measure(settings: IFEvalSettings, forms: Forms) -> dict[str, Any]:
-    """Check the answers, and write `checked.jsonl`."""
-    questions = {question.prompt: question for question in read_questions(settings.prompts)}
-    if unknown := [one.question for own in forms.values() for one in own if one.question not in questions]:
-        raise InvalidRequestError(
-            f"{settings.prompts} does not have a prompt that was answered: {unknown[0]!r:.80}"
-        )
-    verdicts = {
-        form: [check(questions[one.question], one.text) for one in own] for form, own in forms.items()
-    }
-    rows = (
-        {"prompt": one.prompt, "method": form, "instructions": questions[one.question].instruction_id_list}
-        | verdict._asdict()
-        for form, own in forms.items()
-        for one, verdict in zip(own, verdicts[form], strict=True)
-    )
-    write_rows(settings.out / "checked.jsonl", rows)
-    return accuracy(forms, verdicts)
-
-
-main: Command = instrument(IFEvalSettings, _measure, "ifeval", __doc__)
-
-if __name__ == "__main__":
-    main()

@@ -1,100 +1,257 @@
-r"""What a judge says of answers beside the plain ones: how likely each is better.
+"""A judge of answers that is trained on preferences: a linear head on a frozen model's states.
 
-    python -m pasta_async.evals.judge results/alpaca/answers.jsonl --judge reward --judge-model FOLDER \
-        --out results/judge
+    python -m pasta_async.evals.judge train --model FOLDER --preferences pairs.jsonl --out runs/judge
+    python -m pasta_async.evals.judge score --judge-model runs/judge --samples samples.jsonl --out s.jsonl
 
-The judge is one that scores samples for stage 2 (`pasta_async.training.score`).
+`train` reads pairs of answers of which one is preferred (AlpacaEval's form) and learns a reward of an answer
+from the mean of the model's hidden states over it. `report.json` says how often it agrees with pairs on
+prompts that it did not learn from, and how often the longer answer is the preferred one. `score` writes
+scores of samples for stage 2; `evals.quality --judge FOLDER` asks the judge about answers.
 """
 
+# numpy, torch and scikit-learn leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
 from __future__ import annotations
 
-import asyncio
+import json
+import math
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
-from pasta_async.cli.command import Command
-from pasta_async.errors import BackendError
-from pasta_async.evals.answers import Answer
-from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument
-from pasta_async.training.endpoint import collect
-from pasta_async.training.judging import Judge
-from pasta_async.training.samples import Plain, SampledPrompt
-from pasta_async.training.score import JudgeSettings, open_judge
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
-JOURNAL = "judge.journal.jsonl"
-"""Of the judge, in the folder of the result: what is in it is not judged again."""
+from pasta_async.cli.command import CommandSettings, Count, command
+from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.statistics import estimate
+from pasta_async.jobs import Journal, progress, write_json
+from pasta_async.protocol import Message
+from pasta_async.tokenizer import Tokenizer
+from pasta_async.training.data.corpus import digest, read_lines
+from pasta_async.training.identity import model_digest
+from pasta_async.training.judging import ModelJudge
+from pasta_async.training.samples import SampledPrompt
+from pasta_async.training.score import ScoreSettings, score
+
+Array = NDArray[Any]
+FOLDS = 5
+"""Parts of the prompts; each is judged by weights that were learned from the others."""
 
 
-class JudgedSettings(InstrumentSettings, JudgeSettings):
-    """What is judged, and by whom."""
+class TrainSettings(CommandSettings):
+    """Settings of `train`."""
+
+    model: Path = Field(description="folder of the model that reads: a Llama, Qwen2 or Qwen3")
+    preferences: tuple[Path, ...] = Field(
+        min_length=1, description="JSON lines: instruction, output_1, output_2, preference (1 to 2)"
+    )
+    out: Path = Field(description="folder of the judge; an interrupted run goes on from what it has")
+    penalty: float = Field(default=10.0, gt=0, description="of large weights (ridge)")
+    tokens: Count = Field(default=512, description="tokens of a prompt, and of an answer, that are read")
 
 
-async def grade_answers(
-    judge: Judge,
-    answers: Sequence[Answer],
-    plain: Sequence[Answer],
-    ids: Sequence[str] = (),
-    *,
-    in_flight: int,
-) -> list[float | None]:
-    """How good a judge finds each answer, from 0 to 1; of most judges: how likely it beats the plain one.
+class Preference(BaseModel, frozen=True):
+    """Two answers to a prompt: a line of a preference file. AlpacaEval's further fields are ignored."""
 
-    Ids name the prompts for a judge that goes by them (`task`). At most `in_flight` answers are judged at the
-    same time; cancelling it ends their requests.
+    instruction: str = Field(min_length=1)
+    output_1: str
+    output_2: str
+    preference: float | None = Field(ge=0, le=2)
+    """From 1 (the first answer is better) to 2 (the second is); 1.5, 0 and null say neither."""
 
-    Returns:
-        None for an answer that the judge refuses; why is told on stderr.
+    @property
+    def answers(self) -> tuple[str, str]:
+        """The better answer and the worse one."""
+        in_order = (self.preference or 1.5) < 1.5
+        return (self.output_1, self.output_2) if in_order else (self.output_2, self.output_1)
+
+    @property
+    def length(self) -> float:
+        """Logarithm of the ratio of their characters: above 0 if the better one is longer."""
+        better, worse = self.answers
+        return math.log((len(better) + 1) / (len(worse) + 1))
+
+    @property
+    def decided(self) -> bool:
+        """Neither a tie nor a comparison with an empty answer."""
+        texts = {self.output_1.strip(), self.output_2.strip()}
+        return self.preference not in (None, 0, 1.5) and len(texts - {""}) == 2
+
+
+class Reader:
+    """A frozen model that reads the first `tokens` of answers.
 
     Raises:
-        PastaError: The judge cannot be used, or judges none of the answers.
+        UnsupportedModelError: The folder cannot be used.
     """
 
-    async def grade(place: int) -> float:
-        prompt = SampledPrompt(
-            id=ids[place] if ids else str(place),
-            messages=({"role": "user", "content": answers[place].question},),
-            samples=(),
-            baseline=Plain(text=plain[place].text, tokens=plain[place].tokens),
-        )
-        return await judge.verdict(prompt, answers[place].text)
+    def __init__(self, folder: Path, tokens: int) -> None:
+        from transformers import AutoModel
 
-    grades, failures = await collect(range(len(answers)), grade, in_flight)
-    if failures:
-        told = f"{len(failures)} of {len(answers)} answers are not judged: {next(iter(failures.values()))}"
-        if not grades:
-            raise BackendError(told)
-        print(told, file=sys.stderr)
-    return [grades.get(place) for place in range(len(answers))]
+        from pasta_async.training.likelihood import load_frozen
 
+        self._model: Any = load_frozen(AutoModel, folder, "a judge cannot read with it")
+        self._tokenizer = Tokenizer.from_folder(folder)
+        self._tokens = tokens
 
-async def _measure(settings: JudgedSettings, forms: Forms) -> dict[str, Any]:
-    async with AsyncExitStack() as stack:
-        judge = await open_judge(settings, settings.out / JOURNAL, stack)
-        grades = {
-            form: await grade_answers(judge, own, forms["baseline"], in_flight=settings.in_flight)
-            for form, own in forms.items()
-        }
-    figures = {
-        form: [{"quality %": None if grade is None else 100 * grade} for grade in own]
-        for form, own in grades.items()
-    }
-    return {
-        **settings.model_dump(include={"judge", "judge_model"}),
-        "unjudged": {form: own.count(None) for form, own in grades.items()},
-        **compared(forms, figures),
-    }
+    def read(self, messages: Sequence[Message], text: str) -> Array:
+        """Mean hidden state of an answer's tokens: [hidden], float32. A long prompt is read at both ends."""
+        import torch
+
+        prompt, answer = self._tokenizer.encode_chat(messages, {}), self._tokenizer.encode(text)
+        if len(prompt) > self._tokens:
+            prompt = prompt[: self._tokens // 2] + prompt[len(prompt) - self._tokens // 2 :]
+        # An answer that is read whole ends with the end-of-text.
+        answer = [*answer, *self._tokenizer.end_ids[:1]][: self._tokens]
+        with torch.inference_mode():
+            ids = torch.tensor([prompt + answer], device=self._model.device)
+            states = self._model(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) :]
+            return states.float().mean(0).cpu().numpy()
 
 
-main: Command = instrument(
-    JudgedSettings,
-    lambda settings, forms: asyncio.run(_measure(settings, forms)),
-    "judge",
-    __doc__,
-    needed=("baseline",),
-    resumes=True,
-)
+def fit_weights(differences: Array, lengths: Array, penalty: float) -> Array:
+    """Weights of a reward, [features], by Bradley and Terry's model (1952): ridge logistic regression.
+
+    The better answer wins with probability sigmoid(weights @ difference + b * length), where `differences`
+    are of features, [pairs, features], better less worse. A reward leaves b out, so that what preferences
+    owe to length alone is not put down to quality.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    scale = np.sqrt((differences**2).mean(0) * differences.shape[1])
+    scale[scale == 0] = 1.0
+    # The factor keeps the penalty from b. Each pair stands there in both orders, so there is no intercept.
+    columns = np.concatenate([differences / scale, 10 * lengths[:, None]], axis=1)
+    model = LogisticRegression(C=0.5 / penalty, fit_intercept=False, max_iter=2000)
+    model.fit(np.concatenate([columns, -columns]), np.repeat([True, False], len(columns)))
+    return model.coef_[0, :-1] / scale
+
+
+def agreement(pairs: Sequence[Preference], rewards: Array) -> dict[str, Any]:
+    """Percent of pairs in which the reward of the better answer is higher, and in which it is the longer one.
+
+    `rewards` are differences, [pairs]; one of 0 is right half of the time. Intervals are over prompts.
+    """
+    prompts = [pair.instruction for pair in pairs]
+    right = 50 + 50 * np.sign(rewards)
+    longer = 50 + 50 * np.sign([pair.length for pair in pairs])
+    shares = {"judge": right, "longer": longer, "difference": right - longer}
+    figures = {name: estimate(own.tolist(), "arithmetic", clusters=prompts) for name, own in shares.items()}
+    return {"pairs": len(pairs), "prompts": len(set(prompts)), **figures}
+
+
+def train(settings: TrainSettings) -> dict[str, Any]:
+    """Train a judge and write its folder; the report, which is in it.
+
+    Raises:
+        PastaError: The preferences or the model cannot be used, or OUT has features of something else.
+    """
+    from sklearn.model_selection import GroupKFold
+
+    rows = [row for path in settings.preferences for _, row in read_lines(path, Preference)]
+    pairs = [row for row in rows if row.decided]
+    prompts = [pair.instruction for pair in pairs]
+    if len({*prompts}) < FOLDS:
+        raise InvalidRequestError(f"pairs on {len({*prompts})} prompts are too few: it takes {FOLDS}")
+    features = _read_answers(settings, pairs)
+    better, worse = ([features[pair.instruction, pair.answers[place]] for pair in pairs] for place in (0, 1))
+    differences = np.stack(better) - np.stack(worse)
+    lengths, rewards = np.array([pair.length for pair in pairs]), np.zeros(len(pairs))
+    for known, unseen in GroupKFold(FOLDS).split(differences, groups=prompts):
+        weights = fit_weights(differences[known], lengths[known], settings.penalty)
+        rewards[unseen] = differences[unseen] @ weights
+    # The factor by which differences of rewards are log-odds; a judge worse than a coin gives no verdict.
+    factor = max(0.0, float(fit_weights(rewards[:, None], lengths, 0.1)[0]))
+    weights = factor * fit_weights(differences, lengths, settings.penalty)
+    save_file({"weights": weights}, settings.out / "judge.safetensors")
+    read_by = {"model": str(settings.model.resolve()), "digest": model_digest(settings.model)}
+    write_json(settings.out / "judge.json", {**read_by, "tokens": settings.tokens})
+    report = {"left_out": len(rows) - len(pairs), "unseen prompts": agreement(pairs, rewards)}
+    write_json(settings.out / "report.json", {**settings.model_dump(mode="json"), **report})
+    return report
+
+
+def _read_answers(settings: TrainSettings, pairs: Sequence[Preference]) -> dict[tuple[str, str], Array]:
+    """Features of each prompt and answer: [hidden]. What the journal has is not computed again."""
+    answers = dict.fromkeys((pair.instruction, text) for pair in pairs for text in pair.answers)
+    identity = {"model": model_digest(settings.model), "tokens": settings.tokens}
+    with Journal(settings.out / "features.jsonl", identity) as journal:
+        known = {row["key"]: row["features"] for row in journal.rows}
+        reader = Reader(settings.model, settings.tokens)
+        features: dict[tuple[str, str], Array] = {}
+        with progress(len(answers), "answers") as advance:
+            for prompt, text in answers:
+                messages: tuple[Message, ...] = ({"role": "user", "content": prompt},)
+                key = digest(messages, text)
+                if key not in known:
+                    known[key] = reader.read(messages, text).tolist()
+                    journal.append({"key": key, "features": known[key]})
+                features[prompt, text] = np.array(known[key], np.float32)
+                advance()
+    return features
+
+
+class TrainedJudge(ModelJudge):
+    """A trained judge, in the folder that `train` wrote; the journal keeps rewards that were computed.
+
+    Raises:
+        InvalidRequestError: The folder holds no judge, or the model that it reads by is another one now.
+    """
+
+    def __init__(self, folder: Path | str, journal: Journal) -> None:
+        super().__init__(journal)
+        try:
+            read_by: dict[str, Any] = json.loads((Path(folder) / "judge.json").read_text("utf-8"))
+            self._weights: Array = load_file(Path(folder) / "judge.safetensors")["weights"]
+            model = Path(read_by["model"])
+            same = (model / "config.json").is_file() and model_digest(model) == read_by["digest"]
+        except (OSError, ValueError, LookupError, SafetensorError) as error:
+            advice = "make one with python -m pasta_async.evals.judge train"
+            raise InvalidRequestError(f"{folder} holds no trained judge ({error!r}): {advice}") from error
+        if not same:
+            raise InvalidRequestError(f"{folder}: the model that it reads by, {model}, is gone, or another")
+        self._reader = Reader(model, read_by["tokens"])
+
+    def compute(self, messages: Sequence[Message], texts: Sequence[str]) -> list[float]:
+        """Rewards of answers to one prompt."""
+        return [float(self._reader.read(messages, text) @ self._weights) for text in texts]
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        """Probability that an answer is better than the baseline's, were both equally long; 0 if it is empty.
+
+        Cancelling it leaves what is under way to end by itself, unused.
+        """
+        other = prompt.baseline.text
+        if text == other or not (text.strip() and other.strip()):
+            return 0.5 + 0.5 * (bool(text.strip()) - bool(other.strip()))
+        rewards = await self.figures(prompt, (text, other))
+        return 0.5 + 0.5 * math.tanh(((rewards[text] or 0.0) - (rewards[other] or 0.0)) / 2)
+
+
+class JudgeScoreSettings(ScoreSettings):
+    """Settings of `score`, which is `pasta_async.training.score` with a trained judge."""
+
+    judge: str = "pasta_async.evals.judge:TrainedJudge"
+
+
+_COMMANDS = {
+    "train": command(TrainSettings, train, "judge train", __doc__, resumes=True),
+    "score": command(JudgeScoreSettings, score, "judge score", __doc__, resumes=True),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `train` or `score`, which end the process."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given or given[0] not in _COMMANDS:
+        sys.exit(f"{__doc__}\nname a command: {' or '.join(_COMMANDS)}")
+    _COMMANDS[given[0]](given[1:])
+
 
 if __name__ == "__main__":
     main()

@@ -1,77 +1,85 @@
-"""How much sooner an answer comes: baseline / parallel wall clock, beside the theoretical speed-up.
+"""How much sooner answers come: one model writes every prompt's answer in parallel and plainly, timed.
 
-    python -m pasta_async.evals.speed --backend local:pasta-tiny --n 20
-    python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --passes 1 \
-        --temperature 0.6 --max-tokens 500 --threads 1 --out speed.jsonl
+    python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --prompts prompts.txt --out speed.jsonl
+    python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --sample 100 \
+        --passes 1 --temperature 0.6 --max-tokens 500 --threads 1 --out speed.jsonl
 
-One model answers every prompt in both forms, one answer at a time: in parallel, and as the baseline, without
-tags. The order goes A B B A over the prompts, the other way round in the next pass. Each pass begins with an
-empty prefix cache and a few answers that do not count. Where both forms begin with the same tokens (a chat
-template may mark the parallel one at its end), the form that comes second finds these in the cache.
+One answer at a time is written. The order goes A B B A over the prompts, the other way round in the next
+pass. Each pass begins with an empty prefix cache and one prompt that is answered but not counted. Where both
+forms begin with the same tokens (a chat template may mark the parallel one at its end), the form that comes
+second finds these in the cache.
 
-Answers that a limit ended are counted, and are in no speed-up. With --brief the baseline is also asked to be
-brief, the simplest way to an earlier end; whether that answer is as good is not measured here. With
---llama-cpp, llama.cpp writes each plain answer once more, one token after another, with the same weights,
-behind all others.
+The first figure is "times sooner than the same answer in sequence": the parallel answer's own text at the
+pace of the plain answers, over the time that it took. So an answer is not sooner for being short. An answer
+that a limit ended has no speed-up. --brief has the plain answer asked to be brief as well, the simplest way
+to an earlier end. `methods --llama-cpp` compares given answers with llama.cpp's.
 
-With --out every answer is kept as it comes, the same command goes on where it was broken off (with an empty
-cache again), and the figures are written beside it, to FILE.figures.json. `pasta_async.evals.faults` reads
-the answers too. What a model would gain that wrote given answers is measured by `methods`.
+With --out every answer is kept as it comes, and the figures are written beside it, to FILE.figures.json. The
+same command goes on where it was broken off. `pasta_async.evals.quality --answers FILE` judges the answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from functools import partial
-from statistics import fmean
+from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any
 
 from pydantic import Field
 
 from pasta_async import Client, Sampling
-from pasta_async.cli.command import Command, Count, command
+from pasta_async.backends import BackendOptions
+from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.evals.answers import (
     FORMS,
     Answer,
     Answering,
+    Drawn,
+    Prompt,
+    RawRows,
     ask,
-    describe_costs,
-    describe_speedup,
-    of_form,
+    cold_client,
+    digest,
+    of_method,
+    read_prompts,
     take_turns,
 )
-from pasta_async.evals.documents import WARM_UP_SEED, AskedSettings, Prompt, RawFigures, digest, held_out
-from pasta_async.evals.engines import cold_client
-from pasta_async.evals.overview import overview, overview_table
-from pasta_async.evals.peers import LlamaCppSettings, RemoteEngine, open_llama_cpp
-from pasta_async.evals.records import (
+from pasta_async.evals.report import (
     environment,
     grouped,
     markdown_table,
-    measurements,
     opened_journal,
+    transposed,
 )
+from pasta_async.evals.statistics import Estimate, estimate, of_known, share
 from pasta_async.jobs import Journal, write_json
+from pasta_async.lang import STYLE_CODES
+from pasta_async.results import sequential_tokens
+from pasta_async.training.faults import repeats_itself
 from pasta_async.training.identity import weights_of
-from pasta_async.training.statistics import format_share
 
 BRIEF = "brief"
+SAME_ANSWER = "times sooner than the same answer in sequence"
+WARM_UP = Prompt(text="Name two kinds of fruit, and say where each of them grows.")
 
 
-class SpeedSettings(AskedSettings, LlamaCppSettings):
-    """What is timed."""
+class SpeedSettings(CommandSettings):
+    """Settings of a measurement."""
 
-    backend: str = Field(default="local:pasta-tiny", description="as for pasta_async.generate")
-    passes: Count = Field(default=2, description="how often all of it is done")
+    backend: str = Field(description="as for pasta_async.generate")
+    prompts: Path = Field(description="a prompt a line, or .jsonl with `instruction` or `prompt`")
+    sample: Drawn = None
+    passes: Count = Field(default=2, description="number of times that all of it is done")
     temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
     seed: int = Field(default=0, ge=0, description="of the first pass; each further one has the next")
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
+    threads: int | None = Field(default=None, ge=1, description="local: CPU threads; default: all")
     brief: bool = Field(default=False, description="also plain answers to prompts that say: Be brief.")
-    out: RawFigures = None
+    out: RawRows = None
 
     def sampling(self, number: int) -> Sampling:
         """Of the answers in a pass."""
@@ -83,17 +91,14 @@ async def measure(
     prompts: Sequence[Prompt],
     settings: SpeedSettings,
     *,
-    warm: Sequence[Prompt] = (),
-    peer: RemoteEngine | None = None,
+    warm: Prompt | None = None,
     journal: Journal | None = None,
 ) -> list[Answer]:
     """Time every prompt in both forms, and what else the settings ask for; see `take_turns` and `ask`.
 
-    Prompts of `warm` are answered first in each pass, on the client that `opened` gives, and not counted; a
-    `peer` writes each plain answer again. Cancelling it cancels the answer under way and closes the client.
+    `warm` is answered first in each pass, on the client that `opened` gives. Cancelling it cancels the answer
+    under way and closes the client.
     """
-    rows = (Answer(**row) for row in measurements(journal))
-    plain = {(row.prompt, row.number): row for row in rows if row.method == "baseline"}
 
     @asynccontextmanager
     async def warmed_up() -> AsyncGenerator[Answering]:
@@ -101,93 +106,155 @@ async def measure(
 
             async def answer(index: int, method: str, number: int) -> Answer:
                 prompt = prompts[index]
-                if peer and method == peer.name:
-                    return await _write_again(peer, client, prompt, plain[index, number])
                 text = f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text
-                row = Answer(index, method, number, family=prompt.family, question=text)
-                row = await ask(client, text, row, sampling=settings.sampling(number))
-                if method == "baseline":
-                    plain[index, number] = row
-                return row
+                row = Answer(index, method, number, source=prompt.source, question=prompt.text)
+                return await ask(client, text, row, sampling=settings.sampling(number))
 
-            for prompt in warm:
-                for form in FORMS:
-                    await ask(client, prompt.text, Answer(0, form), sampling=settings.sampling(0))
+            for form in FORMS if warm else ():
+                await ask(client, warm.text if warm else "", Answer(0, form), sampling=settings.sampling(0))
             yield answer
 
-    methods, last = [*FORMS, *([BRIEF] if settings.brief else [])], [peer.name] if peer else []
-    passes = settings.passes
-    return await take_turns(warmed_up, len(prompts), methods, last=last, passes=passes, journal=journal)
+    methods = [*FORMS, BRIEF] if settings.brief else FORMS
+    return await take_turns(warmed_up, len(prompts), methods, passes=settings.passes, journal=journal)
 
 
-async def _write_again(peer: RemoteEngine, client: Client, prompt: Prompt, plain: Answer) -> Answer:
-    """Have an engine write a plain answer that another one gave, token by token."""
-    if not plain.tokens:  # its prompt is too long
-        return replace(plain, method=peer.name)
-    ids = await client.backend.encode_chat([{"role": "user", "content": prompt.text}], {"pasta": False})
-    text = await client.backend.encode(plain.text)
-    seconds = await asyncio.to_thread(peer.call, "write", ids, text)
-    tokens = len(text) + 1  # the last step gives what ends the answer
-    return replace(
-        plain,
-        method=peer.name,
-        seconds=seconds,
-        first_token=0.0,
-        tokens=tokens,
-        critical_path=tokens,
-        cached_tokens=0,
-        prefilled_tokens=len(ids),
+def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, Answer]]:
+    """Answers by two methods to the same prompt in the same pass, without those of which a limit ended one.
+
+    Raises:
+        ValueError: One of them is missing somewhere.
+    """
+    ours, theirs = (
+        {(row.prompt, row.number): row for row in of_method(rows, name)} for name in (method, base)
+    )
+    if ours.keys() != theirs.keys():
+        raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
+    both = ((ours[place], theirs[place]) for place in sorted(ours))
+    return [pair for pair in both if all(answer.tokens and not answer.ended_by_length for answer in pair)]
+
+
+def mean_by_prompt(values: Iterable[tuple[int, float]]) -> Estimate | None:
+    """Geometric mean over prompts of values, each with its prompt; a prompt has the mean of its passes."""
+    by_prompt = grouped(values, lambda value: value[0])
+    means = [geometric_mean(value for _, value in own) for own in by_prompt.values()]
+    return estimate(means) if means else None
+
+
+def speedup(rows: Sequence[Answer], method: str = "parallel", base: str = "baseline") -> Estimate | None:
+    """Seconds of the base / seconds of the method, prompt by prompt; None where no pair can be compared."""
+    return mean_by_prompt(
+        (answer.prompt, other.seconds / answer.seconds) for answer, other in pairs(rows, method, base)
     )
 
 
-def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
-    """A row of figures for each family, and one over all; intervals are 95%, over prompts."""
-    table = [_row(name, own) for name, own in grouped(rows, lambda row: row.family).items()]
-    return table if len(table) == 1 else [*table, _row("all", rows)]
+def counted_speedup(
+    answers: Sequence[Answer], plain: Sequence[Answer], clusters: Sequence[int] = ()
+) -> Estimate | None:
+    """The theoretical speed-up: geometric mean of `sequential_tokens` / critical path.
+
+    The answers stand in one order. Those of which a limit ended one are left out.
+    """
+    ratios = [
+        sequential_tokens(answer.text_tokens, other.tokens) / answer.critical_path
+        if answer.tokens and other.tokens and not (answer.ended_by_length or other.ended_by_length)
+        else None
+        for answer, other in zip(answers, plain, strict=True)
+    ]
+    return of_known(estimate, ratios, clusters or range(len(ratios)))
 
 
-def _row(name: str, rows: Sequence[Answer]) -> dict[str, Any]:
-    plain, parallel = (of_form(rows, form) for form in FORMS)
+def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
+    """Means over answers of what they took."""
+    cached, prefilled = sum(row.cached_tokens for row in rows), sum(row.prefilled_tokens for row in rows)
     return {
-        "family": name,
-        **describe_speedup(rows),
-        "baseline s": fmean(row.seconds for row in plain),
-        "baseline, first token ms": 1000 * fmean(row.first_token for row in plain),
-        "baseline tokens": fmean(row.tokens for row in plain),
-        **describe_costs(parallel),
-        "malformed": format_share(sum(not row.well_formed for row in parallel), len(parallel)),
+        "seconds": fmean(row.seconds for row in rows),
+        "first token ms": 1000 * fmean(row.first_token for row in rows),
+        "tokens": fmean(row.tokens for row in rows),
+        "critical path": fmean(row.critical_path for row in rows),
+        "requests": fmean(row.requests for row in rows),
+        "prefilled": prefilled / len(rows),
+        "cached %": 100 * cached / max(1, cached + prefilled),
     }
+
+
+def describe(rows: Sequence[Answer]) -> dict[str, Any]:
+    """Figures of some prompts by name: estimates with intervals over prompts, means, and counts as text."""
+    plain, parallel = (of_method(rows, form) for form in FORMS)
+    others = [name for name in dict.fromkeys(row.method for row in rows) if name not in FORMS]
+    whole = [row for row in parallel if row.tokens and not row.ended_by_length]
+    # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
+    pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
+    prompts = [row.prompt for row in parallel]
+
+    def ratio(value: Callable[[Answer], float], answers: Sequence[Answer] = whole) -> Estimate | None:
+        return mean_by_prompt((row.prompt, value(row)) for row in answers if row.critical_path)
+
+    def token_ms(row: Answer) -> float:
+        return 1000 * row.seconds / row.critical_path
+
+    figures: dict[str, Any] = {
+        "prompts": len({*prompts}),
+        SAME_ANSWER: ratio(lambda row: (row.text_tokens + 1) * pace / row.seconds) if pace else None,
+        "times sooner than the plain answer": speedup(rows),
+        "tokens of its text / critical path": ratio(lambda row: (row.text_tokens + 1) / row.critical_path),
+        "tokens of the plain answer / critical path": mean_by_prompt(
+            (row.prompt, other.tokens / row.critical_path)
+            for row, other in pairs(rows, "parallel", "baseline")
+        ),
+        "ms a token of the critical path": ratio(token_ms, parallel),
+        "ms a token, plain": ratio(token_ms, plain),
+    }
+    for name in others:
+        figures[f"times sooner than {name}"] = speedup(rows, "parallel", name)
+        figures[f"ms a token, {name}"] = ratio(token_ms, of_method(rows, name))
+    figures |= describe_costs(parallel)
+    figures |= {f"{name}, plain": value for name, value in describe_costs(plain).items()}
+    figures["answers with promises, %"] = share([row.promises > 0 for row in parallel], clusters=prompts)
+    figures["answers without a fault in their tags, %"] = share(
+        [STYLE_CODES.issuperset(row.diagnostics) for row in parallel], clusters=prompts
+    )
+    counts: dict[str, Callable[[Answer], bool]] = {
+        "ended by length": lambda row: row.ended_by_length,
+        "repeat themselves": lambda row: repeats_itself(row.text),
+    }
+    for name, holds in counts.items():
+        figures[f"{name}, parallel / plain"] = f"{sum(map(holds, parallel))} / {sum(map(holds, plain))}"
+    return figures
+
+
+def summarise(rows: Sequence[Answer]) -> dict[str, dict[str, Any]]:
+    """Figures of all prompts, of those whose parallel answer has promises, and of each source."""
+    promised = {(row.prompt, row.number) for row in of_method(rows, "parallel") if row.promises}
+    groups = {"all prompts": list(rows)}
+    if beside := [row for row in rows if (row.prompt, row.number) in promised]:
+        groups["with promises"] = beside
+    sources = grouped(rows, lambda row: row.source)
+    if len(sources) > 1:
+        groups |= sources
+    return {name: describe(own) for name, own in groups.items()}
 
 
 def _run(settings: SpeedSettings) -> str:
-    prompts = settings.asked()
-    elsewhere = {"prompts", "sample", "n", "families", "brief", "llama_cpp", "out"}
+    prompts = read_prompts(settings.prompts, settings.sample)
     measured = {
         "benchmark": "speed",
+        **settings.model_dump(exclude={"prompts", "sample", "out"}),
         "prompts": digest(prompt.text for prompt in prompts),
-        **settings.model_dump(exclude=elsewhere),
         "weights": asyncio.run(weights_of(settings.backend)),
-        "llama_cpp": settings.llama_cpp is not None,
-        **({"brief": True} if settings.brief else {}),
     }
-    options = settings.options_of(settings.backend)
+    options = BackendOptions()
     if settings.dtype:
         options["dtype"] = settings.dtype
-    with opened_journal(settings.out, measured) as journal, open_llama_cpp(settings) as peer:
-        work = measure(
-            partial(cold_client, settings.backend, **options),
-            prompts,
-            settings,
-            warm=held_out(settings.families, 1, first_seed=WARM_UP_SEED),
-            peer=peer,
-            journal=journal,
-        )
-        rows = asyncio.run(work)
-    found = overview(rows)
+    if settings.threads:
+        options["threads"] = settings.threads
+    with opened_journal(settings.out, measured) as journal:
+        opened = partial(cold_client, settings.backend, **options)
+        rows = asyncio.run(measure(opened, prompts, settings, warm=WARM_UP, journal=journal))
+    figures = summarise(rows)
     if settings.out:
-        content = {**measured, "environment": environment(), "figures": found}
+        content = {**measured, "environment": environment(), "figures": figures}
         write_json(settings.out.with_suffix(".figures.json"), content)
-    return "\n\n".join(map(markdown_table, (summarise(rows), overview_table(found))))
+    return markdown_table(transposed(figures))
 
 
 main: Command = command(SpeedSettings, _run, "speed", __doc__, resumes=True)

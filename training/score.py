@@ -4,8 +4,9 @@ Writes the theoretical speed-up and the quality of each sample. Their weight is 
 trained, so that another one needs no new judgement. The judge is a
 language model in a folder, which says how likely an answer is (`likelihood`), where counted faults are taken
 off; a model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); or
-your own (`package.module:name`, what makes a `pasta_async.training.judging.Judge`). A model's verdicts are
-kept in a journal, so that the same command resumes an interrupted run.
+your own (`package.module:name`, what makes a `pasta_async.training.judging.Judge`, of --judge-model and a
+journal if there is one). A model's verdicts are kept in a journal, so that the same command resumes an
+interrupted run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, command
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Journal, journal_beside
 from pasta_async.training.data.corpus import write_records
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
@@ -49,7 +50,7 @@ class JudgeSettings(EndpointSettings):
     )
     judge_model: str = Field(
         default="",
-        description="name at the endpoint; folder of the model (likelihood)",
+        description="name at the endpoint; folder of the model (likelihood); what your own judge is made of",
     )
 
     @model_validator(mode="after")
@@ -176,8 +177,15 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
         identity = {"judge": "likelihood", "model": model_digest(settings.judge_model)}
         return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
     if not settings.remote:
+        arguments: list[Any] = []
+        if model := settings.judge_model:
+            folder = await asyncio.to_thread(Path(model).is_dir)
+            identity = {"judge": settings.judge, "model": model_digest(model) if folder else model}
+            arguments = [model, stack.enter_context(Journal(journal, identity))]
         try:
-            own = pkgutil.resolve_name(settings.judge)()
+            own = pkgutil.resolve_name(settings.judge)(*arguments)
+        except PastaError:
+            raise
         except Exception as error:  # whatever its module, or its constructor, raises
             raise InvalidRequestError(f"--judge {settings.judge} cannot be made: {error!r}") from error
         if not isinstance(own, Judge):

@@ -42,6 +42,8 @@ class Judge:
 
     def __init__(self, opinion: Opinion) -> None:
         self.opinion = opinion
+        self.prefix = ""
+        """Stands before every name that it replies, as a space does with some tokenizers."""
         self.trouble: Callable[[int, str], Trouble | None] = no_trouble
         """What goes wrong with a request, by its number and its prompt."""
         self.closing = threading.Event()
@@ -62,7 +64,7 @@ class Judge:
             trouble(self, handler)
         else:
             first, second = _OUTPUT.findall(text)
-            send(handler, 200, _completion(body, self.opinion(first, second)))
+            send(handler, 200, _completion(body, self.opinion(first, second), self.prefix))
 
 
 def rate_limited(judge: Judge, handler: BaseHTTPRequestHandler) -> None:
@@ -111,9 +113,9 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: Any, **headers: str
     handler.wfile.write(content)
 
 
-def _completion(body: dict[str, Any], first: float) -> dict[str, Any]:
+def _completion(body: dict[str, Any], first: float, prefix: str) -> dict[str, Any]:
     tops = [
-        {"token": token, "bytes": list(token.encode()), "logprob": math.log(p)}
+        {"token": prefix + token, "logprob": math.log(p)}
         for token, p in sorted({"m": first, "M": 1 - first}.items(), key=lambda pair: -pair[1])
         if p > 0
     ]

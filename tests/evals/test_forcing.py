@@ -8,10 +8,9 @@ from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
-from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
-from pasta_async.testing import WordTokenizer
+from pasta_async.testing import ScriptedBackend
 from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ async def local() -> AsyncIterator[LocalBackend]:
     made = LocalBackend(PASTA_TINY)
     yield made
     await made.aclose()
-
-
-def simulated(tokenizer: WordTokenizer | None = None) -> SimulatedBackend:
-    return SimulatedBackend(EngineModel(step=0.01), tokenizer=tokenizer)
 
 
 def forced(backend: Backend) -> ForcedBackend:
@@ -74,8 +69,9 @@ async def test_threads_joins_and_caches_are_the_real_ones(local: LocalBackend):
 
 async def test_the_kv_is_that_of_the_given_tokens(local: LocalBackend):
     """Behind the last given token the engine goes on as behind a prompt that ends with it."""
-    prompt = tuple(await local.encode_chat([{"role": "user", "content": "Well?"}], {}))
-    given = tuple(await local.encode("Anna has seven red apples and Ben has "))
+    tokenizer = (await local.connect()).tokenizer
+    prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": "Well?"}], {}))
+    given = tuple(tokenizer.encode("Anna has seven red apples and Ben has "))
 
     async def decode(ids: tuple[int, ...], forced: tuple[int, ...], count: int) -> Sequence[int]:
         request = force(local, DecodeRequest("a", 0, ids, count, Sampling()), forced)
@@ -87,20 +83,19 @@ async def test_the_kv_is_that_of_the_given_tokens(local: LocalBackend):
     assert led[len(given) :] == free
 
 
-async def test_a_context_that_is_not_the_documents_is_refused():
-    backend = simulated()
-    async with Client(forced(backend), limits=FORCED_LIMITS, clock=backend.clock) as client:
+async def test_a_context_that_is_not_the_documents_is_refused(local: LocalBackend):
+    async with Client(forced(local), limits=FORCED_LIMITS) as client:
         with pytest.raises(InvalidRequestError, match="FORCED_LIMITS"):  # a cap cuts a chunk short
             await client.generate("Well?", limits=FORCED_LIMITS.model_copy(update={"chunk_tokens": 3}))
 
 
-async def test_what_cannot_be_forced_is_refused():
+async def test_what_cannot_be_forced_is_refused(local: LocalBackend):
     with pytest.raises(InvalidRequestError):
-        ForcedBackend(simulated(), {"Well?": parse('<promise topic="a" tokens="10"/>')})
-    with pytest.raises(UnsupportedModelError, match="random_model"):
-        await forced(simulated(WordTokenizer(tags=False))).connect()
-    async with Client(forced(simulated())) as client:
+        ForcedBackend(local, {"Well?": parse('<promise topic="a" tokens="10"/>')})
+    with pytest.raises(UnsupportedModelError, match="tag tokens"):
+        await forced(ScriptedBackend("", trained=False)).connect()
+    async with Client(forced(local)) as client:
         with pytest.raises(InvalidRequestError, match="Who"):
             await client.generate("Who?")
-        with pytest.raises(InvalidRequestError, match="encode_chat"):
+        with pytest.raises(InvalidRequestError, match="no document"):
             await client.generate([7, 8, 9])

@@ -11,11 +11,10 @@ import pytest
 from commands_run import refused, run
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals import answers as answering
+from pasta_async.evals import quality
 from pasta_async.evals.answers import Answer, read_answers
-from pasta_async.evals.documents import read_prompts
-from pasta_async.evals.ifeval import Question, Verdict, accuracy, check, main, read_questions
-from pasta_async.evals.records import write_rows
+from pasta_async.evals.ifeval import Question, Verdict, check, read_questions
+from pasta_async.evals.report import write_rows
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)
 """The checkers take seconds of CPU to import, on a machine that may be busy."""
-
-TINY = LOCAL_TINY
 
 
 def follows(answer: str, instruction: str, **asked: Any) -> Verdict:
@@ -98,41 +95,33 @@ def questions(tmp_path: Path) -> Path:
     return tmp_path / "questions.jsonl"
 
 
-def test_a_run_checks_what_three_answered_and_goes_on_where_it_was_interrupted(
+def test_a_run_checks_what_was_answered_and_goes_on_where_it_was_interrupted(
     questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    out, file = tmp_path / "out", tmp_path / "answers.jsonl"
-    ask = f"--backend {TINY} --original {TINY} --prompts {questions} --max-tokens 40 --out {file}"
-    run(answering.main, ask)
-    assert "| parallel | 2 | " in capsys.readouterr().out
-    run(main, f"{file} --prompts {questions} --out {out}")
+    told = f"--backend {LOCAL_TINY} --prompts {questions} --max-tokens 40 --ifeval {questions}"
+    run(quality.main, f"{told} --out {tmp_path}/out")
     first = capsys.readouterr().out
-    result = json.loads((out / "result.json").read_text())
-    assert {*result["methods"]} == {"original", "baseline", "parallel"}
-    strict = "strict, % of instructions"
-    assert result["methods"]["baseline"] == result["methods"]["original"], "the same model"
-    assert result["differences"]["baseline - original"][strict]["value"] == 0
-    assert result["methods"]["parallel"][strict]["value"] < 100, "no zebra"
-    rows = [json.loads(line) for line in (out / "checked.jsonl").read_text().splitlines()]
-    assert sorted(len(row["strict"]) for row in rows) == [1, 1, 1, 2, 2, 2]
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["methods"]["parallel"]["IFEval, strict, %"]["value"] < 100, "no zebra"
+    rows = [json.loads(line) for line in (tmp_path / "out" / "checked.jsonl").read_text().splitlines()]
+    assert sorted(len(row["strict"]) for row in rows) == [1, 1, 2, 2]
+    file = tmp_path / "out" / "answers.jsonl"
     kept = file.read_text().splitlines(keepends=True)
     file.write_text("".join(kept[:3]))
-    refused(main, f"{file} --prompts {questions} --out {out}")
-    run(answering.main, ask)
-    capsys.readouterr()
-    run(main, f"{file} --prompts {questions} --out {out}")
+    run(quality.main, f"{told} --out {tmp_path}/out")
     assert capsys.readouterr().out == first
-    _, answers = read_answers(file)
-    texts = {(one.prompt, one.method): one.text for one in answers}
-    (verdict,) = (row for row in rows if (row["prompt"], row["method"]) == (0, "parallel"))
-    assert verdict["strict"] == ["," not in texts[0, "parallel"]]
+    texts = {(answer.prompt, answer.method): answer.text for answer in read_answers(file)[1]}
+    verdicts = {(row["prompt"], row["method"]): row["strict"] for row in rows}
+    assert verdicts[QUESTIONS[0]["prompt"], "parallel"] == ["," not in texts[0, "parallel"]]
 
 
 def test_answers_to_other_prompts_are_refused(questions: Path, tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     write_rows(file, [{"made": "up"}, asdict(Answer(0, "baseline", question="What else?"))])
-    refused(main, f"{file} --prompts {questions} --out {tmp_path}/out")
+    assert "What else?" in refused(
+        quality.main, f"--answers {file} --ifeval {questions} --out {tmp_path}/out"
+    )
 
 
 def test_prompts_without_a_checker_are_refused(tmp_path: Path) -> None:
@@ -147,40 +136,6 @@ def test_prompts_without_a_checker_are_refused(tmp_path: Path) -> None:
         read_questions(tmp_path / "wrong.jsonl")
 
 
-def test_other_benchmarks_can_ask_its_prompts(questions: Path) -> None:
-    assert [one.text for one in read_prompts(questions)] == [one["prompt"] for one in QUESTIONS]
-
-
-def accuracies(**verdicts: list[Verdict]) -> dict[str, Any]:
-    forms = {
-        form: [Answer(place, form, promises=place % 2) for place in range(len(own))]
-        for form, own in verdicts.items()
-    }
-    return accuracy(forms, verdicts)
-
-
-def test_accuracy_counts_prompts_and_instructions() -> None:
-    verdicts = [Verdict([True, False], [True, True]), Verdict([True], [True])] * 10
-    found = accuracies(baseline=verdicts)["methods"]["baseline"]
-    assert found["strict, % of prompts"]["value"] == 50
-    assert found["loose, % of prompts"]["value"] == 100
-    assert found["strict, % of instructions"]["value"] == pytest.approx(200 / 3)
-
-
-def test_a_difference_is_taken_prompt_by_prompt_and_has_a_one_sided_bound() -> None:
-    yes, no = Verdict([True], [True]), Verdict([False], [False])
-    better, worse = [yes] * 60 + [no] * 40, [yes] * 50 + [no] * 50
-    differences = accuracies(parallel=better, baseline=worse)["differences"]
-    found = differences["parallel - baseline"]["loose, % of prompts"]
-    assert found["value"] == pytest.approx(10)
-    assert 0 < found["low"] <= found["bound"] < 10 < found["high"]
-    assert differences["where promised"]["loose, % of prompts"]["value"] == pytest.approx(10)
-
-
-def test_instructions_are_counted_where_promised_too() -> None:
-    plain = [Verdict([True] * 3, [True] * 3), Verdict([True], [True])] * 10  # the second of each promises
-    parallel = [Verdict([True] * 3, [True] * 3), Verdict([False], [False])] * 10
-    found = accuracies(parallel=parallel, baseline=plain)["differences"]
-    strict = "strict, % of instructions"
-    assert found["parallel - baseline"][strict]["value"] == pytest.approx(-25)
-    assert found["where promised"][strict]["value"] == pytest.approx(-100)
+def test_figures_of_a_verdict() -> None:
+    figures = Verdict([True, False], [True, True]).figures
+    assert [*figures.values()] == [0, 50, 100, 100]

@@ -1,3 +1,5 @@
+"""Answers under load, on a scripted backend that takes time for tokens, and on the embedded engine."""
+
 from __future__ import annotations
 
 import json
@@ -23,19 +25,19 @@ from pasta_async.evals.load import (
     measure,
     summarise,
 )
-from pasta_async.evals.methods.strategies import METHODS
-from pasta_async.evals.methods.track import Case, Engine, cases_of, open_engine
-from pasta_async.evals.simulator import EngineModel, SimulatedBackend
+from pasta_async.evals.methods import METHODS, WARM_UP, Engine, cases_of, open_engine
 from pasta_async.jobs import Journal
-from pasta_async.lang import parse
+from pasta_async.lang import Document, parse
+from pasta_async.testing import ScriptedBackend, VirtualClock, word_tokenizer
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from pasta_async.evals.load import Mode
 
 LATENCY = 0.01
+NAMES = ["sequential", "pasta"]
 
 
 def chunk(topic: str, words: int) -> str:
@@ -44,32 +46,36 @@ def chunk(topic: str, words: int) -> str:
 
 WRITTEN = f"First:{chunk('one', 30)} Second:{chunk('two', 40)}<sync/> So it is."
 DOCUMENTS = {"many": parse(WRITTEN), "single": parse("Only one word after the other.")}
-CASES = [Case(index, prompt, document) for index, (prompt, document) in enumerate(DOCUMENTS.items())]
-NAMES = ["sequential", "pasta"]
-BOTH = [METHODS[name] for name in NAMES]
+CASES = cases_of(DOCUMENTS)
 
 
 def settings_of(methods: Sequence[str], **changed: Any) -> LoadSettings:
-    return LoadSettings(backend="simulated:", documents=Path("none"), methods=tuple(methods), **changed)
+    return LoadSettings(backend="scripted", documents=Path("none"), methods=tuple(methods), **changed)
 
 
 @asynccontextmanager
-async def opened() -> AsyncGenerator[tuple[Engine, Recorder]]:
-    """An engine whose steps take the same time whatever is in them, and what it was asked."""
-    backend = Recorder(SimulatedBackend(EngineModel(step=LATENCY)))
-    async with open_engine(backend, DOCUMENTS) as engine:
+async def opened(documents: Mapping[str, Document] = DOCUMENTS) -> AsyncGenerator[tuple[Engine, Recorder]]:
+    """An engine that takes time for each token and for nothing else, and what it was asked."""
+    clock, known = VirtualClock(), {WARM_UP.question: WARM_UP.document, **documents}
+    tokenizer = word_tokenizer(document.text for document in known.values())
+
+    def script(prompt: str) -> Document:
+        return known[re.sub(r"^\[\d+ \d+\] ", "", prompt)]
+
+    backend = Recorder(ScriptedBackend(script, tokenizer=tokenizer, clock=clock, latency=LATENCY))
+    async with open_engine(backend, documents, clock) as engine:
         yield engine, backend
 
 
 async def test_a_closed_loop_keeps_so_many_answers_under_way():
     async with opened() as (engine, backend):
-        one = await drive(engine, BOTH[:1], CASES[:1] * 6, mode="closed", level=1)
-        three = await drive(engine, BOTH[:1], CASES[:1] * 6, mode="closed", level=3)
+        single = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=1)
+        three = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=3)
     assert backend.max_open == 3
-    assert one.seconds == pytest.approx(3 * three.seconds, rel=0.02)
-    tokens = one.answers[0].tokens
-    assert {answer.tokens for answer in one.answers} == {tokens}
-    for answer in (*one.answers, *three.answers):
+    assert single.seconds == pytest.approx(3 * three.seconds, rel=0.02)
+    tokens = single.answers[0].tokens
+    assert {answer.tokens for answer in single.answers} == {tokens}
+    for answer in (*single.answers, *three.answers):
         assert answer.seconds == pytest.approx(tokens * LATENCY, rel=0.02)
     assert three.arrived == pytest.approx([0] * 3 + [tokens * LATENCY] * 3, rel=0.02)
 
@@ -77,8 +83,8 @@ async def test_a_closed_loop_keeps_so_many_answers_under_way():
 async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_method():
     async with opened() as (engine, _):
         blocks = [
-            await drive(engine, [method], CASES[:1] * 400, mode="open", level=20, number=number)
-            for method, number in ((BOTH[0], 1), (BOTH[1], 1), (BOTH[0], 2))
+            await drive(engine, METHODS[name], CASES[:1] * 400, mode="open", level=20, number=number)
+            for name, number in (("sequential", 1), ("pasta", 1), ("sequential", 2))
         ]
     first, again, other = (block.arrived for block in blocks)
     assert first == pytest.approx(again)
@@ -109,56 +115,26 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
         asked = len(backend.requests)
         with Journal(file, {"benchmark": "load"}) as journal:
             assert await measure(engine, CASES, settings, journal) == blocks
-        warm_up = len({request.answer for request in backend.requests[asked:]})
-    assert warm_up == len(BOTH)
+        assert len({request.answer for request in backend.requests[asked:]}) == len(NAMES), "they warm up"
     rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     assert [Block(**row) for row in rows] == blocks
     assert rows == json.loads(json.dumps([asdict(block) for block in blocks]))
-    pasta = next(row for row in summarise(blocks, 1.0) if row["method"] == "pasta")
-    assert pasta["speedup"] > 1
-    assert pasta["answers"] == 8
-
-
-async def test_plain_answers_beside_others_are_compared_with_those_at_the_same_places():
-    async with opened() as (engine, _):
-        methods = ["sequential", "sequential + pasta"]
-        blocks = await measure(engine, CASES[:1], settings_of(methods, rates=(5.0,), answers=10, rounds=1))
-    plain, mixed = blocks
-    assert [answer.method for answer in mixed.answers] == NAMES * 5
-    assert mixed.arrived == pytest.approx(plain.arrived)
-    found = summarise(blocks, 1.0)[1]
-    assert (found["method"], found["answers"]) == ("sequential + pasta", 5)
-    assert found["speedup"] == pytest.approx(1, abs=0.02)  # steps take no longer for what is beside
-    (row,) = compare_methods(blocks, 1.0)
-    assert row["method"] == "sequential + pasta / sequential"
-
-
-async def test_by_the_load_answers_are_parallel_while_that_pays_and_plain_where_it_does_not():
-    backend = SimulatedBackend(EngineModel(step=LATENCY, sequence=LATENCY))
-    async with open_engine(backend, DOCUMENTS) as engine:
-        settings = settings_of([*NAMES, "auto"], at_once=(1, 32), answers=40, rounds=1)
-        blocks = await measure(engine, CASES[:1], settings)
-    last = {(block.level, block.method): block.answers[-1].tokens for block in blocks}
-    plain, tagged = last[1, "sequential"], last[1, "pasta"]
-    assert plain < tagged == last[32, "pasta"]
-    assert (last[1, "auto"], last[32, "auto"]) == (tagged, plain)
-    rows = {(row["load"], row["method"]): row for row in compare_methods(blocks, 1.0)}
-    assert rows["1 at once", "auto / pasta"]["median latency"].startswith("1.00")
+    row = compare_methods(blocks, 1.0)[0]
+    assert row["method"] == "pasta / sequential"
+    assert row["times sooner"]["value"] > 1
 
 
 async def test_rounds_go_on_with_the_next_documents_and_the_same_answers_are_compared():
     documents = {f"{n}": parse(WRITTEN) for n in range(10)}
-    backend = SimulatedBackend(EngineModel(step=LATENCY))
-    async with open_engine(backend, documents) as engine:
+    async with opened(documents) as (engine, _):
         settings = settings_of(NAMES, at_once=(1,), answers=5, rounds=3)
         blocks = await measure(engine, cases_of(documents), settings)
     first, again = ([[a.prompt for a in b.answers] for b in blocks if b.method == name] for name in NAMES)
     assert first == again == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 1, 2, 3, 4]]
     (row,) = compare_methods(blocks, 1.0)
-    assert row["prompts"] == 10
-    value, low, high = (float(part) for part in re.findall(r"\d+\.\d+", row["sooner"]))
-    assert 1 < low <= value <= high
-    assert "(" not in row["median latency"]  # three rounds
+    sooner = row["times sooner"]
+    assert 1 < sooner["low"] <= sooner["value"] <= sooner["high"], "ten prompts"
+    assert row["p50"]["low"] is None, "three rounds"
 
 
 def block(method: str, level: float, *seconds: float, mode: Mode = "closed", over: float = 10) -> Block:
@@ -177,19 +153,23 @@ def test_figures_of_known_blocks():
     assert [(row["load"], row["method"]) for row in found] == [
         (f"{level} at once", method) for level in (1, 4, 16) for method in ("sequential", "pasta")
     ]
-    base, pasta = found[:2]
+    base = found[0]
     assert (base["p50"], base["p90"], base["p99"]) == pytest.approx((3.0, 3.8, 3.98))
     assert (base["throughput"], base["goodput"], base["tokens"]) == (0.2, 0.2, 10)
-    assert pasta["speedup"] == pytest.approx(2)
     assert found[3]["goodput"] == 0.1
     assert found[5]["throughput"] == 0.1 and found[5]["goodput"] == 0
-    assert found[5]["speedup"] == pytest.approx(0.8)
+    ratios = [row["times sooner"]["value"] for row in compare_methods(blocks, 4.0)]
+    assert ratios == pytest.approx([2, 1.265, 0.8], abs=1e-3)
+    assert compare_methods(blocks, 4.0)[2]["goodput"] is None
 
 
 def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
-    written = f"A{chunk('b', 2)} c."
-    record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": written}
+    record = {
+        "id": "1",
+        "messages": [{"role": "user", "content": "Well?"}],
+        "written": f"A{chunk('b', 2)} c.",
+    }
     documents.write_text(json.dumps(record) + "\n")
     options = "--rounds 1 --at-once 2 --rates 50 --answers 4 --methods sequential --methods auto"
     run(main, f"--backend {LOCAL_TINY} --documents {documents} {options} --out {out}")
@@ -204,3 +184,10 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
         for method in methods
     ]
     assert "| 2 at once | auto | 4 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", ["--at-once 0", "--rates -1", "--rates inf", "--sample 0"])
+def test_numbers_that_make_no_sense_are_refused_before_anything_starts(arguments: str):
+    with pytest.raises(SystemExit) as ended:
+        main(f"--backend {LOCAL_TINY} --documents none {arguments}".split())
+    assert ended.value.code == 2

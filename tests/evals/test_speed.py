@@ -1,43 +1,57 @@
+"""Answers in both forms, timed, and the figures that come of it."""
+
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from commands_run import refused
 from commands_run import run as run_command
 
 from pasta_async import Client, Limits
-from pasta_async.errors import InvalidRequestError
-from pasta_async.evals import speed
-from pasta_async.evals.answers import Answer, Form, compare
-from pasta_async.evals.documents import Prompt, held_out, read_prompts, stratified
-from pasta_async.evals.overview import overview, overview_table
-from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.speed import SpeedSettings, summarise
+from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.evals import load, methods, speed
+from pasta_async.evals.answers import Answer, Form, Prompt, cold_backend, of_method, read_prompts, stratified
+from pasta_async.evals.report import cell, environment, markdown_table, write_rows
+from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
-from pasta_async.training.synthetic import score
-from tests.pasta_tiny import LOCAL_TINY
+from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
 
 LATENCY = 0.01
+PLAIN_ANSWER = "times sooner than the plain answer"
+
+
+def settings(**changed: Any) -> SpeedSettings:
+    return SpeedSettings.model_validate({"backend": "none", "prompts": "none", **changed})
+
+
+def prompts(*texts: str) -> list[Prompt]:
+    return [Prompt(text=text, source="made up") for text in texts]
 
 
 def scripted(
-    scripts: Mapping[str, str], clock: VirtualClock
+    scripts: Mapping[str, str] | str, clock: VirtualClock, **limits: Any
 ) -> Callable[[], AbstractAsyncContextManager[Client]]:
     """Clients of new backends, which take time for each token and for nothing else."""
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Client]:
         backend = ScriptedBackend(scripts, clock=clock, latency=LATENCY)
-        async with Client(backend, clock=clock) as client:
+        async with Client(backend, clock=clock, limits=Limits(**limits)) as client:
             yield client
 
     return opened
@@ -50,64 +64,40 @@ def chunk(topic: str, words: int) -> str:
 PARALLEL = f"Two parts. {chunk('one', 40)} {chunk('two', 40)}"
 
 
-async def test_measured_speedups_are_the_theoretical_ones_where_only_tokens_take_time():
+async def test_measured_speedups_are_the_counted_ones_where_only_tokens_take_time():
     clock = VirtualClock()
-    prompts = [Prompt("both", "parallel"), Prompt("one", "plain")]
     scripts = {"both": PARALLEL, "one": "Word" + " word" * 50}
-    runs = await speed.measure(scripted(scripts, clock), prompts, SpeedSettings(passes=2))
-
-    both, one = compare(runs)
-    assert both.theoretical > 1.5
-    assert both.speedup == pytest.approx(both.theoretical)
-    assert one.theoretical == 1
-    assert one.speedup == pytest.approx(1)
-    baseline = next(run for run in runs if run.method == "baseline")
+    rows = await speed.measure(scripted(scripts, clock), prompts("both", "one"), settings(passes=2))
+    both, one = ([row for row in rows if row.prompt == prompt] for prompt in (0, 1))
+    figures = describe(both)
+    counted = figures["tokens of the plain answer / critical path"]["value"]
+    assert counted > 1.5
+    assert figures[PLAIN_ANSWER]["value"] == pytest.approx(counted)
+    assert figures[SAME_ANSWER]["value"] == pytest.approx(counted)
+    assert describe(one)[SAME_ANSWER]["value"] == pytest.approx(1)
+    baseline = of_method(rows, "baseline")[0]
     assert baseline.seconds == pytest.approx(baseline.tokens * LATENCY)
 
 
-async def test_the_forms_alternate_and_the_next_pass_goes_the_other_way_round():
+async def test_the_forms_alternate_and_each_pass_begins_with_a_cold_cache():
     clock = VirtualClock()
-    prompts = [Prompt(name, "plain") for name in "ab"]
-    opened = scripted({"a": "A word.", "b": "A word.", "warm": "A word."}, clock)
-    runs = await speed.measure(opened, prompts, SpeedSettings(passes=2), warm=[Prompt("warm", "plain")])
-
-    order = "".join(run.method[0] for run in runs)
-    assert order == "bppb" + "pbbp"
-    assert [run.number for run in runs] == [0] * 4 + [1] * 4
-    assert [run.prompt for run in runs] == [0, 0, 1, 1] * 2
-
-
-async def test_no_pass_finds_what_an_earlier_one_left_in_the_cache():
-    clock = VirtualClock()
-    runs = await speed.measure(
-        scripted({"both": PARALLEL}, clock), [Prompt("both", "x")], SpeedSettings(passes=3)
-    )
-
-    first, again = ([r for r in runs if r.number == number] for number in (0, 2))  # in the same order
-    assert [r.cached_tokens for r in first] == [r.cached_tokens for r in again]
-    assert [(r.method, r.requests) for r in first] == [("baseline", 1), ("parallel", 3)]
+    opened = scripted({"a": PARALLEL, "b": "A word.", "warm": "A word."}, clock)
+    (warm,) = prompts("warm")
+    rows = await speed.measure(opened, prompts("a", "b"), settings(passes=3), warm=warm)
+    assert "".join(row.method[0] for row in rows) == "bppb" + "pbbp" + "bppb"
+    assert [row.number for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [row.prompt for row in rows] == [0, 0, 1, 1] * 3
+    first, last = ([row.cached_tokens for row in rows if row.number == number] for number in (0, 2))
+    assert first == last
 
 
-async def test_the_summary_counts_what_is_malformed():
-    clock = VirtualClock()
-    good, bad = held_out(["describe"], 2)
-    assert good.example is not None and bad.example is not None
-    scripts = {good.text: good.example.document.format(), bad.text: "Well. <sync/> That is all."}
-    runs = await speed.measure(scripted(scripts, clock), [good, bad], SpeedSettings(passes=1))
-
-    (row,) = summarise(runs)
-    assert row["family"] == "describe"
-    assert row["prompts"] == 2
-    assert row["malformed"] == "50%"
-    assert row["realised"] == pytest.approx(1)
+def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, **changed: Any) -> Answer:
+    row = Answer(prompt, form, 0, seconds, 0.02, tokens, critical, 1, 30, 70, text_tokens=tokens - 1)
+    return replace(row, **changed)
 
 
-def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Answer:
-    return Answer(prompt, form, number, seconds, 0.02, tokens, critical, 1, 30, 70, family="f")
-
-
-def test_figures_of_known_runs():
-    runs = [
+def test_figures_of_known_answers():
+    rows = [
         run(0, "parallel", 1.0, 120, 50),
         run(0, "baseline", 2.0, 100, 100),
         run(0, "parallel", 1.0, 120, 50, number=1),
@@ -115,142 +105,91 @@ def test_figures_of_known_runs():
         run(1, "parallel", 1.0, 100, 100),
         run(1, "baseline", 1.0, 100, 100),
     ]
-    first, second = compare(runs)
-    assert (first.speedup, first.theoretical) == (4, 2)
-    assert (second.speedup, second.theoretical) == (1, 1)
+    figures = describe(rows)
+    assert figures["prompts"] == 2
+    assert figures[PLAIN_ANSWER]["value"] == pytest.approx(2), "4 at one prompt, 1 at the other"
+    assert figures["tokens of the plain answer / critical path"]["value"] == pytest.approx(2**0.5)
+    assert figures["cached %"] == 30
+    assert figures["first token ms"] == pytest.approx(20)
+    with pytest.raises(ValueError, match="every prompt"):
+        pairs(rows[:-1], "parallel", "baseline")
 
-    (row,) = summarise(runs)
-    assert row["speed-up"] == "2.00"
-    assert row["theoretical"] == row["realised"] == pytest.approx(2**0.5)
-    assert row["cached"] == "30%"
-    assert row["first token ms"] == pytest.approx(20)
-    assert row["requests"] == 1
+
+def test_an_answer_is_not_sooner_for_being_short():
+    rows = [
+        run(0, "parallel", 0.2, 10, 10),  # no promise, and a tenth of the text, at the same pace
+        run(0, "baseline", 2.0, 100, 100),
+    ]
+    figures = describe(rows)
+    assert next(name for name in figures if "times sooner" in name) == SAME_ANSWER
+    assert figures[SAME_ANSWER]["value"] == pytest.approx(1)
+    assert figures[PLAIN_ANSWER]["value"] == pytest.approx(10)
 
 
 def test_answers_that_a_limit_ended_are_in_no_speedup():
-    runs = [
+    rows = [
         run(0, "parallel", 1.0, 120, 50),
         run(0, "baseline", 2.0, 100, 100),
-        replace(run(0, "parallel", 1.0, 120, 50, number=1), finish_reason="length"),
+        run(0, "parallel", 1.0, 120, 50, number=1, finish_reason="length"),
         run(0, "baseline", 8.0, 100, 100, number=1),
         run(1, "parallel", 1.0, 100, 100),
-        replace(run(1, "baseline", 9.0, 100, 100), finish_reason="length"),
+        run(1, "baseline", 9.0, 100, 100, finish_reason="length"),
     ]
-    (only,) = compare(runs)
-    assert (only.prompt, only.speedup) == (0, 2)
-    found = overview(runs)["all prompts"]
-    assert found["means"]["measured: plain s / parallel s"]["prompts"] == 1
-    assert found["counts"]["ended by length"] == [1, 1]
-    nothing = [replace(one, finish_reason="length") for one in runs]
-    assert summarise(nothing)[0]["prompts"] == 0
-    assert overview_table(overview(nothing))[0]["all prompts"] == "-"
+    ((answer, _),) = pairs(rows, "parallel", "baseline")
+    assert (answer.prompt, answer.number) == (0, 0)
+    assert describe(rows)["ended by length, parallel / plain"] == "1 / 1"
+    nothing = describe([replace(row, finish_reason="length") for row in rows])
+    assert nothing[PLAIN_ANSWER] is None
+    assert nothing[SAME_ANSWER] is None
 
 
-def test_a_text_of_its_own_length_is_compared_with_the_pace_of_plain_answers():
-    runs = [
-        replace(run(0, "parallel", 1.0, 120, 50), text_tokens=99),
-        run(0, "baseline", 0.2, 10, 10),  # shorter; 20 ms a token
-    ]
-    found = overview(runs)["all prompts"]["means"]
-    same_text = found["measured: own text at a plain token's pace / parallel s"]["estimate"]
-    assert same_text
-    assert same_text["value"] == pytest.approx(100 * 0.02 / 1.0)
-
-
-async def test_the_overview_tells_what_went_wrong():
+async def test_figures_are_of_all_prompts_of_those_with_promises_and_of_each_source():
     clock = VirtualClock()
-    nested = f'One. <promise topic="a"/><async>Two<promise topic="b"/></async> {chunk("a", 5)}'
-    scripts = {"both": PARALLEL, "nested": nested, "loop": "It goes round and round again. " * 9}
-    prompts = [Prompt(name, "f") for name in scripts]
-    settings = SpeedSettings(passes=2, max_tokens=88, temperature=1, seed=3)
-    runs = await speed.measure(scripted(scripts, clock), prompts, settings)
-    found = overview(runs)
-    whole, promised = found["all prompts"], found["with promises"]
-    assert whole["counts"]["answers"] == [6, 6]
-    assert promised["counts"]["answers"] == [4, 4]
-    assert whole["counts"]["promises inside chunks"] == whole["counts"]["answers with one"] == [2]
-    assert whole["counts"]["answers with such a promise"] == [2]
-    assert whole["counts"]["that repeat themselves"][1] >= 2
-    tags, promises = (
-        whole["shares"]["answers without a fault in their tags"],
-        whole["shares"]["answers with promises"],
-    )
-    assert tags and tags["value"] == pytest.approx(200 / 3)
-    assert promises and promises["value"] == pytest.approx(200 / 3)
-    token = promised["means"]["ms a token of the critical path"]["estimate"]
-    assert token and token["value"] == pytest.approx(1000 * LATENCY)
-    own = promised["means"]["own tokens / critical path"]
-    assert own["estimate"] and own["estimate"]["value"] > 1
+    scripts = {"both": PARALLEL, "bad": "Well. <sync/> That is all.", "loop": "It goes round again. " * 9}
+    asked = [Prompt(text=text, source=source) for text, source in zip(scripts, "aab", strict=True)]
+    rows = await speed.measure(scripted(scripts, clock), asked, settings(passes=1))
+    figures = summarise(rows)
+    assert [*figures] == ["all prompts", "with promises", "a", "b"]
+    whole = figures["all prompts"]
+    assert (whole["prompts"], figures["with promises"]["prompts"]) == (3, 1)
+    assert whole["answers with promises, %"]["value"] == pytest.approx(100 / 3)
+    assert whole["answers without a fault in their tags, %"]["value"] == pytest.approx(200 / 3)
+    assert whole["repeat themselves, parallel / plain"] == "2 / 2"
+    assert whole["ms a token, plain"]["value"] == pytest.approx(1000 * LATENCY)
 
 
-async def test_the_baseline_is_asked_to_be_brief_too():
-    clock, prompts = VirtualClock(), [Prompt("both", "f")]
-    scripts = {"both": PARALLEL, "both\n\nBe brief.": "Word word word."}
-    runs = await speed.measure(scripted(scripts, clock), prompts, SpeedSettings(passes=3, brief=True))
-    assert [one.method[:2] for one in runs] == ["ba", "pa", "br", "pa", "br", "ba", "br", "ba", "pa"]
-    found = overview(runs)["all prompts"]["means"]["brief s / parallel s"]["estimate"]
-    assert found and found["value"] < 1
+async def test_the_plain_answer_is_asked_for_briefly_too_and_long_prompts_have_empty_answers():
+    scripts = {"both": PARALLEL, "both\n\nBe brief.": "Word word word.", "long ": "Never."}
+    opened = scripted(scripts, VirtualClock(), prompt_tokens=100)
+    rows = await speed.measure(opened, prompts("both", "long " * 200), settings(passes=1, brief=True))
+    assert [row.method[:2] for row in rows] == ["ba", "pa", "br", "pa", "br", "ba"]
+    assert {row.finish_reason for row in rows if row.prompt == 1 and not row.tokens} == {"length"}
+    assert describe(rows)["times sooner than brief"]["value"] < 1
 
 
-async def test_another_engine_writes_the_plain_answers_after_both_forms(tmp_path: Path):
-    class Peer:
-        """An engine that takes a second for each token."""
+async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
+    file, asked = tmp_path / "rows.jsonl", prompts(*"abc")
 
-        name = "llama.cpp Q8_0"
+    async def go_on() -> tuple[list[Answer], float]:
+        clock = VirtualClock()
+        opened = scripted("A word and another.", clock)
+        with Journal(file, {"benchmark": "speed"}) as journal:
+            rows = await speed.measure(opened, asked, settings(passes=2), journal=journal)
+        return rows, clock.time()
 
-        def call(self, method: str, prompt: list[int], answer: list[int]) -> float:
-            assert method == "write" and prompt
-            return 1.0 + len(answer)
-
-    clock, prompts = VirtualClock(), [Prompt("both", "f"), Prompt("one", "f")]
-    opened = scripted({"both": PARALLEL, "one": "Word" + " word" * 50}, clock)
-
-    async def go_on() -> list[Answer]:
-        with Journal(tmp_path / "rows.jsonl", {"benchmark": "speed"}) as journal:
-            peer = cast("Any", Peer())
-            return await speed.measure(opened, prompts, SpeedSettings(passes=1), peer=peer, journal=journal)
-
-    runs = await go_on()
-    assert [one.method[0] for one in runs] == [*"bpl", *"pbl"]
-    for plain in (one for one in runs if one.method == "baseline"):
-        copy = next(one for one in runs if one.method == Peer.name and one.prompt == plain.prompt)
-        assert (copy.tokens, copy.seconds, copy.text) == (plain.tokens, plain.tokens, plain.text)
-    kept = (tmp_path / "rows.jsonl").read_text().splitlines()
-    (tmp_path / "rows.jsonl").write_text("\n".join(kept[:3]) + "\n")  # both forms of the first prompt
-    again = [(one.method, one.tokens, one.text) for one in await go_on()]
-    assert again == [(one.method, one.tokens, one.text) for one in runs]
-    again = await go_on()
-    assert [(one.method, one.tokens, one.text) for one in again] == [
-        (one.method, one.tokens, one.text) for one in runs
-    ]
-    found = overview(runs)["all prompts"]["means"]["ms a token, llama.cpp Q8_0"]["estimate"]
-    assert found and found["value"] == pytest.approx(1000)
+    whole, took = await go_on()
+    kept = file.read_text().splitlines()
+    assert len(kept) == 1 + len(whole) == 13
+    file.write_text("\n".join(kept[:6]) + "\n" + kept[6][:20])  # five whole answers, and a part of one
+    again, left = await go_on()
+    order = [(row.number, row.method, row.prompt) for row in whole]
+    assert [(row.number, row.method, row.prompt) for row in again] == order
+    assert again[:5] == whole[:5]
+    assert 0 < left < took
+    assert (await go_on())[1] == 0
 
 
-async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
-    class Peer:
-        name = "llama.cpp Q8_0"
-
-        def call(self, method: str, prompt: list[int], answer: list[int]) -> float:
-            return 1.0 + len(answer)
-
-    clock = VirtualClock()
-
-    @asynccontextmanager
-    async def opened() -> AsyncGenerator[Client]:
-        backend = ScriptedBackend("A word and another.", clock=clock, latency=LATENCY)
-        async with Client(backend, clock=clock, limits=Limits(prompt_tokens=100)) as client:
-            yield client
-
-    prompts = [Prompt("word " * 200, "f"), Prompt("Well?", "f")]
-    runs = await speed.measure(opened, prompts, SpeedSettings(passes=1, brief=True), peer=cast("Any", Peer()))
-    empty = {one.method: one.finish_reason for one in runs if not one.tokens}
-    assert empty == dict.fromkeys(("baseline", "parallel", "brief", Peer.name), "length")
-    assert [(one.prompt, one.tokens > 0) for one in runs] == [(0, False)] * 4 + [(1, True)] * 4
-    (row,) = summarise(runs)
-    assert (row["prompts"], row["malformed"]) == (1, "50%")
-    counts = overview(runs)["all prompts"]["counts"]
-    assert (counts["answers"], counts["ended by length"]) == ([2, 2], [1, 1])
+# Prompts and tables ---------------------------------------------------------------------------------------
 
 
 def test_a_stratified_sample_has_every_kind_and_is_the_same_each_time(tmp_path: Path):
@@ -262,94 +201,46 @@ def test_a_stratified_sample_has_every_kind_and_is_the_same_each_time(tmp_path: 
     assert stratified(keys, None) == stratified(keys, 90) == [*range(90)]
     rows = ({"instruction": "word " * (place % 7), "dataset": "ab"[place % 2]} for place in range(28))
     write_rows(tmp_path / "prompts.jsonl", rows)
-    drawn = read_prompts(tmp_path / "prompts.jsonl", 4)
-    assert sorted(prompt.family for prompt in drawn) == [*"aabb"]
+    assert sorted(prompt.source for prompt in read_prompts(tmp_path / "prompts.jsonl", 4)) == [*"aabb"]
 
 
-def test_a_missing_form_is_refused():
-    with pytest.raises(ValueError):
-        compare([run(0, "parallel", 1, 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("p.txt", "First?\n\n  Second?  \n", [("First?", "file"), ("Second?", "file")]),
+        (
+            "p.jsonl",
+            '{"instruction": "One?", "dataset": "koala"}\n{"prompt": "Two?"}',
+            [("One?", "koala"), ("Two?", "file")],
+        ),
+        ("p.json", '[{"instruction": "One?", "dataset": "koala", "output": "1"}]', [("One?", "koala")]),
+    ],
+)
+def test_prompts_come_from_files_of_several_forms(
+    name: str, content: str, expected: list[tuple[str, str]], tmp_path: Path
+):
+    (tmp_path / name).write_text(content)
+    assert [(prompt.text, prompt.source) for prompt in read_prompts(tmp_path / name)] == expected
 
 
-def test_several_families_get_a_row_each_and_one_together():
-    runs = [run(0, "parallel", 1, 10, 10), run(0, "baseline", 2, 10, 10)]
-    runs += [replace(one, prompt=1, family="g") for one in runs]
-    assert [row["family"] for row in summarise(runs)] == ["f", "g", "all"]
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("p.txt", "\n"),
+        ("p.jsonl", ""),
+        ("p.jsonl", '{"dataset": "a"}'),
+        ("p.jsonl", "One?"),
+        ("none.txt", None),
+    ],
+)
+def test_prompts_that_cannot_be_used_are_refused(name: str, content: str | None, tmp_path: Path):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidRequestError, match=name):
+        read_prompts(tmp_path / name)
 
 
-def test_held_out_prompts_are_of_both_kinds_and_repeat():
-    prompts = held_out(["describe", "chain"], 4)
-    assert [prompt.family for prompt in prompts] == ["describe", "chain"] * 4
-    splits = {prompt.example.split for prompt in prompts if prompt.example}
-    assert splits == {"names", "templates"}
-    assert len({prompt.text for prompt in prompts}) == 8
-    assert prompts == held_out(["describe", "chain"], 4)
-    assert all(score(prompt.example, prompt.example.document.text) for prompt in prompts if prompt.example)
-
-
-def test_prompts_come_from_a_file(tmp_path: Path):
-    file = tmp_path / "prompts.txt"
-    file.write_text("First?\n\n  Second?  \n", encoding="utf-8")
-    assert [prompt.text for prompt in read_prompts(file)] == ["First?", "Second?"]
-    file.write_text("\n", encoding="utf-8")
-    with pytest.raises(InvalidRequestError):
-        read_prompts(file)
-
-
-def test_prompts_come_from_a_file_of_alpaca_evals_form(tmp_path: Path):
-    file = tmp_path / "prompts.jsonl"
-    rows = [{"instruction": "First?", "dataset": "koala"}, {"instruction": "Second?\nAnd?"}]
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert read_prompts(file) == [Prompt("First?", "koala"), Prompt("Second?\nAnd?", "file")]
-    file.write_text('{"question": "First?"}', encoding="utf-8")
-    with pytest.raises(InvalidRequestError, match="instruction"):
-        read_prompts(file)
-
-
-async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
-    file, prompts = tmp_path / "runs.jsonl", [Prompt(name, "plain") for name in "abc"]
-    scripts = dict.fromkeys("abc", "A word and another.")
-
-    async def go_on() -> tuple[list[Answer], float]:
-        clock = VirtualClock()
-        with Journal(file, {"benchmark": "speed"}) as journal:
-            runs = await speed.measure(
-                scripted(scripts, clock), prompts, SpeedSettings(passes=2), journal=journal
-            )
-        return runs, clock.time()
-
-    whole, took = await go_on()
-    kept = file.read_text().splitlines()
-    assert len(kept) == 1 + len(whole) == 13
-    file.write_text("\n".join(kept[:6]) + "\n" + kept[6][:20])  # five whole answers, and a part of one
-
-    again, left = await go_on()
-    order = [(run.number, run.method, run.prompt) for run in whole]
-    assert [(run.number, run.method, run.prompt) for run in again] == order
-    assert again[:5] == whole[:5]
-    assert 0 < left < took
-    assert (await go_on())[1] == 0
-    with pytest.raises(InvalidRequestError):
-        Journal(file, {"benchmark": "methods"})
-
-
-def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "speed.jsonl"
-    families = "--families describe --families chain"
-    run_command(speed.main, f"--backend {LOCAL_TINY} --n 1 --passes 1 {families} --out", out)
-    measured, where, *runs = map(json.loads, out.read_text(encoding="utf-8").splitlines())
-    assert measured["benchmark"] == "speed"
-    assert measured["backend"] == LOCAL_TINY
-    assert where["environment"]["cores"] >= 1
-    assert [run["family"] for run in runs] == ["describe"] * 2 + ["chain"] * 2
-    assert all(run["well_formed"] and run["seconds"] > run["first_token"] > 0 for run in runs)
-    assert all("?" in run["question"] or "." in run["question"] for run in runs), "instruments read it"
-    assert "| all | 2 |" in capsys.readouterr().out
-    figures = json.loads(out.with_suffix(".figures.json").read_text(encoding="utf-8"))
-    assert figures["figures"]["all prompts"]["counts"]["answers"] == [2, 2]
-
-
-def test_tables_and_raw_rows(tmp_path: Path):
+def test_tables():
     rows = [{"name": "a", "value": 1.23456, "count": 12345}, {"name": "b", "value": 12345.6, "count": 0}]
     assert markdown_table(rows).splitlines() == [
         "| name | value | count |",
@@ -358,8 +249,117 @@ def test_tables_and_raw_rows(tmp_path: Path):
         "| b | 12346 | 0 |",
     ]
     assert markdown_table([]) == ""
-    write_rows(tmp_path / "new" / "rows.jsonl", [environment(), *rows])
-    where, *read = map(json.loads, (tmp_path / "new" / "rows.jsonl").read_text().splitlines())
-    assert read == rows
-    assert where["cores"] >= 1
-    assert where["cpu"]
+    assert cell({"value": 51.23, "low": 47.9, "high": 54.42}) == "51.2 (47.9 to 54.4)"
+    assert (
+        cell({"value": 1.2, "low": -0.4, "high": 2.9, "bound": -0.1}) == "+1.2 (-0.4 to +2.9), at least -0.1"
+    )
+    assert environment()["cores"] >= 1
+
+
+# Commands -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of milk.\n")
+    out = tmp_path / "speed.jsonl"
+    given = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 1 --out"
+    run_command(speed.main, given, out)
+    measured, where, *rows = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    assert measured["benchmark"] == "speed"
+    assert where["environment"]["cores"] >= 1
+    assert [row["question"] for row in rows] == ["Tell me of tea."] * 2 + ["Tell me of milk."] * 2
+    assert all(row["seconds"] > row["first_token"] > 0 for row in rows)
+    assert f"| {SAME_ANSWER} |" in capsys.readouterr().out
+    figures = json.loads(out.with_suffix(".figures.json").read_text(encoding="utf-8"))
+    assert figures["figures"]["all prompts"]["prompts"] == 2
+
+
+def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of milk.\n")
+    out = tmp_path / "rows.jsonl"
+    given = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 4 --passes 1 --out {out}"
+    append = Journal.append
+
+    def press_ctrl_c_behind_an_answer(journal: Journal, row: Mapping[str, Any]) -> None:
+        append(journal, row)
+        if "environment" not in row:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setattr(Journal, "append", press_ctrl_c_behind_an_answer)
+        speed.main(given.split())
+    assert ended.value.code == 130
+    measured = out.read_text()
+    assert len(measured.splitlines()) == 3
+    run_command(speed.main, given)
+    assert out.read_text().startswith(measured)
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (speed.main, "--prompts {0}/p.txt --max-tokens 4 --passes 1"),
+        (load.main, "--documents {0}/documents.jsonl --at-once 1 --answers 1 --rounds 1"),
+        (methods.main, "--documents {0}/documents.jsonl --methods pasta --passes 1"),
+    ],
+)
+def test_figures_of_other_weights_at_the_same_path_are_not_gone_on_with(
+    main: Any, arguments: str, tmp_path: Path
+):
+    model = tmp_path / "model"
+    shutil.copytree(PASTA_TINY, model)
+    (tmp_path / "p.txt").write_text("Tell me of tea.")
+    (tmp_path / "documents.jsonl").write_text(
+        '{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n'
+    )
+    given = f"--backend local:{model} {arguments.format(tmp_path)} --out {tmp_path}/out"
+    run_command(main, given)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert "(weights: " in refused(main, given)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f"--backend {LOCAL_TINY} --documents {{0}}/missing.jsonl",
+        f"--backend {LOCAL_TINY} --documents {{0}}/documents.jsonl --out {{0}}/rows.jsonl",
+        f"--backend {LOCAL_TINY} --documents {{0}}/documents.jsonl --methods magic",
+        "--backend http://127.0.0.1:9 --documents {0}/documents.jsonl",
+        "--backend local:{0}/nowhere --documents {0}/documents.jsonl",
+    ],
+)
+def test_what_does_not_fit_ends_a_command_with_one_line(arguments: str, tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text("no JSON\n")
+    (tmp_path / "documents.jsonl").write_text(
+        '{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n'
+    )
+    assert "\n" not in refused(load.main, arguments.format(tmp_path))
+
+
+async def test_the_key_of_the_environment_is_sent_to_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, str | None] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            asked[self.path] = self.headers["authorization"]
+            self.send_response(200 if self.path == "/flush_cache" else 404)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        do_GET = do_POST = answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    monkeypatch.setenv("PASTA_API_KEY", "open-sesame")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        with pytest.raises(BackendError):  # it is no SGLang
+            async with cold_backend(f"http://127.0.0.1:{http.server_port}"):
+                pass
+        http.shutdown()
+    assert len(asked) > 1
+    assert {*asked.values()} == {"Bearer open-sesame"}

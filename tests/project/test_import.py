@@ -25,11 +25,9 @@ EXTRAS = {
 
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
-    "evals/alpaca": {"pandas", "yaml"},
+    "evals/alpaca": {"pandas"},
+    "evals/judge": {"torch", "safetensors"},
     "evals/forcing": {"torch"},
-    "evals/llama_cpp": {"gguf"},
-    "evals/peers": {"torch"},
-    "evals/random_model": {"torch"},
     "pasta_async/jobs": {"rich"},
     "pasta_async/testing/fixtures": {"pytest"},
     "pasta_async/server": {"opentelemetry"},

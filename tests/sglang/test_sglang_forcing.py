@@ -9,8 +9,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
-from pasta_async.evals.methods.strategies import METHODS
-from pasta_async.evals.methods.track import Case, open_engine, play
+from pasta_async.evals.methods import METHODS, Case, open_engine, play
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
@@ -49,10 +48,9 @@ async def decode(
 async def test_free_and_given_requests_share_batches_and_the_kv_is_that_of_the_given_tokens(
     backend: SGLangBackend, local: LocalBackend
 ):
-    prompt = await backend.encode_chat([{"role": "user", "content": "Well?"}], {})
-    one, two = [
-        await backend.encode(text) for text in ("Anna has seven red apples ", "Ben, and nobody else, ")
-    ]
+    tokenizer = (await backend.connect()).tokenizer
+    prompt = tokenizer.encode_chat([{"role": "user", "content": "Well?"}], {})
+    one, two = map(tokenizer.encode, ("Anna has seven red apples ", "Ben, and nobody else, "))
     free, first, second, warm = await asyncio.gather(
         decode(backend, prompt, [], 20),
         decode(backend, prompt, one, 20),
@@ -70,24 +68,15 @@ async def test_free_and_given_requests_share_batches_and_the_kv_is_that_of_the_g
 async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_engine(
     backend: SGLangBackend, local: LocalBackend
 ):
-    methods = [method for method in METHODS.values() if not method.needs_server]
     case = Case(0, "Well?", LISTED)
     found = list[list[Answer]]()
     for inner in (backend, local):
         async with open_engine(inner, {"Well?": LISTED}) as engine:
-            found.append([await play(engine, method, case) for method in methods])
-    async with open_engine(backend, {"Well?": LISTED}) as engine:
-        unstreamed = {
-            name: await play(engine, METHODS[name], case)
-            for name in ("by hand", "split by hand", "sequential, whole", "pasta, whole chunks")
-        }
+            found.append([await play(engine, METHODS[name], case) for name in METHODS if name != "auto"])
     real, embedded = ([(row.method, row.tokens, row.critical_path) for row in rows] for rows in found)
     assert real == embedded
     rows = {row.method: row for row in found[0]}
     assert rows["skeleton"].requests == 1 + 3
-    assert [row.requests for row in unstreamed.values()] == [1 + 3, 3, 1, rows["pasta"].requests]
-    shared = [unstreamed[name].cached_tokens for name in ("by hand", "split by hand")]
-    assert all(cached > 0 for cached in shared)  # the question comes first
     assert rows["apar"].requests == 1 + 2
     assert all(row.tokens > row.critical_path for row in rows.values() if row.method != "sequential")
     assert all(row.tokens > rows["sequential"].tokens for name, row in rows.items() if name != "sequential")

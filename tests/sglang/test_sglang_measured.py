@@ -10,8 +10,7 @@ import pytest
 from commands_run import refused, run
 from real_server import RealServer
 
-from pasta_async.evals import answers, load
-from pasta_async.evals.methods import __main__ as methods
+from pasta_async.evals import load, methods, quality
 
 CHUNKS = "".join(
     f'<promise topic="{name}" tokens="20"/><async> {name} came{" and went" * 8}.</async>'
@@ -53,13 +52,13 @@ def test_answers_of_another_model_at_the_same_address_are_not_gone_on_with(
 ):
     prompts, out = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
     prompts.write_text("Well?\n")
-    command = f"--backend {server.url} --prompts {prompts} --max-tokens 4 --out {out}"
-    run(answers.main, command)
+    command = f"--backend {server.url} --prompts {prompts} --max-tokens 4 --out {tmp_path}"
+    run(quality.main, command)
     identity, *rows = out.read_text().splitlines()
     served = json.loads(identity)["weights"][0]
     assert served
     out.write_text("\n".join([identity.replace(served, "another"), *rows, ""]))
-    refused(answers.main, command)
+    refused(quality.main, command)
 
 
 def _measured(path: Path) -> list[dict[str, Any]]:

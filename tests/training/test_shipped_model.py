@@ -9,10 +9,9 @@ import pytest
 from pasta_async import Backend, Client, Sampling
 from pasta_async.backends import open_backend
 from pasta_async.backends.local.bases import BaseSource, find_model
-from pasta_async.evals.answers import FORMS, Answer, Form, answer_all
-from pasta_async.evals.documents import Prompt
+from pasta_async.evals.answers import FORMS, Answer, Form, Prompt, answer_all
+from pasta_async.evals.statistics import share
 from pasta_async.jobs import Journal
-from pasta_async.training.statistics import share
 from pasta_async.training.synthetic import FAMILIES, sample, score
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
@@ -40,7 +39,7 @@ async def asked(
 ) -> tuple[list[Answer], list[bool]]:
     """Answers to unseen names, and which of them are right."""
     examples = [sample(family, seed, "names") for seed in range(10_000, 10_000 + count)]
-    prompts = [Prompt(example.prompt, family, example) for example in examples]
+    prompts = [Prompt(text=example.prompt, source=family) for example in examples]
     async with Client(backend) as client:
         with Journal(folder / "answers.jsonl", {}) as journal:
             sampling = Sampling(max_tokens=1024)

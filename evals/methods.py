@@ -1,0 +1,530 @@
+"""Ways to decode one answer in parallel, compared: same engine, prompts and answers, in one run.
+
+    python -m pasta_async.evals.methods --backend local:FOLDER --documents documents.jsonl --sample 60
+    python -m pasta_async.evals.methods --backend http://127.0.0.1:30000 --documents documents.jsonl
+
+The answers are forced (pasta_async.evals.forcing), so every method decodes the same text, and whatever it
+needs besides: tags, an outline, its prompts. An SGLang server has to be started with
+--enable-custom-logit-processor. The methods take turns at each answer, in an order that goes round, and a
+number before the question keeps an answer from finding another's KV. Before anything counts, each method
+writes an answer of another kind. Every ratio is of the same answers, prompt by prompt. With --llama-cpp,
+llama.cpp writes the same plain text as a method of its own. This compares speed; it does not say which method
+a model could follow, or how good its answers are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pydantic import Field
+
+from pasta_async import Backend, Client, Generation, Sampling
+from pasta_async.backends import BackendOptions
+from pasta_async.cli.command import Command, Count, command
+from pasta_async.clock import REAL_CLOCK, Clock
+from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.answers import Answer, Answering, cold_backend, of_method, take_turns
+from pasta_async.evals.engine import Peer, RemoteEngine, open_engine_process
+from pasta_async.evals.forcing import (
+    FORCED_LIMITS,
+    FORCED_SAMPLING,
+    ForcedBackend,
+    ForcedSettings,
+    ask,
+    encode_segments,
+    force,
+    read_documents,
+    tags_of,
+)
+from pasta_async.evals.report import cores, markdown_table, opened_journal
+from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
+from pasta_async.jobs import Journal
+from pasta_async.lang import Document, Node, Promise, Segment, Sync, Text, parse, segments
+from pasta_async.protocol import DecodeRequest, Model
+from pasta_async.tag_tokens import TagIds
+
+Ids = tuple[int, ...]
+Work = Callable[["Track"], Awaitable[int]]
+"""Decodes an answer; returns its critical path in tokens."""
+
+_NUMBERS = itertools.count(random.randrange(900**2))
+_WARM_UP = parse(
+    'Two kinds. <promise topic="apples" tokens="20"/><async>Apples grow in cool places, on trees.</async> '
+    '<promise topic="dates" tokens="20"/><async>Dates grow on palms, where it is hot.</async><sync/> Enjoy.'
+)
+"""An answer with two threads and a join, which does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prompt and the answer that every method is to write."""
+
+    index: int
+    question: str
+    document: Document
+    prompt: str = ""
+    """The question with a number of its own before it, so that no answer finds another's KV."""
+
+    def fresh(self) -> Case:
+        """The case with a new number."""
+        number = next(_NUMBERS)
+        return replace(self, prompt=f"[{number % 900 + 100} {number // 900 % 900 + 100}] {self.question}")
+
+
+WARM_UP = Case(-1, "Name two kinds of fruit.", _WARM_UP)
+
+
+def cases_of(documents: Mapping[str, Document]) -> list[Case]:
+    """A case for each document."""
+    return [Case(index, *item) for index, item in enumerate(documents.items())]
+
+
+# The engine, and one answer under way ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A backend that can be forced, and its model."""
+
+    backend: Backend
+    forced: ForcedBackend
+    """The same backend, with the documents of all cases."""
+    client: Client
+    """The library, on `forced`."""
+    model: Model
+    clock: Clock
+
+    @property
+    def tags(self) -> TagIds:
+        """Ids of the tags."""
+        return tags_of(self.model)
+
+    @property
+    def end(self) -> Ids:
+        """End-of-text."""
+        return self.model.end_ids[:1]
+
+    def encode(self, text: str) -> Ids:
+        """Ids of a text as data."""
+        return tuple(self.model.tokenizer.encode(text))
+
+    def ask(self, prompt: str, *, plain: bool = True) -> Ids:
+        """Ids of a user's message; see `pasta_async.evals.forcing.ask`."""
+        return ask(self.model, prompt, plain=plain)
+
+
+@asynccontextmanager
+async def open_engine(
+    backend: Backend, documents: Mapping[str, Document], clock: Clock = REAL_CLOCK
+) -> AsyncGenerator[Engine]:
+    """An engine for these documents and `WARM_UP`, on a backend, which stays open.
+
+    Raises:
+        UnsupportedModelError: The backend's model cannot be forced.
+    """
+    forced = ForcedBackend(backend, {WARM_UP.question: WARM_UP.document, **documents})
+    async with Client(forced, limits=FORCED_LIMITS, clock=clock) as client:
+        yield Engine(backend, forced, client, await client.connect(), clock)
+
+
+class Track:
+    """One answer under way: decodes, and counts.
+
+    Attributes:
+        counts: Tokens and requests, by their names in an `Answer`.
+        first_token: Seconds until the first token; None before.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine: Engine = engine
+        self.began: float = engine.clock.time()
+        self.first_token: float | None = None
+        self.counts: Counter[str] = Counter()
+        self._answer = uuid4().hex
+
+    async def decode(
+        self, context: Ids, target: Ids, *, thread: int = 0, notify: Callable[[int], object] | None = None
+    ) -> None:
+        """Have the engine write `target` behind the whole `context`. Cancelling it aborts the request.
+
+        Each thread has a number of its own; `notify` is called with the number of tokens so far, at each.
+        """
+        backend = self.engine.backend
+        request = DecodeRequest(self._answer, thread, context, len(target), Sampling())
+        written = cached = 0
+        async with aclosing(backend.decode(force(backend, request, target))) as pieces:
+            async for piece in pieces:
+                if self.first_token is None:
+                    self.first_token = self.engine.clock.time() - self.began
+                for _ in piece.ids:
+                    written += 1
+                    if notify:
+                        notify(written)
+                cached = cached if piece.cached_tokens is None else piece.cached_tokens
+        self.count(written, cached, len(context) - cached)
+
+    def count(self, tokens: int, cached: int, prefilled: int, requests: int = 1) -> None:
+        """Count a request that is over: tokens decoded, context tokens that the cache had, and had not."""
+        self.counts.update(tokens=tokens, cached_tokens=cached, prefilled_tokens=prefilled, requests=requests)
+
+    def take(self, answer: Generation) -> int:
+        """Count an answer of the library; its critical path."""
+        usage = answer.usage
+        self.first_token = answer.threads[0].first_token
+        self.count(usage.completion_tokens, usage.cached_tokens, usage.prefilled_tokens, usage.requests)
+        return answer.critical_path
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to decode an answer."""
+
+    name: str
+    source: str
+    """The paper or program that it follows."""
+    prepare: Callable[[Engine, Case], Work]
+    """Encodes what it needs, then gives what is timed."""
+
+
+async def warm_up(engine: Engine, methods: Iterable[Method]) -> None:
+    """Have each method write an answer that does not count. Cancelling it aborts what is under way."""
+    for method in methods:
+        await play(engine, method, WARM_UP)
+
+
+async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Answer:
+    """Write a case's answer by a method; see `time_work`. What it encodes beforehand is not timed."""
+    return await time_work(engine, method, case, method.prepare(engine, case.fresh()), number)
+
+
+async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Answer:
+    """Do what a method has prepared, timed. Cancelling it aborts what is under way."""
+    track = Track(engine)
+    critical_path = await work(track)
+    seconds = engine.clock.time() - track.began
+    answer = Answer(
+        prompt=case.index,
+        method=method.name,
+        number=number,
+        seconds=seconds,
+        first_token=seconds if track.first_token is None else track.first_token,
+        critical_path=critical_path,
+    )
+    return replace(answer, **track.counts)
+
+
+# The methods ----------------------------------------------------------------------------------------------
+# They differ in what is decoded besides the text (tags, outlines), what waits for what, and which context
+# each request has. None knows the answer's text before a model would.
+
+
+def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
+    """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
+    ids = engine.forced.prepare(case.prompt, case.question, plain="baseline" in options)
+    options = {"parallel": "always", **options}
+
+    async def work(track: Track) -> int:
+        return track.take(await engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
+
+    return work
+
+
+_sequential = partial(_pasta, baseline=True)
+
+
+def _auto(engine: Engine, case: Case) -> Work:
+    """The library as it is by default: it decides by the load, and so has to encode the prompt itself."""
+    for plain in (False, True):
+        engine.forced.prepare(case.prompt, case.question, plain=plain)
+
+    async def work(track: Track) -> int:
+        return track.take(await engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
+
+    return work
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of the visible text that is decoded on its own."""
+
+    topic: str
+    """Empty where nothing was promised."""
+    text: str
+
+
+def stretches(nodes: Sequence[Node]) -> list[list[Node]]:
+    """The nodes up to each sync, it included, and the rest behind the last one."""
+    stretch: list[Node] = []
+    result = [stretch]
+    for node in nodes:
+        stretch.append(node)
+        if isinstance(node, Sync):
+            stretch = []
+            result.append(stretch)
+    return result
+
+
+def rounds(document: Document) -> list[list[Part]]:
+    """The visible text as parts that do not depend on each other, in rounds that have to come one by one.
+
+    A part is a promised chunk with the text before it; text behind the last one of a round belongs to it, and
+    a round without promises is one part.
+    """
+    result: list[list[Part]] = []
+    for nodes in stretches(document.nodes):
+        parts: list[Part] = []
+        text = ""
+        for node in nodes:
+            text += node.text
+            if isinstance(node, Promise):
+                parts.append(Part(node.topic, text))
+                text = ""
+        if parts:
+            parts[-1] = Part(parts[-1].topic, parts[-1].text + text)
+        elif text:
+            parts.append(Part("", text))
+        if parts:
+            result.append(parts)
+    return result
+
+
+def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
+    """Decode the target behind each context of a round at the same time, one round after another."""
+
+    async def work(track: Track) -> int:
+        for requests in planned:
+            first = 1 if len(requests) > 1 else 0
+            async with asyncio.TaskGroup() as tasks:
+                for thread, (context, target) in enumerate(requests, first):
+                    tasks.create_task(track.decode(context, target, thread=thread))
+        return sum(max((len(target) for _, target in requests), default=0) for requests in planned)
+
+    return work
+
+
+def _skeleton(engine: Engine, case: Case) -> Work:
+    """An outline first, then every point of it at once, each from a prompt of its own.
+
+    It follows the authors' code (`outline_batch_scheduler.py` of imagination-research/sot). An answer without
+    parts is decoded in sequence, by their router's choice, which costs nothing here.
+    """
+    parts = [part for own in rounds(case.document) for part in own]
+    if len(parts) < 2:
+        return _sequential(engine, case)
+    skeleton = "\n".join(f"{number}. {part.topic or 'Conclusion'}" for number, part in enumerate(parts, 1))
+    asked = engine.ask(
+        "Give only the skeleton of an answer to the following question, not its content: a numbered list of "
+        f"points, each of three to five words.\n\n{case.prompt}"
+    )
+    asked += engine.encode(skeleton[:2])  # the first number is given to the model
+    outline = engine.encode(skeleton[2:]) + engine.end
+    points: list[tuple[Ids, Ids]] = []
+    for number, (line, part) in enumerate(zip(skeleton.splitlines(), parts, strict=True), 1):
+        context = engine.ask(
+            f"Write one point, and no other, of the answer to the following question.\n\n{case.prompt}\n\n"
+            f"The skeleton of the answer is\n\n{skeleton}\n\nContinue point {number}."
+        )
+        points.append((context + engine.encode(line), engine.encode(part.text) + engine.end))
+    return _in_rounds([[(asked, outline)], points])
+
+
+def _apar(engine: Engine, case: Case) -> Work:
+    """A fork for each detail, by one control token, while the parent goes on; nothing is ever joined.
+
+    It follows the authors' code (THUDM/APAR: `fastchat/vs.py` decodes, `data/filter_structured.py` says what
+    a detail is): the child has the parent up to its `[Fork]`, and `[Child]`. Where our rules for details
+    (`annotate_by_structure`) find none, the answer is written in sequence.
+    """
+    from pasta_async.training.data.annotate_structure import annotate_by_structure  # needs a Markdown parser
+
+    document = annotate_by_structure(case.document.text, cut="details")
+    if not document.promises:
+        return _sequential(engine, case)
+    fork, child = engine.tags.promise, engine.tags.open_async  # two tokens that text does not have
+    prompt = engine.ask(case.prompt, plain=False)
+    main: list[int] = []
+    children: dict[int, Ids] = {}  # by the number of main's tokens before them
+    for node in document.nodes:
+        if isinstance(node, Promise):
+            main.append(fork)
+            children[len(main)] = engine.encode(node.text) + engine.end
+        elif isinstance(node, Text):
+            main += engine.encode(node.text)
+    whole = (*main, *engine.end)
+
+    async def work(track: Track) -> int:
+        threads = itertools.count(1)
+        async with asyncio.TaskGroup() as tasks:
+
+            def start(written: int) -> None:
+                if written in children:
+                    context = (*prompt, *whole[:written], child)
+                    tasks.create_task(track.decode(context, children[written], thread=next(threads)))
+
+            await track.decode(prompt, whole, notify=start)
+        return max([len(whole), *(written + len(body) for written, body in children.items())])
+
+    return work
+
+
+def _plan_then_fork(engine: Engine, case: Case) -> Work:
+    """Main plans, stops, and waits behind a barrier until all threads are done; then it reads them all again.
+
+    A thread sees the whole plan (main's text between the promises, too) and the name of its part. Behind the
+    barrier main's context is the plan and all threads, of which the cache has the first one's text alone.
+    """
+    context = engine.ask(case.prompt, plain=False)
+    planned: list[list[tuple[Ids, Ids]]] = []
+    for nodes in stretches(case.document.nodes):
+        plan: list[Segment] = []
+        for node in nodes:
+            plan += [Segment(node.text)] if isinstance(node, Text) else segments(node.source)
+        written = encode_segments(engine.model, plan)
+        threads: list[tuple[Ids, Ids]] = []
+        for node in nodes:
+            if isinstance(node, Promise):
+                start = (engine.tags.open_async, *engine.encode(f"{node.topic}: "))
+                threads.append((start, (*engine.encode(node.text), engine.tags.close_async)))
+        behind = (*context, *written)
+        end = () if nodes and isinstance(nodes[-1], Sync) else engine.end
+        planned += [[(context, written + end)], [(behind + start, body) for start, body in threads]]
+        context = (*behind, *(token for start, body in threads for token in (*start, *body)))
+    return _in_rounds(planned)
+
+
+def llama_cpp(peer: RemoteEngine) -> Method:
+    """What someone without this library runs: llama.cpp writes the same plain text, token by token."""
+
+    def prepare(engine: Engine, case: Case) -> Work:
+        ids = engine.ask(case.prompt)
+        text = (*engine.encode(case.document.text), *engine.end)
+
+        async def work(track: Track) -> int:
+            await asyncio.to_thread(peer.call, "write", ids, text)
+            track.count(len(text), 0, len(ids))
+            return len(text)
+
+        return work
+
+    return Method(peer.name, "llama.cpp writes the plain text", prepare)
+
+
+SEQUENTIAL = "sequential"
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(SEQUENTIAL, "an answer without tags, from one request", _sequential),
+        Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
+        Method("auto", "the same, as parallel as the load lets it be (`load`)", _auto),
+        Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
+        Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
+        Method(
+            "plan-then-fork",
+            "like ThreadWeaver (arXiv 2512.07843) and APR (arXiv 2504.15466): plan, barrier, prefill again",
+            _plan_then_fork,
+        ),
+    )
+}
+"""All methods by name, in the order of the tables."""
+
+
+# The command ----------------------------------------------------------------------------------------------
+
+
+async def measure(
+    opened: Callable[[], AbstractAsyncContextManager[Backend]],
+    documents: Mapping[str, Document],
+    methods: Sequence[Method],
+    *,
+    passes: int,
+    journal: Journal | None = None,
+) -> list[Answer]:
+    """Write every answer by every method, `passes` times, on a backend that is opened anew for each pass.
+
+    See `take_turns`. Cancelling it cancels the answer under way.
+    """
+    cases, by_name = cases_of(documents), {method.name: method for method in methods}
+
+    @asynccontextmanager
+    async def warmed_up() -> AsyncGenerator[Answering]:
+        async with opened() as backend, open_engine(backend, documents) as engine:
+            await warm_up(engine, methods)
+            yield lambda index, name, number: play(engine, by_name[name], cases[index], number)
+
+    return await take_turns(warmed_up, len(cases), [*by_name], passes=passes, journal=journal)
+
+
+def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
+    """A row for each method; `times sooner` is seconds in sequence / seconds. Intervals are over prompts."""
+    table: list[dict[str, Any]] = []
+    for name in dict.fromkeys(row.method for row in rows):
+        both = pairs(rows, name, SEQUENTIAL)
+        table.append(
+            {
+                "method": name,
+                "prompts": len({answer.prompt for answer, _ in both}),
+                "times sooner": speedup(rows, name, SEQUENTIAL),
+                "by counting": mean_by_prompt(
+                    (answer.prompt, other.critical_path / answer.critical_path) for answer, other in both
+                ),
+                "pasta is times sooner": speedup(rows, "pasta", name)
+                if any(row.method == "pasta" for row in rows)
+                else None,
+                **describe_costs(of_method(rows, name)),
+            }
+        )
+    return table
+
+
+class MethodSettings(ForcedSettings):
+    """Settings of a comparison."""
+
+    llama_cpp: Path | None = Field(
+        default=None, description="a GGUF file of a model of the same shape and vocabulary, for llama.cpp"
+    )
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of local: and of llama.cpp")
+    methods: tuple[str, ...] = Field(default=(), description=f"default: all but auto ({', '.join(METHODS)})")
+    passes: Count = Field(default=3, description="number of times that all of it is done")
+
+
+def _run(settings: MethodSettings) -> str:
+    documents = read_documents(settings.documents, settings.sample)
+    names = dict.fromkeys([SEQUENTIAL, *(settings.methods or [name for name in METHODS if name != "auto"])])
+    if unknown := names.keys() - METHODS.keys():
+        raise InvalidRequestError(f"there is no method {min(unknown)!r}; methods are {', '.join(METHODS)}")
+    methods = [METHODS[name] for name in names]
+    measured = {
+        **asyncio.run(settings.measured("methods", documents)),
+        "passes": settings.passes,
+        "methods": [*names],
+        "threads": settings.threads,
+        "llama_cpp": settings.llama_cpp is not None,
+    }
+    options = BackendOptions()
+    if settings.backend.startswith("local:"):
+        options["threads"] = settings.threads or cores()
+    opened = partial(cold_backend, settings.backend, **options)
+    with ExitStack() as stack:
+        journal = stack.enter_context(opened_journal(settings.out, measured))
+        if settings.llama_cpp:
+            process = open_engine_process(Peer(str(settings.llama_cpp)), settings.threads or cores())
+            methods.append(llama_cpp(stack.enter_context(process)))
+        work = measure(opened, documents, methods, passes=settings.passes, journal=journal)
+        table = markdown_table(summarise(asyncio.run(work)))
+    return "\n".join([table, "", *(f"- {method.name}: {method.source}" for method in methods)])
+
+
+main: Command = command(MethodSettings, _run, "methods", __doc__, resumes=True)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+r"""How good answers are: plain and parallel ones, and another model's, judged and compared prompt by prompt.
+
+    python -m pasta_async.evals.quality --backend local:pasta-smol --original local:BASE --prompts p.jsonl \
+        --temperature 0.6 --max-tokens 500 --together 64 --likelihood BASE --judge runs/judge --out smol
+    python -m pasta_async.evals.quality --backend local: --prompts ifeval.jsonl --ifeval ifeval.jsonl --out i
+    python -m pasta_async.evals.quality --answers speed.jsonl --out results/speed
+    python -m pasta_async.evals.quality --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
+        --judge https://api.example.com/v1 --judge-model NAME --alpaca --out results/alpaca
+
+has prompts answered, plainly and in parallel, and plainly by another model (--original), unless --answers
+names a file of answers. Measured are faults that a program finds (`pasta_async.training.faults`) and, where
+they are asked for, bits a token under a model (--likelihood), IFEval's instructions (--ifeval), and a judge's
+verdicts (--judge: a folder of `evals.judge`, an endpoint, or package.module:name; --alpaca asks the endpoint
+through AlpacaEval's own package). The same command goes on where it was broken off.
+
+Differences are taken prompt by prompt; "at least" is a one-sided bound: with 95% confidence it is not less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from itertools import combinations, compress
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from pasta_async import Client, Limits, Sampling
+from pasta_async.cli.command import Command, Count, command
+from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.evals.answers import (
+    FORMS,
+    Answer,
+    Drawn,
+    Form,
+    answer_all,
+    digest,
+    read_answers,
+    read_prompts,
+)
+from pasta_async.evals.report import SPEED, grouped, markdown_table, transposed, write_result
+from pasta_async.evals.speed import counted_speedup
+from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
+from pasta_async.jobs import Journal, progress
+from pasta_async.lang import parse
+from pasta_async.protocol import Message
+from pasta_async.training.data.corpus import digest as answer_digest
+from pasta_async.training.endpoint import EndpointSettings, collect
+from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, count_faults, soundness
+from pasta_async.training.identity import model_digest, weights_of
+from pasta_async.training.samples import Plain, SampledPrompt
+from pasta_async.training.score import JudgeSettings, open_judge
+
+Forms = dict[str, list[Answer]]
+"""Answers by form, each in the same order of passes and prompts."""
+Figures = dict[str, list[dict[str, float | None]]]
+"""By form the figures of each answer by name; None where it has none."""
+
+_ORDER = ("parallel", "baseline", "original")
+_AT_ONCE = 32  # answers whose likelihood is computed together and then written to the journal
+
+
+class QualitySettings(EndpointSettings):
+    """Settings of a measurement."""
+
+    answers: Path | None = Field(default=None, description="file of answers; without it they are written")
+    backend: str = Field(default="", description="what answers, as for pasta_async.generate")
+    original: str = Field(default="", description="another backend, which answers plainly too")
+    prompts: Path | None = Field(default=None, description="a prompt a line, or .jsonl with `instruction`")
+    sample: Drawn = None
+    max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
+    temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
+    seed: int = Field(default=0, ge=0, description="of the draws: every answer has its own, made of this one")
+    passes: Count = Field(default=1, description="answers to each prompt, of other draws, in each form")
+    together: Count = Field(default=16, description="answers at the same time")
+    likelihood: Path | None = Field(default=None, description="folder of a model: bits a token of answers")
+    ifeval: Path | None = Field(default=None, description="IFEval's file: instructions that are followed")
+    judge: str = Field(
+        default="", description="folder of a trained judge, https://host/v1, package.module:name"
+    )
+    judge_model: str = Field(default="", description="name of the model at the endpoint")
+    alpaca: bool = Field(default=False, description="ask the endpoint through AlpacaEval's own package")
+    allow_missing: int = Field(default=0, ge=0, description="alpaca: pairs that may stay without a verdict")
+    bootstrap: int = Field(default=200, ge=0, description="alpaca: fits of the length model")
+    out: Path = Field(description="folder of the result; an interrupted run goes on from what it has")
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if (self.answers is None) != bool(self.backend and self.prompts):
+            raise ValueError("name a file with --answers, or --backend and --prompts to have them written")
+        if self.passes > 1 and not self.temperature:
+            raise ValueError("greedy answers are all alike: --passes needs a --temperature")
+        if self.alpaca and not (self.judge.startswith("http") and self.judge_model):
+            raise ValueError("--alpaca needs --judge https://host/v1 and --judge-model")
+        return self
+
+
+async def write_answers(settings: QualitySettings) -> Path:
+    """Have the prompts answered, by the other backend first, then in both forms; the file of answers.
+
+    Cancelling it cancels the answers under way; those that came are kept.
+
+    Raises:
+        PastaError: The prompts or a backend cannot be used, or the file has other answers.
+    """
+    assert settings.prompts is not None
+    prompts = read_prompts(settings.prompts, settings.sample)
+    asked: list[tuple[str, Form]] = [(settings.backend, form) for form in FORMS]
+    if settings.original:
+        asked.insert(0, (settings.original, "original"))
+    options = {"backend", "original", "max_tokens", "temperature", "seed", "passes"}
+    identity = {
+        "benchmark": "quality",
+        **settings.model_dump(include=options),
+        "weights": [
+            await weights_of(backend) for backend in (settings.backend, settings.original) if backend
+        ],
+        "prompts": digest(prompt.text for prompt in prompts),
+        "count": len(prompts),
+        "forms": [form for _, form in asked],
+    }
+    sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
+    limits = Limits(client_threads=4 * settings.together, timeout=None)
+    path = settings.out / "answers.jsonl"
+    with Journal(path, identity) as journal:
+        for backend, form in asked:
+            async with Client(backend, limits=limits) as client:
+                await answer_all(
+                    client,
+                    prompts,
+                    journal,
+                    sampling=sampling,
+                    together=settings.together,
+                    forms=(form,),
+                    passes=settings.passes,
+                )
+    return path
+
+
+def read_forms(path: Path) -> tuple[dict[str, Any], Forms]:
+    """First line of a file of answers, and its answers of each pass.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or a form or the answer to a prompt is missing.
+    """
+    identity, answers = read_answers(path)
+    forms = grouped(answers, lambda answer: answer.method)
+    forms = {form: forms[form] for form in _ORDER if form in forms}
+    places = {tuple((answer.prompt, answer.number) for answer in own) for own in forms.values()}
+    prompts, passes = ({*column} for column in zip(*next(iter(places)), strict=True))
+    count = identity.get("count", len(prompts)) * identity.get("passes", len(passes))
+    known = len(places) == 1 and len(next(iter(places))) == count
+    if not known or not {"baseline", *identity.get("forms", ())} <= forms.keys():
+        raise InvalidRequestError(f"{path} is not whole: give the command that made it again, and it goes on")
+    return identity, forms
+
+
+def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
+    """Estimates of figures and of their differences, with 95% intervals over prompts.
+
+    Returns:
+        `methods`: by form and name an estimate; where all values are 0 or 100 their share, with Wilson's
+        interval. `differences`: the same for `parallel - baseline` and so on, each with its `bound`, and for
+        `where promised`, the prompts whose parallel answer has promises. None where no answer has a value.
+    """
+    prompts = [answer.prompt for answer in forms["baseline"]]
+    promised = [answer.promises > 0 for answer in forms.get("parallel", ())]
+    names = [*figures["baseline"][0]]
+    values = {form: {name: [own[name] for own in rows] for name in names} for form, rows in figures.items()}
+    methods = {
+        form: {name: of_known(_level, values[form][name], prompts) for name in names} for form in forms
+    }
+    differences: dict[str, Any] = {}
+    for first, second in combinations(forms, 2):
+        pairs = {name: _differences(values[first][name], values[second][name]) for name in names}
+        differences[f"{first} - {second}"] = {
+            name: of_known(gain, own, prompts) for name, own in pairs.items()
+        }
+        if (first, second) == ("parallel", "baseline") and any(promised):
+            there = [*compress(prompts, promised)]
+            differences["where promised"] = {
+                name: of_known(gain, [*compress(own, promised)], there) for name, own in pairs.items()
+            }
+    return {"methods": methods, "differences": differences}
+
+
+def _differences(ours: Sequence[float | None], theirs: Sequence[float | None]) -> list[float | None]:
+    pairs = zip(ours, theirs, strict=True)
+    return [None if mine is None or other is None else mine - other for mine, other in pairs]
+
+
+def _level(values: Sequence[float], *, clusters: Sequence[int]) -> Estimate:
+    if {*values} <= {0, 100}:
+        return share([value == 100 for value in values], clusters=clusters)
+    return estimate(values, "arithmetic", clusters=clusters)
+
+
+def lengths(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
+    """Text, promises and ends of answers: what is to be read beside every figure of quality."""
+    return [
+        {
+            "tokens of the text": float(answer.text_tokens),
+            "with promises, %": 100.0 * (answer.promises > 0),
+            "ended by length, %": 100.0 * answer.ended_by_length,
+        }
+        for answer in answers
+    ]
+
+
+def faults_of(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
+    """For each answer 100 or 0 by fault, and for any of them; and its soundness, in percent."""
+    rows: list[dict[str, float | None]] = []
+    for answer in answers:
+        document = parse(answer.written)
+        faults = count_faults(document, answer.question, well_formed=answer.well_formed, cut=answer.cut)
+        each = {name: 100.0 * (getattr(faults, name) > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
+        rows.append({**each, "any fault": max(each.values()), "soundness": 100 * soundness(faults)})
+    return rows
+
+
+def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
+    """Bits a token of the visible text behind the plain prompt; None without text, or if it is too long."""
+    from pasta_async.training.likelihood import LanguageModel, bits_per_token
+
+    def messages(answer: Answer) -> tuple[Message, ...]:
+        return ({"role": "user", "content": answer.question},)
+
+    def key(answer: Answer) -> str:
+        return answer_digest(messages(answer), answer.text)
+
+    asked = {key(answer): answer for own in forms.values() for answer in own}
+    identity = {"benchmark": "likelihood", "model": model_digest(model)}
+    with Journal(out / "bits.jsonl", identity) as journal:
+        bits: dict[str, float | None] = {row["key"]: row["bits"] for row in journal.rows}
+        due = [name for name in asked if name not in bits]
+        reader = LanguageModel(model) if due else None
+        with progress(len(asked), "likelihoods", done=len(asked) - len(due)) as advance:
+            for start in range(0, len(due) if reader else 0, _AT_ONCE):
+                batch = due[start : start + _AT_ONCE]
+                texts = [(messages(asked[name]), asked[name].text) for name in batch]
+                for name, found in zip(batch, bits_per_token(reader, texts) if reader else (), strict=True):
+                    bits[name] = found
+                    journal.append({"key": name, "bits": found})
+                advance(len(batch))
+    return {form: [{"bits a token": bits[key(answer)]} for answer in own] for form, own in forms.items()}
+
+
+async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
+    """How good a judge finds each answer, in percent; of most judges: how likely it beats the plain answer.
+
+    At most `in_flight` answers are judged at the same time; cancelling it ends their requests. An answer that
+    the judge refuses has None, and the reason is told on stderr.
+
+    Raises:
+        PastaError: The judge cannot be used, or judges none of the answers.
+    """
+    named = {"judge": settings.judge, "judge_model": settings.judge_model}
+    if (folder := Path(settings.judge)).is_dir():
+        named = {"judge": "pasta_async.evals.judge:TrainedJudge", "judge_model": str(folder)}
+    fields = {name: getattr(settings, name) for name in EndpointSettings.model_fields}
+    figures: Figures = {}
+    async with AsyncExitStack() as stack:
+        opened = JudgeSettings.model_validate({**fields, **named})
+        judge = await open_judge(opened, settings.out / "judge.journal.jsonl", stack)
+        for form, answers in forms.items():
+
+            async def grade(place: int, answers: Sequence[Answer] = answers) -> float:
+                plain = forms["baseline"][place]
+                prompt = SampledPrompt(
+                    id=str(place),
+                    messages=({"role": "user", "content": plain.question},),
+                    samples=(),
+                    baseline=Plain(text=plain.text, tokens=plain.tokens),
+                )
+                return 100 * await judge.verdict(prompt, answers[place].text)
+
+            grades, failures = await collect(range(len(answers)), grade, settings.in_flight)
+            if failures:
+                first = next(iter(failures.values()))
+                reason = f"{len(failures)} of {len(answers)} answers have no verdict: {first}"
+                if not grades:
+                    raise BackendError(reason)
+                print(reason, file=sys.stderr)
+            figures[form] = [{"judge, %": grades.get(place)} for place in range(len(answers))]
+    return figures
+
+
+async def measure(settings: QualitySettings) -> dict[str, Any]:
+    """Write the answers if need be, and measure them; the result, as it is written to `result.json`.
+
+    Cancelling it cancels what is under way; what came is kept.
+
+    Raises:
+        PastaError: Something that was named cannot be used.
+    """
+    path = settings.answers or await write_answers(settings)
+    identity, forms = read_forms(path)
+    parts: list[Figures] = [
+        {form: lengths(own) for form, own in forms.items()},
+        {form: faults_of(own) for form, own in forms.items()},
+    ]
+    if settings.likelihood:
+        parts.insert(0, await asyncio.to_thread(likelihoods, settings.likelihood, settings.out, forms))
+    if settings.ifeval:
+        from pasta_async.evals.ifeval import check_answers
+
+        parts.insert(0, check_answers(settings.ifeval, settings.out, forms))
+    result: dict[str, Any] = {"benchmark": "quality", "answers": {"backend": str(path), **identity}}
+    if settings.alpaca:
+        from pasta_async.evals.alpaca import compare_forms
+
+        options = ("judge", "judge_model", "allow_missing", "bootstrap")
+        named = {name: getattr(settings, name) for name in options}
+        result["alpaca"] = await asyncio.to_thread(
+            compare_forms, forms, settings.out, settings=settings, **named
+        )
+    elif settings.judge:
+        parts.insert(0, await verdicts(settings, forms))
+    figures: Figures = {
+        form: [_merged(rows) for rows in zip(*(part[form] for part in parts), strict=True)] for form in forms
+    }
+    result |= compared(forms, figures)
+    result["missing"] = {
+        form: {name: sum(row[name] is None for row in rows) for name in rows[0]}
+        for form, rows in figures.items()
+    }
+    if "parallel" in forms:
+        prompts = [answer.prompt for answer in forms["parallel"]]
+        for base in [form for form in forms if form != "parallel"]:
+            name = SPEED if base == "baseline" else f"{SPEED} to {base}"
+            result[name] = counted_speedup(forms["parallel"], forms[base], prompts)
+    write_result(settings.out, result)
+    return result
+
+
+def _merged(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    return {name: value for row in rows for name, value in row.items()}
+
+
+def tables(result: dict[str, Any]) -> str:
+    """The result as text: a column for each form and difference, speed-ups, AlpacaEval's figures."""
+    parts = [markdown_table(transposed({**result["methods"], **result["differences"]}))]
+    parts += [
+        f"{name}: {result[name]['value']:.3g}" for name in result if name.startswith(SPEED) and result[name]
+    ]
+    if "alpaca" in result:
+        from pasta_async.evals.alpaca import tables as alpaca_tables
+
+        parts.append(alpaca_tables(result["alpaca"]))
+    return "\n\n".join(parts)
+
+
+async def _run(settings: QualitySettings) -> str:
+    return tables(await measure(settings))
+
+
+main: Command = command(QualitySettings, _run, "quality", __doc__, resumes=True)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Means and shares with their 95% intervals, over prompts."""
+
+# scipy has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from statistics import fmean, geometric_mean
+from typing import Any, Literal, TypedDict, TypeVar
+
+MIN_SAMPLE = 10
+"""Fewer observations have no bootstrap interval: drawn again and again, they say only what they are."""
+
+_RESAMPLES = 2000
+
+
+class Estimate(TypedDict):
+    """An estimate and its 95% interval, as they stand in a result file; None with too few values."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class Gain(Estimate):
+    """A mean difference."""
+
+    bound: float | None
+    """With 95% confidence, one-sided, it is not less."""
+
+
+Figure = TypeVar("Figure", bound=Estimate)
+
+
+def estimate(
+    values: Sequence[float],
+    mean: Literal["geometric", "arithmetic"] = "geometric",
+    *,
+    clusters: Sequence[Hashable] = (),
+    confidence: float = 0.95,
+) -> Estimate:
+    """A mean of values with its percentile bootstrap interval: the same for the same values.
+
+    Args:
+        values: Observations.
+        mean: Kind of mean.
+        clusters: For each value what it belongs to, its prompt for instance: then clusters are drawn, not
+            values. Without them, values are independent.
+        confidence: Of the interval; with 0.9 each of its ends is a one-sided bound of 95%.
+
+    Returns:
+        Without an interval if there are fewer than `MIN_SAMPLE` values, or clusters.
+
+    Raises:
+        ValueError: There is no value, or none above 0 for a geometric mean.
+    """
+    if mean == "geometric":
+        value, values, scale = geometric_mean(values), [*map(math.log, values)], math.exp
+    else:
+        value, scale = fmean(values), float
+    sums: defaultdict[Hashable, float] = defaultdict(float)
+    counts: Counter[Hashable] = Counter()
+    for cluster, observed in zip(clusters or range(len(values)), values, strict=True):
+        sums[cluster] += observed
+        counts[cluster] += 1
+    if len(sums) < MIN_SAMPLE:
+        return {"value": value, "low": None, "high": None}
+    from scipy.stats import bootstrap
+
+    def statistic(sums: Any, counts: Any, axis: int) -> Any:
+        return sums.sum(axis=axis) / counts.sum(axis=axis)
+
+    options: dict[str, Any] = {"n_resamples": _RESAMPLES, "method": "percentile", "paired": True, "rng": 0}
+    drawn: Any = bootstrap(
+        ([*sums.values()], [*counts.values()]), statistic, confidence_level=confidence, **options
+    )
+    low, high = (scale(float(end)) for end in drawn.confidence_interval)
+    return {"value": value, "low": low, "high": high}
+
+
+def gain(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Gain:
+    """Mean of differences; see `estimate`."""
+    bound = estimate(values, "arithmetic", clusters=clusters, confidence=0.9)["low"]
+    return {**estimate(values, "arithmetic", clusters=clusters), "bound": bound}
+
+
+def share(verdicts: Sequence[bool], *, clusters: Sequence[Hashable] = ()) -> Estimate:
+    """Verdicts that hold, in percent, with Wilson's 95% interval (1927).
+
+    Where some verdicts share a cluster (`estimate`) it is the bootstrap's; but where all are the same, every
+    draw is alike, so that it is Wilson's over the clusters.
+    """
+    from scipy.stats import binomtest
+
+    if len({*clusters}) < len(clusters):
+        if len({*verdicts}) > 1:
+            return estimate([100.0 * holds for holds in verdicts], "arithmetic", clusters=clusters)
+        verdicts = [verdicts[0]] * len({*clusters})
+    interval: Any = binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="wilson")
+    low, high = 100 * float(interval.low), 100 * float(interval.high)
+    return {"value": 100 * fmean(verdicts), "low": low, "high": high}
+
+
+def of_known(
+    figure: Callable[..., Figure], values: Sequence[Any], clusters: Sequence[Hashable]
+) -> Figure | None:
+    """A figure over the values that are not None, with their clusters; None if there is none."""
+    known = [(value, cluster) for value, cluster in zip(values, clusters, strict=True) if value is not None]
+    if not known:
+        return None
+    return figure([value for value, _ in known], clusters=[cluster for _, cluster in known])
+
+
+def digits(value: float, sign: Literal["", "+"] = "") -> str:
+    """A number with three significant digits, or all of them before the point."""
+    return f"{value:{sign}.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
+
+
+def format_estimate(figure: Estimate | None, sign: Literal["", "+"] = "") -> str:
+    """An estimate for a table: `51.2 (47.9 to 54.4)`; `51.2` without an interval."""
+    if figure is None:
+        return "-"
+    value = digits(figure["value"], sign)
+    if figure["low"] is None or figure["high"] is None:
+        return value
+    return f"{value} ({digits(figure['low'], sign)} to {digits(figure['high'], sign)})"
+
+
+def format_gain(figure: Gain) -> str:
+    """A difference for a table: `+1.2 (-0.4 to +2.9), at least -0.1`."""
+    shown = format_estimate(figure, "+")
+    return f"{shown}, at least {digits(figure['bound'], '+')}" if figure["bound"] is not None else shown

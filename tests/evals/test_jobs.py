@@ -1,0 +1,104 @@
+"""What long commands stand on: journals that survive an interruption, and many pieces of work at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.jobs import Journal, for_each, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["no JSON\n", "[1]\n", "{}\nno JSON\n", '{"instruction": "Hi"}', "Hi\nthere", '{"a": "Hi"}\n{"ins'],
+)
+def test_a_file_of_something_else_is_refused_and_stays_as_it_was(content: str, tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    with pytest.raises(InvalidRequestError):
+        Journal(path, {"of": "x"})
+    assert path.read_text() == content
+
+
+def test_a_journal_that_was_cut_in_its_first_line_begins_anew(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"of": ')
+    with Journal(path, {"of": "x"}) as journal:
+        journal.append({"a": 1})
+    with Journal(path, {"of": "x"}) as journal:
+        assert journal.rows == [{"a": 1}]
+
+
+def test_one_command_at_a_time_writes_a_journal(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, {"of": "x"}) as journal:
+        with pytest.raises(InvalidRequestError, match="another command"):
+            Journal(path, {"of": "x"})
+        journal.append({"a": 1})
+    with Journal(path, {"of": "x"}) as journal:
+        assert journal.rows == [{"a": 1}]
+
+
+def test_a_journal_gives_rows_by_their_places_without_holding_them(tmp_path: Path):
+    rows = [{"text": "漢字 \ud800"}, {"text": "two"}, {"text": "three"}]
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, {"of": "x"}, held=False) as journal:
+        places = [journal.append(row) for row in rows[:2]]
+        assert [journal.read(place) for place in reversed(places)] == rows[1::-1]
+    with path.open("ab") as file:
+        file.write(b'{"text": "cu')
+    with Journal(path, {"of": "x"}, held=False) as journal:
+        assert not journal.rows
+        journal.append(rows[2])
+        assert [row for _, row in journal.stored()] == rows
+    with Journal(path, {"of": "x"}) as journal:
+        assert journal.rows == rows
+
+
+def test_json_is_written_as_it_is_even_half_a_character_of_a_file_name(tmp_path: Path):
+    content = {"out": os.fsdecode(b"runs/\xff"), "text": "pâté"}
+    write_json(tmp_path / "new" / "result.json", content)
+    written = (tmp_path / "new" / "result.json").read_bytes().decode()
+    assert "pâté" in written
+    assert json.loads(written) == content
+
+
+async def test_never_more_at_once_than_asked_for_and_in_order() -> None:
+    started: list[int] = []
+    under_way = most = 0
+
+    async def work(item: int) -> None:
+        nonlocal under_way, most
+        started.append(item)
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+
+    await for_each(range(10), work, 3)
+    assert started == list(range(10))
+    assert most == 3
+
+
+async def test_the_first_failure_is_raised_alone_and_ends_the_others() -> None:
+    started: list[int] = []
+    never = asyncio.Event()
+
+    async def work(item: int) -> None:
+        started.append(item)
+        if item == 2:
+            raise BackendError("no more") from OSError("the cause")
+        await never.wait()
+
+    with pytest.raises(BackendError) as failed:
+        await for_each(range(9), work, 3)
+    assert isinstance(failed.value.__cause__, OSError)
+    assert started == [0, 1, 2]

@@ -1,0 +1,235 @@
+"""Answers in several forms, judged and compared prompt by prompt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from commands_run import refused, run
+
+from pasta_async.errors import BackendStatusError
+from pasta_async.evals import report
+from pasta_async.evals.answers import Answer, read_answers
+from pasta_async.evals.quality import main
+from pasta_async.evals.report import SPEED, unbeaten, write_rows
+from pasta_async.training.judging import Judge
+from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.training.samples import SampledPrompt
+
+FAULTY = (
+    '<promise topic="Tea" tokens="20"/><async>Tea is old.</async> '
+    '<promise topic="Coffee" tokens="20"/><async>{}</async>'
+)
+
+
+class Longer(Judge):
+    """Finds the longer answer better, and refuses what is said of coffee."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        if "Coffee" in text:
+            raise BackendStatusError("it is too long", status=400)
+        other = prompt.baseline.text
+        return 0.5 + 0.5 * ((len(text) > len(other)) - (len(text) < len(other)))
+
+
+def judged(path: Path, rows: list[Answer], more: str = "", **identity: Any) -> dict[str, Any]:
+    """The result for a file of answers."""
+    write_rows(path / "answers.jsonl", [{"made": "up", **identity}, {"environment": {}}, *map(asdict, rows)])
+    run(main, f"--answers {path}/answers.jsonl {more} --out {path}/out")
+    return json.loads((path / "out" / "result.json").read_text())
+
+
+def test_each_form_is_compared_with_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = {"baseline": "Tea is old.", "parallel": "Tea is very old.", "original": "Tea."}
+    rows = [Answer(place, form, text=text) for place in range(12) for form, text in texts.items()]
+    result = judged(tmp_path, rows, f"--judge {__name__}:Longer")
+    assert {form: own["judge, %"]["value"] for form, own in result["methods"].items()} == {
+        "parallel": 100,
+        "baseline": 50,
+        "original": 0,
+    }
+    assert [*result["differences"]] == [
+        "parallel - baseline",
+        "parallel - original",
+        "baseline - original",
+    ]
+    assert result["differences"]["parallel - baseline"]["judge, %"]["bound"] == 50
+    assert "| judge, % | 100 (75.8 to 100) | 50 (50 to 50) |" in capsys.readouterr().out
+
+
+def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"baseline": "Tea is old.", "parallel": "Tea is very old."}
+    rows = [Answer(place, form, text=text) for place in range(12) for form, text in texts.items()]
+    rows[1] = Answer(0, "parallel", text="Coffee is much older.")
+    result = judged(tmp_path, rows, f"--judge {__name__}:Longer")
+    assert "BackendStatusError: it is too long" in capsys.readouterr().err
+    assert [result["missing"][form]["judge, %"] for form in ("baseline", "parallel")] == [0, 1]
+    assert result["differences"]["parallel - baseline"]["judge, %"]["value"] == 50
+    write_rows(
+        tmp_path / "b.jsonl", [{"made": "up"}, *(asdict(Answer(0, form, text="Coffee!")) for form in texts)]
+    )
+    told = f"--answers {tmp_path}/b.jsonl --judge {__name__}:Longer --out {tmp_path}/b"
+    assert refused(main, told).startswith("BackendError")
+
+
+def test_faults_are_counted_in_every_file_of_answers(tmp_path: Path) -> None:
+    parallel = [FAULTY.format("Coffee is older."), FAULTY.format("Tea is old."), FAULTY.format("Coffee is")]
+    rows = [
+        Answer(place, "parallel", written=text, cut=[2] if place == 2 else [], promises=2)
+        for place, text in enumerate(parallel)
+    ]
+    rows += [
+        Answer(place, "baseline", written="Both are good.", well_formed=place < 2) for place in (2, 0, 1)
+    ]
+    result = judged(tmp_path, rows)
+    own, plain = result["methods"]["parallel"], result["methods"]["baseline"]
+    for name in ("repeat", "cut", "off_topic"):
+        assert own[name]["value"] == pytest.approx(100 / 3)
+    assert own["any fault"]["value"] == pytest.approx(200 / 3)
+    assert own["empty"]["high"] > 0, "none of three is not never"
+    assert plain["malformed"]["value"] == plain["any fault"]["value"] == pytest.approx(100 / 3)
+    assert result["differences"]["parallel - baseline"]["any fault"]["value"] == pytest.approx(100 / 3)
+    assert result["differences"]["where promised"]["any fault"]["value"] == pytest.approx(100 / 3)
+
+
+def test_likelihoods_are_computed_once_for_each_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        Answer(0, "baseline", text="Tea is old.", question="Tell me of tea."),
+        Answer(0, "parallel", text="Tea is old.", question="Tell me of tea."),
+        Answer(1, "baseline", text="Coffee is older.", question="Tell me of coffee."),
+        Answer(1, "parallel", text="", promises=1, question="Tell me of coffee."),
+    ]
+    result = judged(tmp_path, rows, f"--likelihood {PASTA_TINY}")
+    first, kept = capsys.readouterr().out, tmp_path / "out" / "bits.jsonl"
+    lines = kept.read_text().splitlines()
+    assert len(lines) == 1 + 3, "two answers to one prompt are the same"
+    kept.write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
+    judged(tmp_path, rows, f"--likelihood {PASTA_TINY}")
+    assert capsys.readouterr().out == first
+    bits = [json.loads(line)["bits"] for line in lines[1:]]
+    tea, coffee = [value for value in bits if value is not None]
+    assert 0 < tea < 30 and 0 < coffee < 30
+    assert result["methods"]["baseline"]["bits a token"]["value"] == pytest.approx((tea + coffee) / 2)
+    assert result["differences"]["parallel - baseline"]["bits a token"]["value"] == 0
+    assert result["differences"]["where promised"]["bits a token"] is None, "one answer without text"
+
+
+def test_a_prompt_counts_once_whatever_the_number_of_passes(tmp_path: Path) -> None:
+    found: list[dict[str, Any]] = []
+    for passes in (1, 2):
+        rows = [
+            Answer(
+                place, form, number, text="Tea is old." + " Very." * (place % 3 if form == "parallel" else 0)
+            )
+            for place in range(12)
+            for form in ("baseline", "parallel")
+            for number in range(passes)
+        ]
+        found.append(judged(tmp_path, rows, f"--judge {__name__}:Longer", passes=passes))
+    once, twice = (result["differences"]["parallel - baseline"]["judge, %"] for result in found)
+    assert once == pytest.approx(twice), "twice as many answers that are alike are no more certain"
+
+
+def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    rows = [asdict(Answer(place, form)) for place in range(3) for form in ("baseline", "parallel")]
+    out = f"--out {tmp_path}/out"
+    for name, lines in {
+        "prompt": [{}, *rows[:-1]],
+        "pass": [{"passes": 2}, *rows],
+        "count": [{"count": 4}, *rows],
+        "form": [{"forms": ["baseline", "parallel", "original"]}, *rows],
+        "baseline": [{}, *rows[1::2]],
+        "other": [{"a": 1}, {"b": 2}],
+        "empty": [{"a": 1}],
+    }.items():
+        write_rows(tmp_path / f"{name}.jsonl", lines)
+        refused(main, f"--answers {tmp_path}/{name}.jsonl {out}")
+    refused(main, f"--answers {tmp_path}/missing.jsonl {out}")
+
+
+def test_a_file_that_speed_wrote_is_read_in_order_of_the_prompts(tmp_path: Path) -> None:
+    rows = [Answer(place, form) for place in (2, 0, 1) for form in ("parallel", "baseline", "brief")]
+    write_rows(tmp_path / "a.jsonl", [{"benchmark": "speed"}, {"environment": {}}, *map(asdict, rows)])
+    _, answers = read_answers(tmp_path / "a.jsonl")
+    assert [answer.prompt for answer in answers if answer.method == "baseline"] == [0, 1, 2]
+    run(main, f"--answers {tmp_path}/a.jsonl --out {tmp_path}/out")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "--backend local:",
+        "--answers a.jsonl --backend local: --prompts p.txt",
+        "--backend local: --prompts p.txt --passes 2",
+        "--answers a.jsonl --alpaca",
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(arguments: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments.split(), "--out", str(tmp_path)])
+    assert ended.value.code == 2
+
+
+# Writing answers, and the report over several models ------------------------------------------------------
+
+
+def test_sampled_answers_are_drawn_alike_in_every_run_and_models_are_drawn_side_by_side(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of coffee.\nTell me of milk.\n")
+    ask = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --temperature 1 --max-tokens 12"
+    drawn: dict[str, list[Any]] = {}
+    for name, more in {
+        "a": "",
+        "b": "--together 1",
+        "c": "--seed 2",
+        "d": f"--sample 2 --passes 2 --original {LOCAL_TINY}",
+    }.items():
+        run(main, f"{ask} --out {tmp_path}/{name} {more}")
+        _, answers = read_answers(tmp_path / name / "answers.jsonl")
+        drawn[name] = [(row.method, row.question, row.number, row.text) for row in answers]
+    assert drawn["a"] == drawn["b"] != drawn["c"]
+    assert len(drawn["d"]) == 2 * 2 * 3
+    first = {row for row in drawn["d"] if not row[2] and row[0] != "original"}
+    assert first < {*drawn["a"]}
+    result = json.loads((tmp_path / "d" / "result.json").read_text())
+    assert result["differences"]["baseline - original"]["tokens of the text"]["value"] == 0, "the same model"
+    assert f"{SPEED} to original" in result
+    assert "max_tokens: 12 there, 13 now" in refused(main, f"{ask} --out {tmp_path}/a --max-tokens 13")
+
+
+def test_a_report_has_a_row_for_each_model_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, path in {"fast": 20, "slow": 40}.items():
+        rows = [
+            Answer(place, form, tokens=60, critical_path=path if form == "parallel" else 60, text_tokens=50)
+            for place in range(3)
+            for form in ("parallel", "baseline")
+        ]
+        write_rows(tmp_path / f"{name}.jsonl", [{"made": "up"}, *map(asdict, rows)])
+        run(main, f"--answers {tmp_path}/{name}.jsonl --out {tmp_path}/{name}")
+    capsys.readouterr()
+    run(report.main, f"{tmp_path}/fast {tmp_path}/slow --figure soundness --out {tmp_path}/report")
+    table = capsys.readouterr().out
+    assert "| fast |" in table and "| 2.55 |" in table
+    assert (tmp_path / "report" / "report.md").read_text().startswith(table.strip())
+    assert (tmp_path / "report" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    refused(report.main, f"{tmp_path}/fast --figure magic --out {tmp_path}/report")
+    refused(report.main, f"{tmp_path} --out {tmp_path}/report")
+
+
+def test_points_that_no_other_one_beats() -> None:
+    points = [(1.0, 50.0), (1.5, 52.0), (1.2, 51.0), (2.0, 40.0), (1.9, 39.0)]
+    assert unbeaten(points) == [(1.5, 52.0), (2.0, 40.0)]
