@@ -20,7 +20,7 @@ THREADS_PER_DOUBLING = 5.0
 
 An annotated reference answer of AlpacaEval saves 160 steps and adds 63 tokens. So among n answers parallel
 decoding pays while 160 steps are worth more than 63 tokens in everybody's steps: up to 2.5 answers for each
-request that doubles a step. Each of them has two threads, on average over its time. docs/benchmarks.md has
+request that doubles a step. Each of them has two threads, on average over its time. docs/results.md has
 measurements on both sides of it.
 """
 

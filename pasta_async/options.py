@@ -184,7 +184,7 @@ class AnswerOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     """Passed to the model's chat template."""
     whole_chunks: bool
-    """Ask a server for each chunk in one piece: less CPU time here (docs/benchmarks.md), but a chunk is known
+    """Ask a server for each chunk in one piece: less CPU time here (docs/results.md), but a chunk is known
     only when it is done, so a partial answer lacks those under way. Default: False."""
 
 
