@@ -52,8 +52,8 @@ format: $(VENV)/.test ## rewrite the code in ruff's format and apply its safe fi
 
 check: lint type test ## what a change must pass
 
-bench: $(VENV)/.test ## measure speed-ups on this machine (docs/benchmarks.md has more)
-	$(PY) -m pasta_async.evals.speed $(ARGS)
+bench: $(VENV)/.test ## measure speed-ups on this machine (docs/results.md has more)
+	$(PY) -m pasta_async.evals.speed $(or $(ARGS),--help)
 
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation
