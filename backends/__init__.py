@@ -1,7 +1,7 @@
-"""Where tokens come from: SGLang, the embedded engine, a script.
+"""Backends decode tokens: SGLang, the embedded engine, a script.
 
-`open_backend` makes one from a URL-like string; the classes themselves live in their own modules and are
-imported only when they are asked for.
+`open_backend` makes one from a URL-like string. Each class lives in a module of its own, which is imported
+when it is opened.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _FORMS = """  local:                  the embedded engine with pasta-smol, whose
   local:pasta-smol        the same
   local:/path/to/model    the embedded engine with a folder (of a model, of an adapter) or a GGUF file
   http://host:30000       an SGLang server (https as well)
-  sglang:/path/to/model   an SGLang server of this program's own"""
+  sglang:/path/to/model   an SGLang server that this program starts and ends"""
 
 
 def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
     """Make a backend from a URL-like string.
 
-    Nothing is loaded or reached before its `connect`, which also says what to install if need be.
+    Nothing is loaded or reached before its `connect`, which says what to install if need be.
 
     Args:
         url: ``local:``, ``local:pasta-smol``, ``local:/path``, ``http://host:port`` (or https),
@@ -97,11 +97,11 @@ def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
 
 
 _REACHED_BY = {"host", "port", "model_path", "api_key", "admin_api_key"}
-"""Options of SGLang's server by which `sglang:` finds what it started."""
+"""Options of SGLang's server by which `sglang:` reaches the server that it started."""
 
 
 def _server_args(url: str, value: object) -> Mapping[str, Any]:
-    """Options of SGLang's server, by their names in Python."""
+    """The options for SGLang's server, by their names in Python; InvalidRequestError for a bad one."""
     names: set[object] = {*value} if isinstance(value, Mapping) else {None}
     if not all(isinstance(name, str) for name in names) or names & {"self", "path"}:
         raise InvalidRequestError(f"{url}: server_args is a mapping of SGLang's options, not {value!r:.80}")
@@ -114,7 +114,7 @@ def _server_args(url: str, value: object) -> Mapping[str, Any]:
 
 
 def _kind(url: str) -> tuple[str, str]:
-    """Which kind of backend a string names, and what stands behind the colon."""
+    """The kind of backend that a string names, and the part behind the colon."""
     scheme, _, rest = url.partition(":")
     kind = "http" if scheme == "https" else scheme
     named = {"local": True, "http": rest.startswith("//") and rest.strip("/"), "sglang": rest}

@@ -1,4 +1,4 @@
-"""One attempt at something that many want at the same time: connecting."""
+"""One attempt to connect, shared by all who want to connect at the same time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 class SingleFlight(Generic[_T]):
-    """Callers share one attempt, and its failure; behind a lock each would wait for a silent server anew."""
+    """Callers share an attempt and its failure. Behind a lock each would wait for a silent server in turn."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[_T] | None = None

@@ -23,13 +23,14 @@ class Journal:
 
     Args:
         path: The file; missing folders are made.
-        identity: What the rows are of. It is the first line; rows of something else are never mixed in.
-        durable: Force each row to the disk, which takes milliseconds: for what was paid for.
-        held: Whether `rows` has them, rather than the file alone: not so for what is large.
+        identity: The settings that the rows come from. It is the first line; rows of other settings are never
+            mixed in.
+        durable: Force each row to the disk, which takes milliseconds: for rows that cost money.
+        held: Keep the rows in `rows`. For large ones the file is enough: `stored` and `read` give them.
 
     Raises:
-        InvalidRequestError: Another command writes it, or it holds something else; the message says what
-            differs. It is left as it was.
+        InvalidRequestError: Another command writes it, or it holds other rows; the message says what differs.
+            It is left as it was.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Journal:
             raise
 
     def _lock(self) -> None:
-        """Hold the file until it is closed, however that comes about."""
+        """Lock the file until it is closed."""
         import fcntl  # Windows has none, and can use the rest of this module
 
         try:
@@ -59,12 +60,13 @@ class Journal:
             ) from None
 
     def _open(self, identity: Mapping[str, Any]) -> None:
-        """Read what is there, and drop the line that was cut."""
+        """Read the rows, and drop a line that was cut."""
         self._file.seek(0)
         end = sum(len(line) for line in self._file if line.endswith(b"\n"))
-        if found := next(self._lines(), None):
-            self._check(found[1], json.loads(json.dumps(dict(identity))))
-            self.rows += [row for _, row in self.stored()] if self._held else []
+        if first := next(self._lines(), None):
+            self._check(first[1], json.loads(json.dumps(dict(identity))))
+            if self._held:
+                self.rows += [row for _, row in self.stored()]
         elif not _line(identity).startswith(self.path.read_bytes()):
             raise self._foreign()
         self._file.truncate(end)
@@ -116,13 +118,15 @@ class Journal:
     def _foreign(self) -> InvalidRequestError:
         return InvalidRequestError(f"{self.path} holds no results: write to another place")
 
-    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        differ = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
-        if differ:
-            said = "; ".join(f"{key}: {found.get(key)!r} there, {wanted.get(key)!r} now" for key in differ)
+    def _check(self, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+        keys = [key for key in {**stored, **wanted} if stored.get(key) != wanted.get(key)]
+        if keys:
+            differences = "; ".join(
+                f"{key}: {stored.get(key)!r} there, {wanted.get(key)!r} now" for key in keys
+            )
             raise InvalidRequestError(
-                f"{self.path} holds results of something else ({said}); "
-                "ask for the same again, or write to another place"
+                f"{self.path} holds results of other settings ({differences}); "
+                "use the same settings again, or write to another place"
             )
 
 
@@ -138,17 +142,17 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def journal_beside(out: Path) -> Path:
-    """Where the journal of a command that writes one file stands."""
+    """The path of the journal of a command that writes one file."""
     return out.with_name(f"{out.stem}.journal{out.suffix}")
 
 
 async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], at_once: int) -> None:
     """Do the work for each item, in order, never more than `at_once` at the same time.
 
-    Cancelling it cancels what is under way.
+    Cancelling it cancels the work that is under way.
 
     Raises:
-        PastaError: The first one that a piece of work raised; those under way are cancelled.
+        PastaError: The first error of an item; work that is under way is cancelled.
     """
     queue = iter(items)
 
@@ -174,15 +178,19 @@ class Advance(Protocol):
     """Moves the progress bar that `progress` shows; does nothing where there is none."""
 
     def __call__(self, steps: int = 1, note: str | None = None) -> None:
-        """So many more steps are done; `note` is shown behind the bar (the loss, for instance)."""
+        """Count further steps as done; `note` is shown behind the bar (the loss, for instance)."""
         ...
 
 
 @contextmanager
 def progress(total: int, label: str, *, done: int = 0, shown: bool = True) -> Generator[Advance]:
-    """Show on stderr how far some work is, where rich is installed and stderr is a terminal.
+    """Show a progress bar on stderr, where rich is installed and stderr is a terminal.
 
-    `done` steps were done by an earlier run. Of several processes only one should have it `shown`.
+    Args:
+        total: Steps of the work.
+        label: Stands in front of the bar.
+        done: Steps that an earlier run has done.
+        shown: Of several processes only one should show it.
     """
     if not shown or find_spec("rich") is None:
         yield lambda steps=1, note=None: None

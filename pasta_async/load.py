@@ -1,4 +1,4 @@
-"""How busy an engine is, and for how many threads it has room. No asyncio, no I/O.
+"""The load of an engine, and for how many threads it has room. No asyncio, no I/O.
 
 A decode step reads the weights, which takes the same time for any number of requests, and computes a token
 for each request, which takes longer the more there are. An answer in parallel needs fewer steps, but its tags
@@ -42,7 +42,7 @@ _MEMORY = 8192
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """How busy an engine is, as it says itself."""
+    """The load of an engine, as it tells it."""
 
     capacity: int
     """Requests that it decodes at once, at most."""

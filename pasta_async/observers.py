@@ -33,7 +33,7 @@ class AnswerStart(Options):
     answer: str
     """Its id, the same as `DecodeRequest.answer`."""
     prompt: SkipValidation[Prompt]
-    """As it was given, not checked yet. Keep it out of logs and traces unless it is wanted there."""
+    """The prompt, not checked yet. Keep it out of logs and traces unless it is wanted there."""
     sampling: InstanceOf[Sampling]
     limits: InstanceOf[Limits]
     baseline: StrictBool = False
@@ -41,13 +41,13 @@ class AnswerStart(Options):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     whole_chunks: StrictBool = False
     streamed: bool = False
-    """Whether it is read as a stream."""
+    """True if the answer is read as a stream."""
     model: InstanceOf[Model] | None = None
     """None if the answer ends at once, since its prompt is bad or the backend cannot be reached."""
 
 
 class AnswerObserver:
-    """Is told what one answer does. Each method does nothing until it is overridden."""
+    """Is told what an answer does. Each method does nothing until it is overridden."""
 
     def turn(self, thread: int, turn: Turn) -> None:
         """A thread waits for a slot, has it, or needs none any more.
@@ -83,8 +83,8 @@ class Observer(Protocol):
 class Observation(AnswerObserver):
     """The observers of one answer, as one observer.
 
-    It is entered when the answer begins, and left when the answer is over, one way or the other. An error in
-    one of the observers harms neither the answer nor the others.
+    It is entered when the answer begins, and left when the answer is over. An error in one of the observers
+    harms neither the answer nor the others.
 
     Attributes:
         partial: Gives the answer so far.

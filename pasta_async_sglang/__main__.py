@@ -1,8 +1,8 @@
-"""Whether the plug-in fits an SGLang: the installed one, or a release, which pip downloads.
+"""Check that the plug-in fits an SGLang: the installed one, or a release, which pip downloads.
 
     python -m pasta_async_sglang [VERSION]
 
-It exits with status 1, and says what is missing, if not.
+If it does not fit, the exit status is 1, and the missing parts are printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether an SGLang has what the plug-in takes hold of, told from its source without importing it."""
+"""The parts of SGLang that the plug-in uses, looked up in SGLang's source without importing it."""
 
 from __future__ import annotations
 
@@ -38,41 +38,42 @@ _NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def misfits(folder: Path) -> list[str]:
-    """What is missing, or has other parameters, in a package `sglang`; nothing if the plug-in fits."""
-    return [problem for file, classes in _NEEDED.items() for problem in _of_file(folder / file, classes)]
+    """The parts that a package `sglang` lacks, or has with other parameters; none if the plug-in fits."""
+    return [problem for file, classes in _NEEDED.items() for problem in _in_file(folder / file, classes)]
 
 
-def _of_file(path: Path, classes: dict[str, tuple[str, ...]]) -> Iterator[str]:
+def _in_file(path: Path, classes: dict[str, tuple[str, ...]]) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_text("utf-8"))
     except (OSError, SyntaxError) as error:
         yield f"{path.name} cannot be read ({type(error).__name__})"
         return
-    found = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    definitions = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     for name, needed in classes.items():
-        if name not in found:
+        if name not in definitions:
             yield f"{path.name} has no class {name}"
             continue
-        members = dict(_members(found[name]))
-        for wanted in needed:
-            member, _, parameters = wanted.rstrip(")").partition("(")
+        members = dict(_members(definitions[name]))
+        for signature in needed:
+            member, _, parameters = signature.rstrip(")").partition("(")
             if member not in members:
                 yield f"{name} has no {member}"
             elif parameters and members[member][: len(parameters.split(", "))] != parameters.split(", "):
                 yield f"{name}.{member} takes ({', '.join(members[member])}), not ({parameters})"
 
 
-def _members(of: ast.ClassDef) -> Iterator[tuple[str, list[str]]]:
-    """Names of a class's attributes and methods, with the methods' parameters."""
-    for node in ast.walk(of):
+def _members(definition: ast.ClassDef) -> Iterator[tuple[str, list[str]]]:
+    """The names of a class's attributes and methods, with the methods' parameters."""
+    for node in ast.walk(definition):
         targets = node.targets if isinstance(node, ast.Assign) else ()
         for target in [node.target] if isinstance(node, ast.AnnAssign) else targets:
             if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
                 if target.value.id == "self":
                     yield target.attr, []
-            elif isinstance(target, ast.Name) and node in of.body:
+            elif isinstance(target, ast.Name) and node in definition.body:
                 yield target.id, []
-    for node in of.body:
+    for node in definition.body:
         if isinstance(node, ast.FunctionDef):
             given = node.args
-            yield node.name, [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            parameters = (*given.posonlyargs, *given.args, *given.kwonlyargs)
+            yield node.name, [parameter.arg for parameter in parameters]

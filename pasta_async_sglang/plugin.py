@@ -16,7 +16,7 @@ VARIABLE = "PASTA_SGLANG_PLUGIN"
 """The environment variable that switches the plug-in on, where it is 1."""
 
 STATE = "pasta_forks"
-"""Where a scheduler says, in `/server_info`, below `internal_states`, how it is: `ON`, or why it is off."""
+"""The field of `/server_info`'s `internal_states` that holds `ON`, or why the plug-in is off."""
 
 ON = "on"
 
@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def _unknown(sglang: Any) -> str:
-    """Why this SGLang is not one that the plug-in knows; empty if it is."""
+    """The reason why this SGLang does not suit the plug-in; empty if it does."""
     release = re.match(r"\d+(?:\.\d+)*", sglang.__version__)
     if not release or release[0] not in TESTED:
         return f"SGLang {sglang.__version__} was not tested with it (but {', '.join(TESTED)})"
@@ -51,7 +51,7 @@ def _unknown(sglang: Any) -> str:
 
 
 class Plugin:
-    """What the hooks do; `off` is why nothing is published, empty if it is."""
+    """The hooks. `off` is why they publish nothing; empty if they do."""
 
     def __init__(self, off: str) -> None:
         self.off: str = ""
@@ -59,7 +59,7 @@ class Plugin:
             self._switch_off(off)
 
     def tell(self, reply: Any, scheduler: Any, *_: Any) -> None:
-        """After `Scheduler.get_internal_state`: say how it is."""
+        """After `Scheduler.get_internal_state`: add `STATE` to the reply."""
         try:
             if not self.off and (why := _unsuitable(scheduler)):
                 self._switch_off(why)
@@ -84,7 +84,7 @@ class Plugin:
 
 
 def _unsuitable(scheduler: Any) -> str:
-    """What a server runs with that the plug-in was not made for; empty if it suits."""
+    """Modes of the server that the plug-in was not made for; empty if there are none."""
     tree = scheduler.tree_cache
     if type(tree).__name__ != "UnifiedRadixCache":
         return f"the prefix cache is a {type(tree).__name__}"
@@ -102,9 +102,10 @@ def _unsuitable(scheduler: Any) -> str:
 
 
 def _publish(scheduler: Any, rid: str) -> None:
-    """Put what a running request has decoded into the tree; nothing if it is not running here."""
+    """Put the keys and values of a running request into the tree; nothing if it is not running here."""
     batches = [batch for batch in (scheduler.running_batch, scheduler.last_batch) if batch is not None]
-    request = next((one for batch in batches for one in batch.reqs if one.rid == rid), None)
+    running = (request for batch in batches for request in batch.reqs)
+    request = next((request for request in running if request.rid == rid), None)
     if request is not None and _publishable(request):
         request.refresh_fill_ids()
         # All but the token sampled last have KV; that of a step under way is not there yet.

@@ -21,7 +21,7 @@ from pasta_async.errors import BackendError
 from pasta_async.load import LIGHT_THREADS, EngineLoad, room
 
 _READ_AGAIN_SECONDS = 0.5
-"""How often the load is read while threads wait for room."""
+"""The time between two readings of the load while threads wait for room."""
 
 
 class Admission:
@@ -139,10 +139,10 @@ class AnswerSlots:
     """The slots that one answer holds.
 
     Attributes:
-        limited: Whether the load limits how many.
-        held: How many there are.
-        paused: Threads that gave theirs back while they wait for something else than the engine.
-        begun: Whether one of its threads ever had one.
+        limited: Whether the load limits how many there are.
+        held: The number of slots that decoding threads hold.
+        paused: Threads without a slot that wait for their reader, or to send a request again.
+        begun: Whether a thread of the answer has ever had a slot.
     """
 
     def __init__(self, admission: Admission, *, limited: bool) -> None:
@@ -239,7 +239,7 @@ class Slot:
 
     @asynccontextmanager
     async def released(self) -> AsyncGenerator[None]:
-        """Wait for something else than the engine, without the slot, and take one again afterwards.
+        """Wait for a reader or a retry without the slot, and take one again afterwards.
 
         The thread's request may still be open, so it needs no room on the engine when it goes on. Cancelling
         it leaves the thread without a slot.
