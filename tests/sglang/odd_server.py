@@ -107,10 +107,17 @@ class OddServer(httpx.AsyncBaseTransport):
             "/server_info": {"version": "0.5.23", "incremental_streaming_output": True},
             "/model_info": {"model_path": model_folder(), "served_model_name": "odd", "is_generation": True},
             "/v1/models": {"data": [{"id": "odd", "max_model_len": 100}]},
-            "/tokenize": lambda body: {"tokens": encode(body["prompt"])},
+            "/tokenize": _tokenize,
             "/abort_request": httpx.Response(200),
-            "/generate": lambda body: self.decoding.pop(0),
+            "/generate": self._generate,
         }
+
+    def _generate(self, body: Any) -> Answer:
+        return self.decoding.pop(0)
+
+
+def _tokenize(body: Any) -> Answer:
+    return {"tokens": encode(body["prompt"])}
 
 
 def _respond(answer: Answer, body: Any) -> httpx.Response:

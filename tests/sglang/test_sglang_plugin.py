@@ -24,7 +24,8 @@ async def test_a_fork_of_a_running_request_computes_two_tokens_and_changes_nothi
     backend: SGLangBackend, server: RealServer
 ) -> None:
     """Against a fork that names no parent: one whose parent belongs to another answer."""
-    prompt = await backend.encode_chat([{"role": "user", "content": examples()[2].prompt}], {})
+    tokenizer = (await backend.connect()).tokenizer
+    prompt = tokenizer.encode_chat([{"role": "user", "content": examples("offers")[0].prompt}], {})
     found: dict[str, Forked] = {}
     for answer in ("a", "stranger"):
         server.flush()
