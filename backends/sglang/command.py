@@ -172,7 +172,7 @@ class LaunchedBackend(SGLangBackend):
         self._process: subprocess.Popen[bytes] | None = None
 
     async def _learn(self) -> ServedModel:
-        if not os.path.isfile(self._path / "config.json"):
+        if not _is_model(self._path):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process  # which `aclose` may end and forget meanwhile
         if process is None:
@@ -210,6 +210,10 @@ class LaunchedBackend(SGLangBackend):
         if process:
             atexit.unregister(self._stop)
             _stop(process)
+
+
+def _is_model(folder: Path) -> bool:
+    return os.path.isfile(folder / "config.json")  # of a path that no file system takes, too
 
 
 def _start(
