@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from pasta_async import Client
-from pasta_async.backends.local.bases import ADAPTER_CONFIG, default_model, find_model
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, default_model, find_model
 from pasta_async.errors import UnsupportedModelError
 
 _PATTERNS = (

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import CheckpointFolder
-from pasta_async.backends.local.linear import fast_bfloat16
-from pasta_async.backends.local.memory import keep_freed_memory
+from pasta_async.backends.local.model import fast_bfloat16
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 from pasta_async.prompts import Message

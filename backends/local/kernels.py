@@ -19,9 +19,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.quantised import BLOCK, GROUP, PANEL
+from pasta_async.backends.local.int8 import BLOCK, GROUP, LANES, PANEL
 from pasta_async.backends.local.vectors import (
-    LANES,
     TALLEST,
     add_atomically,
     as_float,

@@ -22,7 +22,7 @@ class Job:
     Args:
         group: The answer that it belongs to.
         ids: The context, at least one token.
-        max_tokens: Most tokens to decode; 0: only the context is computed, for the cache.
+        max_tokens: Most tokens to decode, at least one.
         sampler: How to choose them.
         stops: Tokens after which it ends.
     """
@@ -51,11 +51,6 @@ class Job:
         self.cached: int | None = None  # tokens of the prompt that the cache had when it was first admitted
         self.arrival = 0
         self.paused = False  # whether its reader is behind; it then keeps its place but is not computed
-
-    @property
-    def decodes_nothing(self) -> bool:
-        """Whether only its context is computed."""
-        return self.limit == self.prompt
 
     @property
     def missing(self) -> int:
@@ -109,7 +104,7 @@ class Scheduler:
         active = [job for job in self.running if not job.paused]
         tasks = [Task(job, 1) for job in active if job.missing == 1]
         budget = max(self._max_prefill_tokens - len(tasks), 1)
-        for job in sorted(active, key=lambda job: job.decodes_nothing):
+        for job in active:
             if job.missing > 1 and budget:
                 tasks.append(Task(job, min(job.missing, budget)))
                 budget -= tasks[-1].tokens
@@ -121,14 +116,8 @@ class Scheduler:
         return tasks
 
     def load(self) -> EngineLoad:
-        """How busy it is. Jobs that decode nothing, or whose readers are behind, do not count.
-
-        May be called from any thread.
-        """
-        running, queued = (
-            sum(not (job.paused or job.decodes_nothing) for job in jobs[:])
-            for jobs in (self.running, self.waiting)
-        )
+        """The load now, without jobs whose readers are behind. May be called from any thread."""
+        running, queued = (sum(not job.paused for job in jobs[:]) for jobs in (self.running, self.waiting))
         return EngineLoad(self._max_running, running, queued, kv_use=1 - self._available / self.pool.size)
 
     def publish(self, job: Job) -> None:
@@ -149,7 +138,7 @@ class Scheduler:
         if len(self.running) >= self._max_running and not any(job.paused for job in self.running):
             return
         ready = [job for job in self.waiting if not job.paused]
-        ready.sort(key=lambda job: (job.decodes_nothing, job.group not in self._started, job.arrival))
+        ready.sort(key=lambda job: (job.group not in self._started, job.arrival))
         for job in ready:
             if len(self.running) >= self._max_running and not self._preempt_paused():
                 return

@@ -1,70 +1,201 @@
-"""The engine as one event loop sees it: requests, their readers' buffers, the thread that steps.
+"""The engine's step, the thread that runs it, and the streams that its readers get.
 
-`Stream` is one request between the engine's thread and its reader, `EngineLoop` steps the engine in its
-thread, `Session` keeps that thread at work while streams of one event loop are open.
+`Engine` moves every job on by a token. `EngineLoop` runs its steps in a thread as long as something can move.
+A `Stream` is one request, as the event loop that opened it reads it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from pasta_async.backends.local.engine import Engine, Output
-from pasta_async.backends.local.scheduler import Job
-from pasta_async.backends.tokenization import Detokenizer, TextCodec
+import numpy as np
+import torch
+
+from pasta_async.backends.local.adapter import open_checkpoint
+from pasta_async.backends.local.batch import BatchMaker, Entry, RowBatch
+from pasta_async.backends.local.cache import KVCache, affordable_slots, keep_freed_memory
+from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes, weight_count
+from pasta_async.backends.local.model import CausalLM, choose_dtype, kv_dtype, storage_dtype
+from pasta_async.backends.local.options import DType, EngineOptions
+from pasta_async.backends.local.sampler import sample
+from pasta_async.backends.local.scheduler import Job, Scheduler
 from pasta_async.clock import wait_out
-from pasta_async.errors import BackendError
-from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.jobs import progress
+from pasta_async.load import StepTimes
+from pasta_async.protocol import Piece
 from pasta_async.results import FinishReason
 
-Delivery = list[tuple["Stream", Sequence[Piece]]]
+_SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown
+_MAX_UNREAD = 32  # pieces in a reader's buffer before its job pauses
 
-_MOST_WAITING = 32  # pieces in a reader's buffer before its job pauses
+
+class Output(NamedTuple):
+    """The outcome of a step for one job."""
+
+    job: Job
+    token: int | None
+    """None if none could be chosen."""
+    finish_reason: FinishReason | None
+    error: BackendError | None = None
+    """The reason why no token could be chosen."""
 
 
-class PieceWriter:
-    """Turns a job's tokens into pieces, by the rules of `Piece`."""
+class Engine:
+    """Model, cache and scheduler. Not thread-safe: one thread at a time.
 
-    def __init__(self, request: DecodeRequest, codec: TextCodec) -> None:
-        self._codec, self._request = codec, request
-        self._text = Detokenizer(codec)
-        self._tags, self._ends = frozenset(codec.tags or ()), frozenset(codec.end_ids)
-        self._held: list[int] = []
-        self._held_text = ""
+    Args:
+        model: A checkpoint, or the path of one (`open_checkpoint`).
+        options: Where and how to run it.
 
-    def write(self, token: int, finish_reason: FinishReason | None) -> list[Piece]:
-        """The pieces that this token makes ready; the last with a `finish_reason` if the request ends."""
-        if token in self._ends or token in self._tags:
-            text = "" if token in self._ends else self._codec.detokenize([token])
-            return [*self._drain(None, complete=True), Piece((token,), text, finish_reason)]
-        text = self._text.add(token)
-        self._held.append(token)
-        self._held_text += text
-        if not finish_reason and not self._request.stream:
+    Raises:
+        UnsupportedModelError: The checkpoint cannot be used, or needs more memory than there is.
+        InvalidRequestError: torch cannot use the device.
+    """
+
+    def __init__(self, model: Path | Checkpoint, options: EngineOptions) -> None:
+        checkpoint = open_checkpoint(model) if isinstance(model, Path) else model
+        self.config: ModelConfig = checkpoint.config
+        self.weights: int = weight_count(self.config)
+        self._options = options
+        self._device = _usable_device(options.device)
+        self._threads = options.threads or torch.get_num_threads()
+        self.dtype: DType = choose_dtype(options.dtype or "auto", self.weights, self._device)
+        self._kv_dtype = kv_dtype(self.dtype, self._device)
+        self.slots: int = affordable_slots(
+            checkpoint,
+            weight_bytes=1 if self.dtype == "int8" else storage_dtype(self.dtype).itemsize,
+            kv_bytes=self._kv_dtype.itemsize,
+            wanted=options.slots,
+            device=self._device,
+        )
+        limit = options.context_length or self.slots
+        self.context_length: int = min(self.config.positions, self.slots, limit)
+        keep_freed_memory()
+        label, tensors = f"loading {checkpoint.path.name}", len(expected_shapes(self.config))
+        with progress(tensors, label, shown=self.weights >= _SLOW_TO_LOAD) as advance:
+
+            def read(name: str) -> torch.Tensor:
+                advance()
+                return checkpoint.tensor(name).to(self._device)
+
+            self._model = CausalLM(self.config, read, self.context_length, self.dtype, self._threads)
+        self.step_times: StepTimes = StepTimes()
+        """Of steps that only decode."""
+        self.reset()
+        if self._model.compiled:  # numba compiles the kernels, or loads them, now rather than in an answer
+            token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
+            self._model.forward(RowBatch.of([token]), self._cache)  # in a slot that is nobody's yet
+
+    @property
+    def torch_threads(self) -> int:
+        """The number of threads that torch should compute with.
+
+        Behind each operator they wait for the next one actively, on the cores that our kernels' threads need:
+        a prompt took three times as long.
+        """
+        return 1 if self._model.compiled else self._threads
+
+    def reset(self) -> None:
+        """Forget every job and everything cached."""
+        options = self._options
+        self.scheduler: Scheduler = Scheduler(self.slots, options.max_running, options.max_prefill_tokens)
+        maker = BatchMaker(self.slots, self._device, self._kv_dtype)
+        self._batch = RowBatch.of if self._model.compiled else maker.make
+        vars(self).pop("_cache", None)  # there may be no room for two
+        self._cache = KVCache(self.config, self.slots, self._device, self._kv_dtype)
+
+    def add(self, job: Job) -> None:
+        """Take a job in, for the next `step`."""
+        self.scheduler.add(job)
+
+    def remove(self, job: Job) -> None:
+        """Let a job go before its end; the keys and values that it computed stay cached."""
+        self.scheduler.remove(job)
+
+    def step(self) -> list[Output] | None:
+        """Run the model once over all jobs that can move; None if there are none.
+
+        A job whose output has `finish_reason` set is gone already.
+        """
+        # 1. The scheduler says which job computes how many tokens, and gives each token a slot.
+        began = perf_counter()
+        tasks = self.scheduler.plan()
+        if not tasks:
+            return None
+        # 2. One forward pass over all of them; row i of the logits is of the last token of task i.
+        batch = self._batch(
+            [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
+        )
+        logits = self._model.forward(batch, self._cache)
+        for job, count in tasks:
+            job.filled += count
+        # 3. A job whose whole context is computed now gets its next token; a prompt may need more steps.
+        ready = [i for i, (job, _) in enumerate(tasks) if not job.missing]
+        if not ready:
             return []
-        return self._drain(finish_reason, complete=finish_reason is not None)
+        if len(ready) < len(tasks):
+            logits = logits[ready]
+        jobs = [tasks[i].job for i in ready]
+        tokens = sample(logits, [job.sampler for job in jobs], [job.ids[: job.length] for job in jobs])
+        outputs = [self._advance(job, token) for job, token in zip(jobs, tokens, strict=True)]
+        if all(count == 1 for _, count in tasks):
+            seconds, requests = perf_counter() - began, len(tasks)
+            self.step_times.add(1, requests, seconds, requests**2, requests * seconds)
+        return outputs
 
-    def _drain(self, finish_reason: FinishReason | None, *, complete: bool) -> list[Piece]:
-        """What is held, as one piece; `complete` brings out an unfinished character too."""
-        text = self._held_text + (self._text.flush() if complete else "")
-        held, self._held, self._held_text = self._held, [], ""
-        if not held and not text:
-            return []
-        return [Piece(tuple(held), text, finish_reason)]
+    def _advance(self, job: Job, token: int | BackendError) -> Output:
+        """Add a job's chosen token to it, and end it if that is its last one."""
+        if isinstance(token, BackendError):
+            self.scheduler.remove(job)
+            return Output(job, None, "error", token)
+        if job.length == job.prompt:  # its first token: forks of it may come any time now
+            self.scheduler.publish(job)
+        job.ids[job.length] = token
+        job.length += 1
+        finish_reason: FinishReason | None = None
+        if token in job.stops:
+            finish_reason = "stop"
+        elif job.length == job.limit:
+            finish_reason = "length"
+        if finish_reason:
+            self.scheduler.remove(job)
+        return Output(job, token, finish_reason)
+
+
+def _usable_device(name: str | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without CUDA
+        reason = str(error).splitlines()[0]
+        raise InvalidRequestError(f"torch cannot use the device {name!r} here: {reason}") from error
+    return device
 
 
 class Stream:
-    """A job and its reader's buffer, of the running event loop; `write` runs in the engine's thread."""
+    """A job and its reader's buffer, of the running event loop.
 
-    def __init__(self, job: Job, writer: PieceWriter) -> None:
+    Args:
+        job: The request as the engine takes it.
+        watched: Whether somebody reads token by token; if not, all come in one piece.
+    """
+
+    def __init__(self, job: Job, *, watched: bool) -> None:
         self.job = job
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.ended: asyncio.Event = asyncio.Event()  # the engine is done with the job
-        self._writer = writer
+        self.ended: asyncio.Event = asyncio.Event()
+        """The engine is done with the job."""
+        self._watched = watched
+        self._held: list[int] = []  # tokens that are in no piece yet
         self._pieces: deque[Piece] = deque()
         self._news = asyncio.Event()
         self._error: BaseException | None = None
@@ -73,34 +204,37 @@ class Stream:
     @property
     def full(self) -> bool:
         """Whether the reader is so far behind that the job should pause."""
-        return self._written - self._read >= _MOST_WAITING
+        return self._written - self._read >= _MAX_UNREAD
 
     @property
     def empty(self) -> bool:
         """Whether the reader has read all that was handed to it."""
         return not self._pieces
 
-    def write(self, output: Output) -> list[Piece]:
-        """The pieces that a token makes ready, with the usage on the first and on the last."""
-        if output.token is None:
-            pieces = [Piece((), "", "length")]
-        else:
-            pieces = self._writer.write(output.token, output.finish_reason)
-        if pieces and (not self._written or pieces[-1].finish_reason):
-            usage = {"prompt_tokens": self.job.prompt, "cached_tokens": self.job.cached}
-            pieces[-1] = pieces[-1]._replace(**usage)
-        self._written += len(pieces)
-        return pieces
+    def write(self, token: int, finish_reason: FinishReason | None) -> Piece | None:
+        """The piece that a token makes ready, with the usage on the first and on the last.
 
-    def post(self, pieces: Sequence[Piece]) -> None:
-        """Hand pieces to the reader."""
-        self._pieces.extend(pieces)
+        Called in the engine's thread.
+        """
+        self._held.append(token)
+        if not self._watched and finish_reason is None:
+            return None
+        piece = Piece(tuple(self._held), finish_reason)
+        self._held.clear()
+        if not self._written or finish_reason:
+            piece = piece._replace(prompt_tokens=self.job.prompt, cached_tokens=self.job.cached)
+        self._written += 1
+        return piece
+
+    def post(self, piece: Piece) -> None:
+        """Hand a piece to the reader."""
+        self._pieces.append(piece)
         self._news.set()
-        if pieces[-1].finish_reason:
+        if piece.finish_reason:
             self.ended.set()
 
     def fail(self, error: BaseException) -> None:
-        """End the stream; its reader gets the error after what is in the buffer."""
+        """End the stream; its reader gets the error after the pieces in the buffer."""
         self._error = error
         self.ended.set()
         self._news.set()
@@ -117,178 +251,133 @@ class Stream:
 
 
 class EngineLoop:
-    """Runs the engine's steps. `submit` may be called from any thread, `run` in the engine's only."""
+    """Steps an engine in the one thread of an executor, as long as a job can move.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    All but `_run` and the methods that it calls may be called in any thread, and on any event loop. They
+    leave commands, which run between two steps, so that the engine's thread alone touches the engine.
+    """
+
+    def __init__(self, engine: Engine, executor: Executor) -> None:
+        self._engine, self._executor = engine, executor
         self._commands: deque[Callable[[], None]] = deque()
         self._streams: dict[int, Stream] = {}  # by the id of the job
+        self._lock = threading.Lock()  # for the two below
+        self._running = False
+        self._closed = False
 
-    def submit(self, command: Callable[[], None]) -> None:
-        """Have a command run in the engine's thread, between two steps."""
-        self._commands.append(command)
+    def open(self, stream: Stream) -> None:
+        """Start a stream.
 
-    def add(self, stream: Stream) -> None:
-        """Start a stream's job (a command)."""
-        self._streams[id(stream.job)] = stream
-        self._engine.add(stream.job)
+        Raises:
+            BackendError: The loop is closed.
+        """
+        self._submit(lambda: self._add(stream))
 
-    def remove(self, stream: Stream) -> None:
-        """Let a stream's job go, if it has not ended (a command)."""
-        if self._streams.pop(id(stream.job), None):
-            self._engine.remove(stream.job)
+    def resume(self) -> None:
+        """A reader has made room: its job may move again."""
+        with suppress(BackendError):  # then the stream ends anyway
+            self._submit(lambda: None)
 
-    def reset(self) -> None:
-        """Drop everything (a command)."""
-        self._streams.clear()
-        self._engine.reset()
+    async def close(self, stream: Stream) -> None:
+        """End a stream. When this returns its slots are free. A cancellation is raised only after that."""
+        if not stream.ended.is_set():
+            with suppress(BackendError):  # whoever closed the loop ends the stream
+                self._submit(lambda: self._remove(stream))
+        if cancelled := await wait_out(stream.ended.is_set, stream.ended.wait):
+            raise cancelled
 
-    def drop_abandoned(self) -> None:
-        """Let the streams of closed loops go (a command)."""
-        for stream in [stream for stream in self._streams.values() if stream.loop.is_closed()]:
-            self.remove(stream)
+    async def aclose(self, error: BackendError) -> None:
+        """End every stream with an error. A cancellation is raised only after that."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-    def run(self) -> None:
-        """Step until no job can move: all have ended, or wait for their readers."""
+        def end() -> None:
+            self._fail(error)
+            _call_soon(loop, done.set)
+
+        self._submit(end, last=True)
+        if cancelled := await wait_out(done.is_set, done.wait):
+            raise cancelled
+
+    def _submit(self, command: Callable[[], None], *, last: bool = False) -> None:
+        with self._lock:
+            if self._closed:
+                raise BackendError("the backend was closed")
+            self._closed = last
+            self._commands.append(command)
+            if self._running:
+                return
+            self._running = True
+        self._executor.submit(self._run)
+
+    def _run(self) -> None:
+        """Step until nothing can move: every job has ended, or waits for its reader."""
+        while True:
+            try:
+                self._step_while_possible()
+            except Exception as error:
+                self._recover(error)
+            with self._lock:  # a command that comes from now on starts another run
+                if not self._commands:
+                    self._running = False
+                    return
+
+    def _step_while_possible(self) -> None:
         while True:
             while self._commands:
                 self._commands.popleft()()
             for stream in self._streams.values():
                 stream.job.paused = stream.full
-            began = perf_counter()
             outputs = self._engine.step()
-            if outputs is not None:
-                self._hand_out(outputs)
-                requests, prefilled = self._engine.latest
-                if requests and not prefilled:
-                    seconds = perf_counter() - began
-                    self._engine.step_times.add(1, requests, seconds, requests**2, requests * seconds)
-            elif not self._commands:
+            if outputs is None:
                 return
+            self._hand_out(outputs)
 
-    def _hand_out(self, outputs: Sequence[Output]) -> None:
-        ready: defaultdict[asyncio.AbstractEventLoop, Delivery] = defaultdict(list)
-        for output in outputs:
-            stream = self._streams[id(output.job)]
-            if output.error:
-                del self._streams[id(output.job)]
-                _call_soon(stream.loop, stream.fail, output.error)
-            elif pieces := stream.write(output):
-                ready[stream.loop].append((stream, pieces))
-                self._end(stream, pieces)
-        for loop, batch in ready.items():
-            if not _call_soon(loop, _post_all, batch):
-                self.drop_abandoned()
+    def _recover(self, error: Exception) -> None:
+        """A step failed, with whatever error: end all streams with it, and begin with an empty engine."""
+        failure = BackendError(f"the embedded engine failed: {error!r}")
+        failure.__cause__ = error
+        try:
+            self._engine.reset()
+        except Exception as again:  # no memory, say; the next request's step fails, and tries it again
+            failure.add_note(f"its reset failed: {again!r}")
+        streams = [*self._streams.values()]
+        self._streams.clear()
+        for stream in streams:
+            _call_soon(stream.loop, stream.fail, failure)
 
-    def _end(self, stream: Stream, pieces: Sequence[Piece]) -> None:
-        if pieces[-1].finish_reason:
-            del self._streams[id(stream.job)]
-            if stream.job.node is not None:  # the text ended it, not the engine
-                self._engine.remove(stream.job)
-
-
-class Session:
-    """The open streams of one event loop, and the task that exists while there are any.
-
-    The task has `engine_loop` run in the one thread of `executor`.
-    """
-
-    def __init__(self, engine_loop: EngineLoop, executor: Executor) -> None:
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self._engine_loop, self._executor = engine_loop, executor
-        self._open: set[Stream] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()  # there may be something to step
-        self._settled = asyncio.Event()  # the task has ended, or is needed again
-
-    @property
-    def busy(self) -> bool:
-        """Whether streams are open on a loop that is still alive."""
-        return bool(self._open) and not self.loop.is_closed()
-
-    def open(self, stream: Stream) -> None:
-        """Start a stream."""
-        self._open.add(stream)
-        self._settled.set()
-        self._command(lambda: self._engine_loop.add(stream))
-
-    def resume(self) -> None:
-        """A reader has made room: its job may move again."""
-        self._wake.set()
-
-    async def close(self, stream: Stream) -> None:
-        """End a stream. When this returns its slots are free, and with the last one the task has ended.
-
-        A cancellation is raised only after that.
-        """
-        if not stream.ended.is_set():
-            self._command(lambda: self._remove(stream))
-        cancelled = await wait_out(stream.ended.is_set, stream.ended.wait)
-        self._open.discard(stream)
-        if not self._open:
-            cancelled = await self._finish() or cancelled
-        if cancelled:
-            raise cancelled
-
-    async def fail(self, error: BaseException) -> None:
-        """End every stream with an error. A cancellation is raised only after the task has ended.
-
-        Called on another event loop it has the session's own do that, and does not wait.
-        """
-        if self.loop is not asyncio.get_running_loop():
-            _call_soon(self.loop, self._fail, error)
-            return
-        self._fail(error)
-        if cancelled := await self._finish():
-            raise cancelled
-
-    def _fail(self, error: BaseException) -> None:
-        for stream in self._open:
-            if not stream.ended.is_set():
-                self._engine_loop.submit(lambda stream=stream: self._engine_loop.remove(stream))
-                stream.fail(error)
-        self._open.clear()
-
-    async def _finish(self) -> asyncio.CancelledError | None:
-        """Wait until the task has ended, or another stream needs it."""
-        if self._task is None or self._task.done():
-            return None
-        self._settled.clear()
-        self._wake.set()
-        return await wait_out(self._settled.is_set, self._settled.wait)
-
-    def _command(self, command: Callable[[], None]) -> None:
-        self._engine_loop.submit(command)
-        self._wake.set()
-        if self._task is None or self._task.done():
-            self._task = self.loop.create_task(self._drive(), name="pasta_async local engine")
+    def _add(self, stream: Stream) -> None:
+        for other in [*self._streams.values()]:
+            if other.loop.is_closed():  # nobody will read it
+                self._remove(other)
+        self._streams[id(stream.job)] = stream
+        self._engine.add(stream.job)
 
     def _remove(self, stream: Stream) -> None:
-        self._engine_loop.remove(stream)
-        _call_soon(self.loop, stream.ended.set)
+        if self._streams.pop(id(stream.job), None):
+            self._engine.remove(stream.job)
+        _call_soon(stream.loop, stream.ended.set)
 
-    async def _drive(self) -> None:
-        """Keep the engine's thread stepping while streams are open."""
-        try:
-            while self._open:
-                self._wake.clear()
-                await self.loop.run_in_executor(self._executor, self._engine_loop.run)
-                if self._open:
-                    await self._wake.wait()
-        except asyncio.CancelledError:
-            self._fail(BackendError("the embedded engine's task was cancelled"))
-            raise
-        except Exception as error:
-            failure = BackendError(f"the embedded engine failed: {error!r}")
-            failure.__cause__ = error
-            try:
-                await self.loop.run_in_executor(self._executor, self._engine_loop.reset)
-            except Exception as again:  # no memory, say; the next request's step fails, and tries it again
-                failure.add_note(f"its reset failed: {again!r}")
-            finally:
-                self._fail(failure)
-        finally:
-            self._settled.set()
+    def _fail(self, error: BackendError) -> None:
+        for stream in [*self._streams.values()]:
+            _call_soon(stream.loop, stream.fail, error)
+            self._remove(stream)
+
+    def _hand_out(self, outputs: Sequence[Output]) -> None:
+        """Give the readers their tokens, by one call to each event loop: waking one is costly."""
+        deliveries: defaultdict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
+        for job, token, finish_reason, error in outputs:
+            stream = self._streams[id(job)]
+            if finish_reason:
+                del self._streams[id(job)]
+            if token is None:
+                assert error is not None
+                deliveries[stream.loop].append(lambda stream=stream, error=error: stream.fail(error))
+            elif piece := stream.write(token, finish_reason):
+                deliveries[stream.loop].append(lambda stream=stream, piece=piece: stream.post(piece))
+        for loop, delivery in deliveries.items():
+            if not _call_soon(loop, _call_all, delivery):  # closed meanwhile
+                for stream in [stream for stream in self._streams.values() if stream.loop is loop]:
+                    self._remove(stream)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
@@ -300,6 +389,6 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *
     return True
 
 
-def _post_all(ready: Delivery) -> None:
-    for stream, pieces in ready:
-        stream.post(pieces)
+def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()

@@ -16,13 +16,12 @@ from llvmlite import ir as _ir
 from numba.core import types as _types
 from numba.extending import intrinsic as _intrinsic
 
-from pasta_async.backends.local.quantised import BLOCK, PANEL, VNNI
+from pasta_async.backends.local.int8 import BLOCK, LANES, PANEL, VNNI
 
 ir: Any = _ir
 types: Any = _types
 intrinsic: Any = _intrinsic
 
-LANES = 16
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)

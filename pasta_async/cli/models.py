@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from pasta_async.backends.local.bases import BASE_FILE, BaseSource, find_model
+from pasta_async.backends.local.pull import BASE_FILE, BaseSource, find_model
 from pasta_async.cli.command import CommandSettings, say
 from pasta_async.errors import InvalidRequestError, missing_extra
 
@@ -73,7 +73,7 @@ def export(options: ExportOptions, _: object) -> None:
 
 def _opened(path: Path, base: Path | None = None) -> Checkpoint:
     try:
-        from pasta_async.backends.local.opening import open_checkpoint
+        from pasta_async.backends.local.adapter import open_checkpoint
 
         return open_checkpoint(path, base)
     except ModuleNotFoundError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_async.backends.local.bases import default_model
+from pasta_async.backends.local.pull import default_model
 from pasta_async.errors import InvalidRequestError
 
 

@@ -7,9 +7,10 @@ import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
+import local_models
 import pytest
 import torch
-from local_models import byte_level, model, save, unconstrained
+from local_models import unconstrained
 
 import pasta_async
 from pasta_async import Backend
@@ -63,8 +64,8 @@ async def test_one_after_another_gives_the_same_text(backend: Recorder, family: 
 
 
 async def test_a_repetition_penalty_spares_tags_and_ends(backend: Recorder) -> None:
-    info = await backend.connect()
-    words = await backend.encode("Compare")
+    model = await backend.connect()
+    words = model.tokenizer.encode("Compare")
     seen: list[torch.Tensor] = []
 
     def look(_: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,7 @@ async def test_a_repetition_penalty_spares_tags_and_ends(backend: Recorder) -> N
 
     for penalty in (1, 1.5):
         sampling = pasta_async.Sampling(repetition_penalty=penalty)
-        ids = (*words, *(info.tags or ()), *info.end_ids)
+        ids = (*words, *(model.tags or ()), *model.end_ids)
         request = DecodeRequest("a", 0, ids, 1, sampling, extra={"logits_processor": look})
         async for _ in backend.decode(request):
             pass
@@ -93,7 +94,7 @@ async def test_a_tag_that_can_only_be_wrong_is_not_written(tmp_path: Path) -> No
 
 
 async def test_noise_is_well_formed(tmp_path: Path) -> None:
-    save(tmp_path, model(), byte_level())
+    local_models.save(tmp_path, local_models.model(), local_models.byte_level())
 
     async def complaints(backend: Backend) -> set[Code]:
         async with pasta_async.Client(backend) as client:
@@ -120,9 +121,10 @@ async def test_forks_share_and_joins_start_from_the_longest_prefix(backend: Reco
     question = prompt("totals")
     async with pasta_async.Client(backend) as client:
         answer = await client.generate(question)
-    tags = (await backend.connect()).tags
+    model = await backend.connect()
+    tags = model.tags
     assert tags is not None
-    length = len(await backend.encode_chat([{"role": "user", "content": question}], {}))
+    length = len(model.tokenizer.encode_chat([{"role": "user", "content": question}], {}))
     forks = [(request, cached) for request, cached, _ in backend.seen if request.thread]
     assert len(forks) == len(answer.threads) - 1
     for request, cached in forks:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -15,18 +17,18 @@ import torch
 from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local.adapter import CheckpointFolder
+from pasta_async.backends.local.checkpoint import TokenizerFiles
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.scheduler import Scheduler
 from pasta_async.backends.local.session import EngineLoop
-from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 
 torch.set_num_threads(1)
-QUESTION = [{"role": "user", "content": "The causes"}]
-GREEDY = Sampling()
+GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +45,6 @@ async def backend(folder: Path) -> AsyncIterator[LocalBackend]:
     made = LocalBackend(folder, device="cpu", slots=512)
     yield made
     await made.aclose()
-    assert engine_tasks() == []
-
-
-def engine_tasks() -> list[str]:
-    names = [task.get_name() for task in asyncio.all_tasks()]
-    return [name for name in names if name.startswith("pasta_async")]
 
 
 def request(ids: list[int] | range, max_tokens: int = 20, **fields: Any) -> DecodeRequest:
@@ -61,6 +57,11 @@ def scheduler(backend: LocalBackend) -> Scheduler:
     return backend.engine.scheduler
 
 
+def check_idle(backend: LocalBackend) -> None:
+    assert scheduler(backend).running == scheduler(backend).waiting == []
+    check_scheduler(scheduler(backend))
+
+
 async def pieces(backend: LocalBackend, asked: DecodeRequest) -> list[Piece]:
     return [piece async for piece in backend.decode(asked)]
 
@@ -69,36 +70,31 @@ def all_ids(received: list[Piece]) -> list[int]:
     return [token for piece in received for token in piece.ids]
 
 
-def forcing(tokens: list[int]) -> dict[str, Any]:
-    """Have a request write these tokens, one after another, and then fail."""
-
-    def force(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        if len(generated) == len(tokens):
-            raise RuntimeError("nothing more to write")
-        return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor(tokens[len(generated)]), 0)
-
-    return {"extra": {"logits_processor": force}}
-
-
-def endless() -> dict[str, Any]:
-    """Have a request go slowly, so that it is open when something happens to it."""
-
-    def wait(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        threading.Event().wait(0.01)
-        return logits
-
-    return {"extra": {"logits_processor": wait}}
+async def decoded(backend: LocalBackend, asked: DecodeRequest) -> list[int]:
+    return all_ids(await pieces(backend, asked))
 
 
 async def test_it_is_a_backend_and_says_what_it_knows(backend: LocalBackend, folder: Path) -> None:
     assert isinstance(backend, Backend)
-    info = await backend.connect()
-    assert info is await backend.connect()
-    assert (info.name, info.context_length, info.vocab_size) == (folder.name, 512, 512)
-    assert info.honours_seeds
-    assert info.tags is not None
-    assert [await backend.detokenize([tag]) for tag in info.tags] == list(TAG_TOKENS)
-    assert await backend.detokenize(info.end_ids) == "<|im_end|>"
+    assert await backend.load() is None
+    model = await backend.connect()
+    assert model is await backend.connect()
+    assert (model.name, model.context_length, model.vocab_size) == (folder.name, 512, 512)
+    assert model.honours_seeds and model.dtype == "float32"
+    assert model.tags is not None
+    assert [model.tokenizer.decode([tag]) for tag in model.tags] == list(TAG_TOKENS)
+    assert model.tokenizer.decode(model.end_ids) == "<|im_end|>"
+
+
+async def test_a_piece_for_each_step_with_usage(backend: LocalBackend) -> None:
+    received = await pieces(backend, request(range(30)))
+    assert [len(piece.ids) for piece in received] == [1] * 20
+    assert [piece.finish_reason for piece in received] == [None] * 19 + ["length"]
+    assert (received[0].prompt_tokens, received[0].cached_tokens) == (30, 0)
+    assert (received[-1].prompt_tokens, received[-1].cached_tokens) == (30, 0)
+    assert received[1].prompt_tokens is None
+    at_once = await pieces(backend, request(range(30), stream=False))
+    assert at_once == [Piece(tuple(all_ids(received)), "length", 30, 29)]
 
 
 async def test_a_logits_processor_chooses_for_its_own_request_only(backend: LocalBackend) -> None:
@@ -109,50 +105,18 @@ async def test_a_logits_processor_chooses_for_its_own_request_only(backend: Loca
         assert (logits.shape, logits.dtype) == ((512,), torch.float32)
         return torch.zeros_like(logits).index_fill(0, torch.tensor([40 - len(generated)]), 1.0)
 
-    alone = all_ids(await pieces(backend, request(range(30), 4)))
+    alone = await decoded(backend, request(range(30), 4))
     free, led = await asyncio.gather(
-        pieces(backend, request(range(30), 4)),
-        pieces(backend, request(range(30), 4, extra={"logits_processor": descending})),
+        decoded(backend, request(range(30), 4)),
+        decoded(backend, request(range(30), 4, extra={"logits_processor": descending})),
     )
-    assert all_ids(free) == alone
-    assert all_ids(led) == [40, 39, 38, 37]
+    assert free == alone
+    assert led == [40, 39, 38, 37]
     assert seen == [[], [40], [40, 39], [40, 39, 38]]
 
 
-async def test_a_piece_for_each_step_with_usage(backend: LocalBackend) -> None:
-    received = await pieces(backend, request(range(30)))
-    assert [len(piece.ids) for piece in received] == [1] * 20
-    assert [piece.finish_reason for piece in received] == [None] * 19 + ["length"]
-    assert (received[0].prompt_tokens, received[0].cached_tokens) == (30, 0)
-    assert (received[-1].prompt_tokens, received[-1].cached_tokens) == (30, 0)
-    again = await pieces(backend, request(range(30), stream=False))
-    assert again[-1].cached_tokens == 29
-    assert all_ids(again) == all_ids(received)
-    assert len(again) < len(received)
-    text = await backend.detokenize(all_ids(received))
-    assert "".join(piece.text for piece in received) == "".join(piece.text for piece in again) == text
-
-
-async def test_tags_come_alone_and_text_before_them_is_complete(backend: LocalBackend) -> None:
-    info = await backend.connect()
-    assert info.tags is not None
-    letters = await backend.encode("é")
-    euro = (await backend.encode("€"))[:2]  # two of three bytes
-    written = [*letters, info.tags.sync, *euro, info.tags.promise, *euro, info.end_ids[0]]
-    for stream in (True, False):
-        asked = request(range(30), 50, stream=stream, **forcing(written))
-        received = await pieces(backend, asked)
-        assert all_ids(received) == written
-        by_id = {piece.ids[0]: piece for piece in received if piece.ids}
-        assert by_id[info.tags.sync][:2] == ((info.tags.sync,), "<sync/>")
-        assert by_id[info.tags.promise][:2] == ((info.tags.promise,), TAG_TOKENS[0])
-        assert received[-1][:3] == ((info.end_ids[0],), "", "stop")
-        texts = "".join(piece.text for piece in received)
-        assert texts == "é<sync/>\ufffd" + TAG_TOKENS[0] + "\ufffd"
-
-
 async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
-    expected = all_ids(await pieces(backend, request(range(30), 12)))
+    expected = await decoded(backend, request(range(30), 12))
     first = expected.index(expected[6])
     received = await pieces(backend, request(range(30), 12, stop_ids=(expected[6], 511)))
     assert all_ids(received) == expected[: first + 1]
@@ -161,9 +125,8 @@ async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
 
 async def test_answers_decoded_together_are_those_decoded_alone(backend: LocalBackend) -> None:
     requests = [request(range(i, 40 + i), 15, answer=f"a{i // 3}", thread=i % 3) for i in range(9)]
-    alone = [all_ids(await pieces(backend, asked)) for asked in requests]
-    together = await asyncio.gather(*(pieces(backend, asked) for asked in requests))
-    assert [all_ids(received) for received in together] == alone
+    alone = [await decoded(backend, asked) for asked in requests]
+    assert await asyncio.gather(*(decoded(backend, asked) for asked in requests)) == alone
 
 
 async def test_a_fork_of_a_running_parent_is_cached(backend: LocalBackend) -> None:
@@ -175,28 +138,19 @@ async def test_a_fork_of_a_running_parent_is_cached(backend: LocalBackend) -> No
             break
     fork = await pieces(backend, request([*range(40), *seen, 5], 4, thread=1))
     assert fork[0].prompt_tokens == 51
-    assert fork[0].cached_tokens is not None
-    assert fork[0].cached_tokens >= 49
+    assert fork[0].cached_tokens is not None and fork[0].cached_tokens >= 49
     await parent.aclose()
 
 
-async def test_seeds_make_samples_repeat(backend: LocalBackend) -> None:
-    warm = Sampling(temperature=1.0)
-    asked = [request(range(30), 15, sampling=warm, seed=seed) for seed in (1, 2)]
-    alone = [all_ids(await pieces(backend, one)) for one in asked]
-    together = await asyncio.gather(*(pieces(backend, one) for one in [*asked, *asked]))
-    assert [all_ids(received) for received in together] == [*alone, *alone]
-    assert alone[0] != alone[1]
-    free = [all_ids(await pieces(backend, request(range(30), 15, sampling=warm))) for _ in range(2)]
+async def test_a_seed_gives_the_same_tokens_however_the_answer_is_cut(backend: LocalBackend) -> None:
+    asked = [request(range(30), 20, sampling=WARM, seed=seed) for seed in (5, 6)]
+    whole, other = await asyncio.gather(*(decoded(backend, one) for one in asked))
+    assert whole != other
+    first = await decoded(backend, request(range(30), 8, sampling=WARM, seed=5))
+    rest = await decoded(backend, request([*range(30), *first], 12, sampling=WARM, seed=5))
+    assert first + rest == whole
+    free = [await decoded(backend, request(range(30), 20, sampling=WARM)) for _ in range(2)]
     assert free[0] != free[1]
-
-
-async def test_draws_do_not_depend_on_how_an_answer_is_cut_into_requests(backend: LocalBackend) -> None:
-    warm = Sampling(temperature=1.0)
-    whole = all_ids(await pieces(backend, request(range(30), 20, sampling=warm, seed=5)))
-    first = all_ids(await pieces(backend, request(range(30), 8, sampling=warm, seed=5)))
-    rest = await pieces(backend, request([*range(30), *first], 12, sampling=warm, seed=5))
-    assert first + all_ids(rest) == whole
 
 
 async def test_stretches_of_an_answer_do_not_repeat_their_draws(backend: LocalBackend) -> None:
@@ -205,35 +159,42 @@ async def test_stretches_of_an_answer_do_not_repeat_their_draws(backend: LocalBa
     def flat(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(logits)
 
-    options: dict[str, Any] = {"sampling": Sampling(temperature=1.0), "extra": {"logits_processor": flat}}
     drawn: list[list[int]] = []
     for length in (30, 50, 70):  # as main goes on behind two syncs
-        asked = request(range(length), 12, seed=5, stop_ids=(), **options)
-        drawn.append(all_ids(await pieces(backend, asked)))
+        asked = request(range(length), 12, sampling=WARM, seed=5, extra={"logits_processor": flat})
+        drawn.append(await decoded(backend, asked))
     alike = sum(a == b for pair in itertools.combinations(drawn, 2) for a, b in zip(*pair, strict=False))
     assert alike <= 3  # of 36
 
 
 @pytest.mark.parametrize(
-    "fields", [{"ids": (1, 512)}, {"ids": (-1, 5)}, {"ids": ()}, {"max_tokens": -1}, {"max_tokens": 511}]
+    "fields",
+    [
+        *({"ids": ids} for ids in [(1, 512), (-1, 5), (), (2**70,), ("x",), (None,)]),
+        *({"max_tokens": count} for count in (-1, 0, 511)),
+    ],
+    ids=str,
 )
 async def test_what_cannot_work_is_refused_at_once(backend: LocalBackend, fields: dict[str, Any]) -> None:
     values: dict[str, Any] = {"answer": "a", "thread": 0, "sampling": GREEDY, "ids": (1, 2), "max_tokens": 5}
     with pytest.raises(InvalidRequestError):
         await pieces(backend, DecodeRequest(**{**values, **fields}))
-    assert engine_tasks() == []
+
+
+# Readers that leave, and readers that are slow ------------------------------------------------------------
 
 
 async def test_closing_early_leaves_nothing_and_keeps_the_cache(backend: LocalBackend) -> None:
-    stream = backend.decode(request(range(40), 300))
+    expected = await decoded(backend, request(range(50), 40))
+    kept = asyncio.create_task(decoded(backend, request(range(50), 40, answer="kept")))
+    stream = backend.decode(request(range(100, 140), 300))
     async for _ in stream:
         break
-    assert engine_tasks() == ["pasta_async local engine"]
     await stream.aclose()
-    assert engine_tasks() == []
-    assert scheduler(backend).running == scheduler(backend).waiting == []
-    check_scheduler(scheduler(backend))
-    received = await pieces(backend, request(range(40), 2))
+    assert len(scheduler(backend).running) <= 1  # the other one
+    assert await kept == expected
+    check_idle(backend)
+    received = await pieces(backend, request(range(100, 140), 2))
     assert received[0].cached_tokens == 39
 
 
@@ -251,26 +212,14 @@ async def test_cancelling_a_reader_leaves_nothing(backend: LocalBackend) -> None
         task.cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
-    assert engine_tasks() == []
-    assert scheduler(backend).running == []
-    check_scheduler(scheduler(backend))
-
-
-async def test_closing_one_request_does_not_disturb_the_others(backend: LocalBackend) -> None:
-    expected = all_ids(await pieces(backend, request(range(40), 40)))
-    kept = asyncio.create_task(pieces(backend, request(range(40), 40, answer="kept")))
-    dropped = backend.decode(request(range(50), 300, answer="dropped"))
-    async for _ in dropped:
-        break
-    await dropped.aclose()
-    assert all_ids(await kept) == expected
+    check_idle(backend)
 
 
 async def test_a_slow_reader_pauses_itself_and_nobody_else(backend: LocalBackend) -> None:
     slow = backend.decode(request(range(40), 300, answer="slow"))
     first = await anext(slow)
-    fast = await pieces(backend, request(range(50), 200, answer="fast"))
-    assert len(all_ids(fast)) == 200
+    fast = await decoded(backend, request(range(50), 200, answer="fast"))
+    assert len(fast) == 200
     (job,) = scheduler(backend).running
     assert job.paused
     assert job.length <= 40 + 33  # its buffer, and no more
@@ -283,41 +232,34 @@ async def test_a_loop_that_falls_behind_while_its_reader_waits_goes_on(
 ) -> None:
     """As on a busy machine: the engine fills the buffer, and pauses, before the reader gets a piece."""
     loop, paused = asyncio.get_running_loop(), threading.Event()
-    step_until_nothing_moves = EngineLoop.run
+    run_until_nothing_moves = EngineLoop._run  # pyright: ignore[reportPrivateUsage]
 
     def run(engine_loop: EngineLoop) -> None:
         if not paused.is_set():
             loop.call_soon_threadsafe(paused.wait, 30)
-        step_until_nothing_moves(engine_loop)
+        run_until_nothing_moves(engine_loop)
         paused.set()
 
-    monkeypatch.setattr(EngineLoop, "run", run)
+    monkeypatch.setattr(EngineLoop, "_run", run)
     async with asyncio.timeout(60):
-        received = await pieces(backend, request(range(40), 100))
-    assert len(all_ids(received)) == 100
+        assert len(await decoded(backend, request(range(40), 100))) == 100
 
 
-async def test_more_requests_than_slots_all_end(folder: Path) -> None:
+async def test_more_requests_than_slots_all_end_also_when_they_wait_for_each_other(folder: Path) -> None:
     backend = LocalBackend(folder, device="cpu", slots=128)
     try:
         requests = [request(range(i, 30 + i), 60, answer=str(i)) for i in range(8)]
-        received = await asyncio.gather(*(pieces(backend, asked) for asked in requests))
-        assert [len(all_ids(one)) for one in received] == [60] * 8
-    finally:
-        await backend.aclose()
-
-
-async def test_readers_that_wait_for_each_other_with_few_slots_do_not_deadlock(folder: Path) -> None:
-    """A reader stops until another request, which needs the same slots, has ended."""
-    backend = LocalBackend(folder, device="cpu", slots=128)
-    try:
+        received = await asyncio.gather(*(decoded(backend, asked) for asked in requests))
+        assert [len(one) for one in received] == [60] * 8
         main = backend.decode(request(range(40), 80, answer="main"))
-        await anext(main)
-        other = await pieces(backend, request(range(100, 140), 80, answer="other"))
-        assert len(all_ids(other)) == 80
+        await anext(main)  # its reader stops until another request, which needs the same slots, has ended
+        assert len(await decoded(backend, request(range(100, 140), 80, answer="other"))) == 80
         assert len(all_ids([piece async for piece in main])) == 79
     finally:
         await backend.aclose()
+
+
+# Closing, and event loops ---------------------------------------------------------------------------------
 
 
 async def test_closing_the_backend_ends_open_requests_with_an_error(folder: Path) -> None:
@@ -325,7 +267,6 @@ async def test_closing_the_backend_ends_open_requests_with_an_error(folder: Path
     stream = backend.decode(request(range(40), 900))
     await anext(stream)
     await backend.aclose()
-    assert engine_tasks() == []
     with pytest.raises(BackendError):
         async for _ in stream:
             pass
@@ -334,37 +275,18 @@ async def test_closing_the_backend_ends_open_requests_with_an_error(folder: Path
     await backend.aclose()
 
 
-def test_closing_from_another_loop_ends_open_requests(folder: Path) -> None:
-    backend, opened = LocalBackend(folder, device="cpu"), threading.Event()
-    ended: list[BaseException] = []
-
-    async def read() -> None:
-        try:
-            async for _ in backend.decode(request(range(40), 900, **endless())):
-                opened.set()
-        except BackendError as error:
-            ended.append(error)
-
-    reader = threading.Thread(target=lambda: asyncio.run(read()))
-    reader.start()
-    assert opened.wait(60)
-    asyncio.run(backend.aclose())
-    reader.join(60)
-    assert len(ended) == 1
-
-
 async def test_a_backend_closed_while_it_loads_keeps_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, loading, closed = LocalBackend(folder, device="cpu"), threading.Event(), threading.Event()
-    load = TextCodec.from_folder
+    read = CheckpointFolder.tokenizer_files
 
-    def slow(path: Path) -> TextCodec:
+    def slow(checkpoint: CheckpointFolder) -> TokenizerFiles:
         loading.set()
         assert closed.wait(60)
-        return load(path)
+        return read(checkpoint)
 
-    monkeypatch.setattr(TextCodec, "from_folder", slow)
+    monkeypatch.setattr(CheckpointFolder, "tokenizer_files", slow)
     connecting = [asyncio.create_task(backend.connect()) for _ in range(2)]
     assert await asyncio.to_thread(loading.wait, 60)
     await backend.aclose()
@@ -375,6 +297,62 @@ async def test_a_backend_closed_while_it_loads_keeps_nothing(
     assert backend.engine is None
 
 
+def test_event_loops_share_a_backend_one_after_another(folder: Path) -> None:
+    backend = LocalBackend(folder, device="cpu")
+
+    async def once() -> list[int]:
+        stream = backend.decode(request(range(30), 900))
+        await anext(stream)  # left open: the loop closes it
+        return await decoded(backend, request(range(30), 10))
+
+    assert asyncio.run(once()) == asyncio.run(once())
+    asyncio.run(backend.aclose())
+
+
+def test_event_loops_share_a_backend_at_once_and_any_may_close_it(folder: Path) -> None:
+    backend, opened = LocalBackend(folder, device="cpu", slots=8192), threading.Event()
+    ended: list[BaseException] = []
+
+    def wait(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(generated) == 5:
+            opened.set()
+        threading.Event().wait(0.01)
+        return logits
+
+    async def read() -> None:
+        try:
+            await decoded(backend, request(range(40), 900, extra={"logits_processor": wait}))
+        except BackendError as error:
+            ended.append(error)
+
+    async def answer_and_close() -> list[int]:
+        result = await decoded(backend, request(range(30), 10))
+        await backend.aclose()
+        return result
+
+    reader = threading.Thread(target=lambda: asyncio.run(read()))
+    reader.start()
+    assert opened.wait(60)
+    assert len(asyncio.run(answer_and_close())) == 10
+    reader.join(60)
+    assert len(ended) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the generator's own end
+def test_a_loop_that_was_closed_holds_no_slots(folder: Path) -> None:
+    backend = LocalBackend(folder, device="cpu", slots=128)
+    loop = asyncio.new_event_loop()
+    abandoned = backend.decode(request(range(60), 60, answer="abandoned"))
+    loop.run_until_complete(anext(abandoned))
+    loop.close()
+    assert len(asyncio.run(decoded(backend, request(range(100, 160), 60)))) == 60
+    check_idle(backend)
+    asyncio.run(backend.aclose())
+
+
+# Failures ------------------------------------------------------------------------------------------------
+
+
 def raising(*_: object) -> torch.Tensor:
     raise RuntimeError("no")
 
@@ -383,97 +361,108 @@ def raising(*_: object) -> torch.Tensor:
 async def test_a_failing_step_ends_every_request_and_the_engine_recovers(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, reset: bool
 ) -> None:
-    expected = all_ids(await pieces(backend, request(range(30))))
+    expected = await decoded(backend, request(range(30)))
     with monkeypatch.context() as patch:
         patch.setattr(CausalLM, "forward", raising)
         if not reset:
-            patch.setattr("pasta_async.backends.local.engine.KVCache", raising)
+            patch.setattr("pasta_async.backends.local.session.KVCache", raising)
         asked = [request(range(20), 10), request(range(21), 10)]
         results = await asyncio.gather(*(pieces(backend, one) for one in asked), return_exceptions=True)
     causes = [result.__cause__ for result in results if isinstance(result, BackendError)]
     assert [type(cause) for cause in causes] == [RuntimeError, RuntimeError]
-    assert engine_tasks() == []
     if not reset:  # the next one finds it broken, and mends it
         with pytest.raises(BackendError):
             await pieces(backend, request(range(30)))
-    assert all_ids(await pieces(backend, request(range(30)))) == expected
+    assert await decoded(backend, request(range(30))) == expected
 
 
 PROCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "raises": raising,
     "of another shape": lambda _, logits: logits[:5],
     "no tensor": lambda _, __: None,
-    "not a number": lambda _, logits: logits.fill_(torch.nan),
     "one not a number": lambda _, logits: logits.index_fill_(0, torch.tensor(7), torch.nan),
     "nothing possible": lambda _, logits: torch.full_like(logits, -torch.inf),
 }
-CUTS: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}]
-SAMPLINGS = [GREEDY, *(Sampling(temperature=1.0, **cut) for cut in CUTS)]
+SAMPLINGS = [GREEDY, WARM, Sampling(temperature=1.0, top_k=3), Sampling(temperature=1.0, top_p=0.5)]
 
 
 @pytest.mark.parametrize("processor", PROCESSORS.values(), ids=PROCESSORS)
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "drawn", "of few", "cut"])
 async def test_a_token_that_cannot_be_chosen_ends_no_other_request(
-    backend: LocalBackend, processor: Any, sampling: Sampling
+    backend: LocalBackend, processor: Any
 ) -> None:
     beside = [request(range(i, i + 30), sampling=other, seed=i) for i, other in enumerate(SAMPLINGS)]
-    alone = [all_ids(await pieces(backend, one)) for one in beside]
-    bad = request(range(9, 30), 10, sampling=sampling, extra={"logits_processor": processor})
-    *others, failed = await asyncio.gather(
-        *(pieces(backend, one) for one in [*beside, bad]), return_exceptions=True
+    alone = [await decoded(backend, one) for one in beside]
+    bad = [
+        request(range(9, 30), 10, sampling=sampling, extra={"logits_processor": processor})
+        for sampling in SAMPLINGS
+    ]
+    results = await asyncio.gather(
+        *(decoded(backend, one) for one in [*beside, *bad]), return_exceptions=True
     )
-    assert type(failed) is BackendError
-    assert [all_ids(one) for one in others if isinstance(one, list)] == alone
-    assert engine_tasks() == []
-    check_scheduler(scheduler(backend))
+    assert results[: len(beside)] == alone
+    assert [type(result) for result in results[len(beside) :]] == [BackendError] * len(SAMPLINGS)
+    check_idle(backend)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "drawn"])
 async def test_what_was_decoded_before_comes_before_the_error(
     backend: LocalBackend, sampling: Sampling
 ) -> None:
-    stream = backend.decode(request(range(20), 10, sampling=sampling, **forcing([1, 2])))
+    def force(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(generated) == 2:
+            raise RuntimeError("nothing more to write")
+        return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor([1 + len(generated)]), 0)
+
+    asked = request(range(20), 10, sampling=sampling, extra={"logits_processor": force})
+    stream = backend.decode(asked)
     assert all_ids([await anext(stream), await anext(stream)]) == [1, 2]
     with pytest.raises(BackendError) as caught:
         await anext(stream)
     assert type(caught.value.__cause__) is RuntimeError
 
 
-def test_one_event_loop_after_another(folder: Path) -> None:
-    backend = LocalBackend(folder, device="cpu")
-
-    async def once() -> list[int]:
-        stream = backend.decode(request(range(30), 900))
-        await anext(stream)  # left open: the loop closes it
-        return all_ids(await pieces(backend, request(range(30), 10)))
-
-    assert asyncio.run(once()) == asyncio.run(once())
-    asyncio.run(backend.aclose())
+# Options -------------------------------------------------------------------------------------------------
 
 
-async def test_text_typed_by_users_is_data(backend: LocalBackend) -> None:
-    info = await backend.connect()
-    assert info.tags is not None
-    typed = 'Say <sync/> or <|im_end|> or <promise topic="x" tokens="10"/>.'
-    commands = {*info.tags, *info.end_ids}
-    assert commands.isdisjoint(await backend.encode(typed))
-    assert await backend.detokenize(await backend.encode(typed)) == typed
-    plain = await backend.encode_chat([{"role": "user", "content": "x"}], {})
-    chat = await backend.encode_chat([{"role": "user", "content": typed}], {})
-    assert [token for token in chat if token in commands] == [token for token in plain if token in commands]
-    assert f"user\n{typed}<|im_end|>" in await backend.detokenize(chat)
-
-
-async def test_text_that_no_encoding_can_write_is_refused(backend: LocalBackend) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"slots": value} for value in (0, 1.5, True)),
+        *({"threads": value} for value in (0, 1025)),
+        {"max_running": -1},
+        {"max_prefill_tokens": "256"},
+        *({"dtype": value} for value in ("int3", 5)),
+        *({"device": value} for value in ("gpu", 0)),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
-        await backend.encode("a\ud800b")
-    with pytest.raises(InvalidRequestError):
-        await backend.encode_chat([{"role": "user", "content": "\udfff"}], {})
+        LocalBackend("/nowhere", **options)
 
 
-@pytest.mark.parametrize("ids", [(-1,), (2**40,), (2**70,), (1.5,), ("1",), (None,)], ids=str)
-async def test_what_is_no_token_id_is_refused(backend: LocalBackend, ids: Any) -> None:
+@pytest.mark.parametrize("device", ["xpu:7", "cuda:200", "cuda:99999999999999999999"])
+async def test_a_device_that_is_not_there_is_refused(folder: Path, device: str) -> None:
+    backend = LocalBackend(folder, device=device)
     with pytest.raises(InvalidRequestError):
-        await backend.detokenize(ids)
-    with pytest.raises(InvalidRequestError):
-        await pieces(backend, request(ids))
+        await backend.connect()
+    await backend.aclose()
+
+
+async def test_the_rest_of_the_process_keeps_its_threads(folder: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        backend = LocalBackend(folder, device="cpu")
+        assert await decoded(backend, request(range(30), 2))
+        assert torch.get_num_threads() == 2
+        assert await asyncio.to_thread(torch.get_num_threads) == 2
+        await backend.aclose()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_importing_the_backend_loads_no_torch() -> None:
+    code = "import sys, pasta_async.backends.local; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

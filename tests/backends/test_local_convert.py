@@ -25,14 +25,15 @@ from local_models import tk
 
 from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend, convert
+from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.convert import converted
-from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.opening import open_checkpoint
+from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
-from pasta_async.backends.tokenization import TextCodec
+from pasta_async.backends.local.session import Engine
 from pasta_async.errors import BackendError, UnsupportedModelError
 from pasta_async.prompts import Message
+from pasta_async.tokenizer import Tokenizer
 
 Metadata = dict[str, Any]
 
@@ -279,16 +280,18 @@ def test_byte_level_tokenizers_encode_as_hugging_faces(pre: str, tmp_path: Path)
         backend.normalizer = tk.normalizers.Sequence([])
     saved: Any = fast
     saved.save_pretrained(tmp_path / "folder")
-    expected = TextCodec.from_folder(tmp_path / "folder")
+    expected = Tokenizer.from_folder(tmp_path / "folder")
     changes = {"tokenizer.ggml.pre": pre}
-    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), fast, changes=changes)).codec()
+    tokenizer = open_checkpoint(
+        write(tmp_path / "a.gguf", local_models.model(), fast, changes=changes)
+    ).tokenizer()
     for text in TEXTS:
-        assert codec.encode(text) == expected.encode(text)
+        assert tokenizer.encode(text) == expected.encode(text)
         messages: list[Message] = [{"role": "user", "content": text}]
-        assert codec.encode_chat(messages, {}) == expected.encode_chat(messages, {})
-    assert codec.end_ids == tuple(saved.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
-    assert codec.tags == expected.tags
-    assert codec.tags is not None
+        assert tokenizer.encode_chat(messages, {}) == expected.encode_chat(messages, {})
+    assert tokenizer.end_ids == tuple(saved.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+    assert tokenizer.tags == expected.tags
+    assert tokenizer.tags is not None
 
 
 def test_sentencepiece_tokenizers_encode_as_sentencepiece(tmp_path: Path) -> None:
@@ -320,13 +323,13 @@ def test_sentencepiece_tokenizers_encode_as_sentencepiece(tmp_path: Path) -> Non
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.chat_template": None,
     }
-    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
+    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
     for text in TEXTS:
-        assert codec.encode(text) == theirs.encode(text)
-        assert codec.detokenize(codec.encode(text)) == text
+        assert tokenizer.encode(text) == theirs.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
     message: list[Message] = [{"role": "user", "content": "Both wars"}]
-    assert codec.encode_chat(message, {}) == [theirs.bos_id(), *theirs.encode("Both wars")]
-    assert codec.end_ids == (theirs.eos_id(),)
+    assert tokenizer.encode_chat(message, {}) == [theirs.bos_id(), *theirs.encode("Both wars")]
+    assert tokenizer.end_ids == (theirs.eos_id(),)
 
 
 async def test_a_file_is_a_backend_that_answers(tmp_path: Path) -> None:
@@ -366,8 +369,8 @@ def test_what_says_nothing_is_no_reason_to_refuse(wild: str, tmp_path: Path) -> 
     plain = open_checkpoint(write(tmp_path / "plain.gguf", model))
     file = open_checkpoint(write(tmp_path / "wild.gguf", model, changes={**WILD[wild]}))
     assert file.config == plain.config
-    assert set(file.codec().end_ids) == set(plain.codec().end_ids)  # they are special tokens as well
-    assert file.codec().encode_chat([{"role": "user", "content": "x"}], {})
+    assert set(file.tokenizer().end_ids) == set(plain.tokenizer().end_ids)  # they are special tokens as well
+    assert file.tokenizer().encode_chat([{"role": "user", "content": "x"}], {})
 
 
 @pytest.mark.parametrize("name", ["eos", "eot", "bos"])
@@ -379,17 +382,17 @@ def test_an_id_outside_the_vocabulary_is_named(name: str, tmp_path: Path) -> Non
 
 def test_without_types_of_tokens_what_is_written_as_special_is(tmp_path: Path) -> None:
     changes: Metadata = {f"{KEY}token_type": None}
-    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
-    plain = open_checkpoint(write(tmp_path / "b.gguf", local_models.model())).codec()
+    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
+    plain = open_checkpoint(write(tmp_path / "b.gguf", local_models.model())).tokenizer()
     chat: list[Message] = [{"role": "user", "content": "<|im_end|> and so on"}]
-    assert codec.encode_chat(chat, {}) == plain.encode_chat(chat, {})
-    assert codec.end_ids == plain.end_ids
+    assert tokenizer.encode_chat(chat, {}) == plain.encode_chat(chat, {})
+    assert tokenizer.end_ids == plain.end_ids
 
 
 def test_a_description_in_latin_1_is_nobodys_business(tmp_path: Path) -> None:
     file = write(tmp_path / "a.gguf", local_models.model(), changes={"general.description": "caf_"})
     file.write_bytes(file.read_bytes().replace(b"caf_", b"caf\xe9"))
-    assert open_checkpoint(file).codec().encode("x")
+    assert open_checkpoint(file).tokenizer().encode("x")
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}", None])
@@ -397,25 +400,25 @@ def test_a_text_begins_once_whoever_writes_the_beginning(template: str | None, t
     begin: Any = local_models.byte_level().convert_tokens_to_ids("<|im_start|>")
     changes: Metadata = {f"{KEY}bos_token_id": begin, f"{KEY}add_bos_token": True}
     changes["tokenizer.chat_template"] = template
-    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
-    ids = codec.encode_chat([{"role": "user", "content": "x"}], {})
+    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
+    ids = tokenizer.encode_chat([{"role": "user", "content": "x"}], {})
     assert ids[0] == begin and ids.count(begin) == 1
 
 
 def test_a_beginning_that_is_none_is_not_written(tmp_path: Path) -> None:
     changes: Metadata = {f"{KEY}bos_token_id": NONE, f"{KEY}add_bos_token": True}
     changes["tokenizer.chat_template"] = "{{ bos_token }}" + local_models.TEMPLATE
-    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
-    ids = codec.encode_chat([{"role": "user", "content": "x"}], {})
-    assert codec.detokenize(ids) == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
+    ids = tokenizer.encode_chat([{"role": "user", "content": "x"}], {})
+    assert tokenizer.decode(ids) == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("names", [["default", "rag"], ["rag", "default"], ["tool_use", "rag"]], ids=str)
 def test_of_templates_that_all_have_names_one_is_taken(names: list[str], tmp_path: Path) -> None:
     changes: Metadata = {"tokenizer.chat_template": None, "tokenizer.chat_templates": names}
     changes |= {f"tokenizer.chat_template.{name}": f"{name}: {{{{ messages[0].content }}}}" for name in names}
-    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
-    written = codec.detokenize(codec.encode_chat([{"role": "user", "content": "x"}], {}))
+    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
+    written = tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "x"}], {}))
     assert written == ("default: x" if "default" in names else "tool_use: x")
 
 
@@ -500,7 +503,7 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     "no layers": ({"llama.block_count": None}, "llama.block_count"),
     "nonsense": ({"llama.block_count": "many"}, "llama.block_count must be a positive number"),
     "heads by layer": ({"llama.attention.head_count": [4, 4, 2]}, "head_count must be a positive number"),
-    "billions of layers": ({"llama.block_count": 2**31 - 1}, "2147483647 layers"),
+    "billions of layers": ({"llama.block_count": 2**31 - 1}, "num_hidden_layers is 2147483647"),
     "one enormous head": ({"llama.attention.key_length": 2**30}, "value_length is 16, not 1073741824"),
     "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn'"),
     "part of a head": ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),

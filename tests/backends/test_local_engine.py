@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from pasta_async.backends.local.cache import PAGE
-from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.linear import choose_dtype, linear
-from pasta_async.backends.local.quantised import VNNI, Basis
+from pasta_async.backends.local.int8 import VNNI, Basis
+from pasta_async.backends.local.model import choose_dtype, linear
+from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.local.session import Engine
 from pasta_async.errors import InvalidRequestError
 from pasta_async.options import Sampling
 

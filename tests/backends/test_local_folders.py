@@ -14,9 +14,10 @@ import safetensors.torch
 import torch
 
 from pasta_async import Client, Sampling
-from pasta_async.backends.local import LocalBackend, memory
-from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.memory import available_memory
+from pasta_async.backends.local import LocalBackend, cache
+from pasta_async.backends.local.cache import available_memory
+from pasta_async.backends.local.options import EngineOptions
+from pasta_async.backends.local.session import Engine
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.protocol import DecodeRequest
 
@@ -92,7 +93,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json"),
     "config of another kind": (lambda f: (f / "config.json").write_text("[]"), "config.json"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
-    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json"),
+    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer cannot be used"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors"),
     "broken weights": (
         lambda f: (f / "model.safetensors").write_bytes(b"no tensors"),
@@ -145,7 +146,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
         "save the checkpoint as safetensors",
     ),
-    "layers beyond all": (_config(num_hidden_layers=2**31), "2147483648 layers"),
+    "layers beyond all": (_config(num_hidden_layers=2**31), "num_hidden_layers is 2147483648"),
     "layers beyond numbers": (_config(num_hidden_layers=10**300), "layers"),
     "layers below none": (_config(num_hidden_layers=-1), "num_hidden_layers"),
     "rows beyond memory": (_config(vocab_size=2**40), "not \\[1099511627776, 64\\]"),
@@ -281,7 +282,7 @@ def test_where_there_is_little_memory_the_cache_is_smaller(
     def available(device: torch.device) -> int:
         return free[0]
 
-    monkeypatch.setattr(memory, "available_memory", available)
+    monkeypatch.setattr(cache, "available_memory", available)
     assert 1024 <= Engine(folder, EngineOptions(device="cpu")).slots < usual
     free[0] = 1_000_000
     with pytest.raises(UnsupportedModelError):

@@ -15,11 +15,11 @@ from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend, model
 from pasta_async.backends.local.checkpoint import ModelConfig
-from pasta_async.backends.local.compiled import compilable
-from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.quantised import AVX2
+from pasta_async.backends.local.int8 import AVX2, compilable
+from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.local.session import Engine
 from pasta_async.options import Sampling
 
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")

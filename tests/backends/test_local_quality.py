@@ -16,10 +16,11 @@ import pytest
 import torch
 from pasta_smol import require_pasta_smol
 
-from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.opening import open_checkpoint
+from pasta_async.backends.local.adapter import open_checkpoint
+from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.local.session import Engine
 from pasta_async.options import Sampling
 
 LONG = bool(os.environ.get("PASTA_TEST_LONG"))
@@ -61,7 +62,7 @@ def test_int8_costs_a_real_model_hardly_a_bit() -> None:
     """Within 1% of float32 on 20,000 tokens; fewer say that less exactly."""
     folder = require_pasta_smol()
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")))
-    ids = open_checkpoint(folder).codec().encode(text)
+    ids = open_checkpoint(folder).tokenizer().encode(text)
     (exact, choices), (rounded, others) = (decoded(folder, dtype, ids) for dtype in ("float32", "int8"))
     same = sum(a == b for a, b in zip(choices, others, strict=True)) / len(choices)
     print(f"{len(choices)} tokens: {exact:.4f} bits, {rounded:.4f} in int8, {same:.1%} of the choices alike")

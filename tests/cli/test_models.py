@@ -21,8 +21,8 @@ import pytest
 from adapter_folders import adapter_run
 from typer.testing import CliRunner, Result
 
-from pasta_async.backends.local.bases import BaseSource, cache_folder, default_model, find_model
-from pasta_async.backends.local.opening import open_checkpoint
+from pasta_async.backends.local.adapter import open_checkpoint
+from pasta_async.backends.local.pull import BaseSource, cache_folder, default_model, find_model
 from pasta_async.cli.app import app
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from tests.pasta_tiny import PASTA_TINY

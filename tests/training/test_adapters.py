@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local import checkpoint as exporting
+from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.checkpoint import expected_shapes, export_folder
-from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.training import ship
 
@@ -50,7 +50,7 @@ def test_an_adapter_and_its_base_are_the_merged_model(kind: str, tied: bool, tmp
     for name in expected_shapes(merged.config):
         torch.testing.assert_close(adapted.tensor(name).float(), merged.tensor(name), atol=1e-6, rtol=1e-5)
     for folder in (made.adapter, bare(made, tmp_path)):
-        ours, theirs = open_checkpoint(folder).codec(), merged.codec()
+        ours, theirs = open_checkpoint(folder).tokenizer(), merged.tokenizer()
         assert (ours.tags, ours.end_ids, ours.vocab_size) == (theirs.tags, theirs.end_ids, theirs.vocab_size)
         for kwargs in ({}, {"pasta": False}):
             assert ours.encode_chat(CHAT, kwargs) == theirs.encode_chat(CHAT, kwargs)
@@ -71,7 +71,7 @@ def test_lora_alone_leaves_the_vocabulary(made: AdapterRun, tmp_path: Path) -> N
     change_weights(folder, lambda tensors: tensors.pop(rows_of(tensors)))
     base, adapted = open_checkpoint(made.base), open_checkpoint(folder)
     assert adapted.config == base.config
-    assert adapted.codec().tags is None
+    assert adapted.tokenizer().tags is None
     name = "model.layers.0.mlp.up_proj.weight"
     merged = open_checkpoint(made.model).tensor(name)
     step = merged - base.tensor(name)
@@ -106,10 +106,10 @@ def test_transformers_loads_an_export(
     ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
     with torch.no_grad():
         torch.testing.assert_close(found(ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
-    assert found.generation_config.eos_token_id == [*adapted.codec().end_ids]
+    assert found.generation_config.eos_token_id == [*adapted.tokenizer().end_ids]
     again = open_checkpoint(out)
     assert again.config == adapted.config
-    assert again.codec().encode_chat(CHAT, {}) == adapted.codec().encode_chat(CHAT, {})
+    assert again.tokenizer().encode_chat(CHAT, {}) == adapted.tokenizer().encode_chat(CHAT, {})
     assert (len([*out.glob("*.safetensors")]) > 1) == (file_bytes == 20_000)
     assert not [*tmp_path.glob("*.partial")]
 
@@ -146,7 +146,7 @@ def test_what_ships_is_small_and_the_same_model(made: AdapterRun, tmp_path: Path
     }
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "ours/base"
     shipped, trained = open_checkpoint(out, made.base), open_checkpoint(made.adapter)
-    assert shipped.codec().encode_chat(CHAT, {}) == trained.codec().encode_chat(CHAT, {})
+    assert shipped.tokenizer().encode_chat(CHAT, {}) == trained.tokenizer().encode_chat(CHAT, {})
     for name in expected_shapes(trained.config):
         torch.testing.assert_close(shipped.tensor(name), trained.tensor(name), atol=2e-3, rtol=0)
 
@@ -211,7 +211,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "biases": (configured(bias="all"), "bias"),
     "a changed base": (configured(init_lora_weights="pissa"), "init_lora_weights"),
     "something new": (configured(use_nextlora=1), "use_nextlora"),
-    "no rank": (configured(r=0), "r must be"),
+    "no rank": (configured(r=0), "r is 0"),
     "rows of other modules": (configured(trainable_token_indices={"q_proj": [1]}), "q_proj"),
     "rows that are none": (configured(trainable_token_indices=[-1]), "trainable_token_indices"),
     "rows of no tags": (configured(trainable_token_indices=[1, 2, 3, 4, 5, 6]), "tags"),

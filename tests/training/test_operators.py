@@ -11,7 +11,7 @@ from finetune_folders import ANSWERS, base_folder
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from torch.nn import functional
 
-from pasta_async.backends.local.linear import fast_bfloat16
+from pasta_async.backends.local.model import fast_bfloat16
 from pasta_async.lang import parse
 from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
 from pasta_async.training.rows import Row, pack_row, target_losses

