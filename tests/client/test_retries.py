@@ -120,13 +120,6 @@ async def test_the_time_limit_covers_connecting() -> None:
     assert backend.clock.time() == 5
 
 
-async def test_there_is_a_time_limit_unless_it_is_taken_away() -> None:
-    backend = Flaky(silent=True)
-    with pytest.raises(GenerationTimeoutError):
-        await ask(backend)
-    assert backend.clock.time() == 600
-
-
 async def test_limits_of_one_answer_are_laid_over_the_client_s() -> None:
     backend = ScriptedBackend("Because.", latency=1.0, faults=[Fault(0, 1, "stall")])
     async with Client(backend, clock=backend.clock, limits=Limits(timeout=5, max_threads=4)) as client:
@@ -135,32 +128,11 @@ async def test_limits_of_one_answer_are_laid_over_the_client_s() -> None:
     assert backend.clock.time() == 5
 
 
-async def test_a_prompt_may_open_a_thinking_block() -> None:
-    backend = ScriptedBackend("Because.")
-    prompt = backend.tokenizer.encode("Why is it so, and why is it not otherwise?")
-    async with Client(backend) as client:
-        assert (await client.generate(prompt)).text == "Because."
-        thinking = backend.tokenizer.encode(" <think>\n")
-        assert (await client.generate([*prompt, *thinking])).reasoning == "Because."
-
-
 @pytest.mark.parametrize("errors", [[], [BackendStatusError("no", status=400)]], ids=["silent", "refused"])
 async def test_an_error_before_decoding_has_an_empty_partial_answer(errors: list[BaseException]) -> None:
     with pytest.raises(PastaError) as caught:
         await ask(Flaky(errors, silent=not errors), timeout=5)
     assert caught.value.partial == Generation.empty()
-
-
-async def test_a_cancellation_from_before_the_call_is_not_taken_for_the_backend_s() -> None:
-    async def cancelled_first() -> None:
-        task = asyncio.current_task()
-        assert task
-        task.cancel()
-        async with Client(ScriptedBackend("Yes.")) as client:
-            await client.generate("Well?")
-
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.create_task(cancelled_first())
 
 
 async def test_an_answer_s_task_that_others_cancel_ends_the_stream_with_an_error() -> None:
