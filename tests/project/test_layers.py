@@ -85,6 +85,8 @@ CORE = sorted(TOP - {f"pasta_async{part}" for part in ("", ".backends", ".evals"
         ("lang", "interpreter client protocol results"),
         ("interpreter", "client backends server cli"),
         ("backends", "client server training evals"),
+        ("backends.sglang", "backends.local"),
+        ("training", "evals"),
         ("", "training evals"),
     ],
 )
