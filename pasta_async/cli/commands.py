@@ -279,7 +279,7 @@ def serve(arguments: Namespace) -> None:
 
 def sglang(arguments: Namespace) -> None:
     """Start an SGLang server with the flags that suit PASTA; other options go to SGLang as they are."""
-    from pasta_async.backends.sglang.launch import server_command
+    from pasta_async.backends.sglang.command import server_command
 
     where = {name: getattr(arguments, name) for name in ("device", "host", "port")}
     command = server_command(arguments.model, **where, extra=arguments.further)

@@ -22,7 +22,7 @@ from pasta_async.client import Client
 from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.errors import ApiError
-from pasta_async.server.guards import KeyGuard, OpenRequests, StartErrors
+from pasta_async.server.guards import KeyGuard, Requests
 from pasta_async.server.operations import Operations
 from pasta_async.server.replies import respond
 from pasta_async.server.requests import ChatRequest, CompletionRequest
@@ -65,7 +65,6 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        app.state.lifespan = asyncio.current_task()
         client, admission = make_client(), Admission(settings)
         try:
             info = await client.connect()
@@ -92,8 +91,8 @@ def create_app(
     return Starlette(
         routes=routes,
         middleware=[
-            Middleware(OpenRequests, open_requests),
-            *operations.middleware([route.path for route in routes]),
+            *operations.middleware,
+            Middleware(Requests, open_requests, operations.responses, [route.path for route in routes]),
             *_middleware(settings),
         ],
         exception_handlers={HTTPException: _no_such_route},
@@ -102,7 +101,7 @@ def create_app(
 
 
 def _middleware(settings: ServerSettings) -> list[Middleware]:
-    middleware = [Middleware(StartErrors)]
+    middleware: list[Middleware] = []
     if settings.cors_origins:  # outside the keys: a browser asks for leave without one
         middleware.append(
             Middleware(

@@ -1,19 +1,18 @@
-"""ASGI middleware: keys, host names, open requests, and errors of the start in words."""
+"""ASGI middleware: keys, host names, and a count of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
-import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pasta_async.errors import PastaError
 from pasta_async.server.errors import ApiError
 
 _OPEN_PATHS = ("/", "/health")
@@ -32,44 +31,36 @@ def path_in_app(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-class OpenRequests:
-    """Notes the tasks of open requests, since uvicorn does not wait for the tasks that it cancels.
+class Requests:
+    """Counts responses by path and status, and notes the tasks of open requests.
 
-    A path with a slash at its end is the path without it.
+    uvicorn does not wait for the tasks that it cancels. A path with a slash at its end is the path without
+    it; paths that the app does not have are counted as `other`.
     """
 
-    def __init__(self, app: ASGIApp, tasks: set[asyncio.Task[Any]]) -> None:
-        self._app, self._tasks = app, tasks
+    def __init__(
+        self, app: ASGIApp, tasks: set[asyncio.Task[Any]], responses: Counter, paths: Collection[str]
+    ) -> None:
+        self._app, self._tasks, self._responses, self._paths = app, tasks, responses, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or the lifespan."""
-        if scope["type"] == "http":
-            if len(path_in_app(scope)) > 1:
-                scope["path"] = scope["path"].rstrip("/") or "/"
-            if task := asyncio.current_task():
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if len(path_in_app(scope)) > 1:
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        path = path_in_app(scope) if path_in_app(scope) in self._paths else "other"
 
-
-class StartErrors:
-    """Logs the reason why the backend cannot be used in words, not as a traceback."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or the lifespan."""
-
-        async def worded(message: Message) -> None:
-            failed, error = message["type"] == "lifespan.startup.failed", sys.exception()
-            if failed and isinstance(error, PastaError | ModuleNotFoundError):
-                message = {**message, "message": str(error)}
-            elif failed and isinstance(error, asyncio.CancelledError):
-                message = {**message, "message": "stopped while the backend was being reached"}
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._responses.labels(path, str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, receive, worded if scope["type"] == "lifespan" else send)
+        if task := asyncio.current_task():
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await self._app(scope, receive, counted)
 
 
 class KeyGuard:

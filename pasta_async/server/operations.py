@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,10 @@ from prometheus_client.exposition import choose_encoder
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pasta_async.client import Client
 from pasta_async.errors import missing_extra
 from pasta_async.observers import Observer
-from pasta_async.server.guards import path_in_app
 from pasta_async.server.service import Admission
 from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import Logs
@@ -42,13 +40,13 @@ class Operations:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         text, labels = "Responses, by path and status.", ("path", "status")
-        self._responses = Counter("pasta_http_responses", text, labels, registry=self._registry)
+        self.responses = Counter("pasta_http_responses", text, labels, registry=self._registry)
         self._in_flight = self._gauge("in_flight", "Places that are taken; several choices take several.")
         self._queued = self._gauge("queued", "Answers that wait for a place.")
         self._gauge("limit", "Places there are.").set(settings.max_answers)
         self._provider: TracerProvider | None = None
         self._observers: list[Observer] = [Metrics(self._registry), Logs(text=settings.log_text)]
-        self._traced: list[Middleware] = [self._trace(text=settings.log_text)] if settings.traced else []
+        self.middleware: list[Middleware] = [self._trace(text=settings.log_text)] if settings.traced else []
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         return Gauge(f"pasta_server_answers_{name}", documentation, registry=self._registry)
@@ -72,10 +70,6 @@ class Operations:
             exclude_spans=["receive", "send"],
             excluded_urls="/health$,/metrics$",
         )
-
-    def middleware(self, paths: Collection[str]) -> list[Middleware]:
-        """The outermost middleware; `paths` are counted under their names, others together."""
-        return [*self._traced, Middleware(_CountResponses, responses=self._responses, paths=frozenset(paths))]
 
     @contextmanager
     def watching(self, client: Client, admission: Admission) -> Generator[None]:
@@ -101,23 +95,6 @@ class Operations:
         """
         if self._provider is not None:
             await asyncio.to_thread(self._provider.force_flush)
-
-
-class _CountResponses:
-    """ASGI middleware that counts responses by path and status; unknown paths are `other`."""
-
-    def __init__(self, app: ASGIApp, responses: Counter, paths: Collection[str]) -> None:
-        self._app, self._responses, self._paths = app, responses, paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                path = path_in_app(scope)
-                path = path if path in self._paths else "other"
-                self._responses.labels(path, str(message["status"])).inc()
-            await send(message)
-
-        await self._app(scope, receive, counted)
 
 
 def _open_provider() -> TracerProvider | None:

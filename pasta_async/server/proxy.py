@@ -26,17 +26,13 @@ from pasta_async.server.service import Service
 
 @runtime_checkable
 class HttpEngine(Protocol):
-    """A backend whose engine has an OpenAI API of its own."""
+    """A backend whose engine has an OpenAI API of its own, below this URL; its headers hold its key."""
 
     @property
-    def url(self) -> str:
-        """Base URL of the engine."""
-        ...
+    def url(self) -> str: ...  # noqa: D102
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers that the engine wants with each request: its key."""
-        ...
+    def headers(self) -> Mapping[str, str]: ...  # noqa: D102
 
 
 class EngineReply:

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import sys
+from contextlib import AsyncExitStack
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -35,7 +36,8 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     """A uvicorn server that runs an app of `create_app` with the same settings.
 
     The first SIGTERM or SIGINT lets open answers end for `drain_seconds`, a second one ends them at once. One
-    that comes while the backend is reached, or the model loads, ends that.
+    that comes while the backend is reached, or the model loads, ends the process. `run` and `serve` raise the
+    error of a backend that cannot be used.
 
     Raises:
         InvalidRequestError: It is to listen where others can reach it, and has no key.
@@ -57,33 +59,33 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
         timeout_graceful_shutdown=round(settings.drain_seconds),
         server_header=False,
         log_config=_log_config(settings),
+        lifespan="off",  # `_Server` runs it
     )
     return _Server(config, app)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which by itself ends no start for a signal, and no answers for a second SIGTERM."""
+    """uvicorn, which by itself tells errors of the start as tracebacks, and ends no answers for a second signal."""
 
     def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
         super().__init__(config)
         self._app = app
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        try:
-            await super().startup(sockets)
-        except SystemExit:  # the app has not started; if a signal is why, it is raised again after this
-            if not self.should_exit:
-                raise
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        # Until the backend is reached, errors are the caller's, and signals end the process as usual. The app
+        # has to be over when uvicorn raises again the signal that stopped it: the process ends with that.
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._app.router.lifespan_context(self._app))
+            with self.capture_signals():
+                await self._serve(sockets)
+                await stack.aclose()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             for task in self.server_state.tasks:  # as at the end of the drain time
                 task.cancel()
-            return
-        super().handle_exit(sig, frame)
-        if not self.started and (lifespan := getattr(self._app.state, "lifespan", None)):
-            self._loop.call_soon_threadsafe(lifespan.cancel)
+        else:
+            super().handle_exit(sig, frame)
 
 
 def http_protocol(settings: ServerSettings) -> Any:
@@ -99,7 +101,7 @@ def http_protocol(settings: ServerSettings) -> Any:
 class _HttpProtocol(H11Protocol):
     """uvicorn's HTTP with time-outs: by itself it waits for ever for a request's head, or for a reader.
 
-    It answers 400 to headers and URLs that are too long; here it is 431 and 414.
+    Errors of HTTP itself are told in OpenAI's form here; headers or a URL that are too long are 431.
     """
 
     def __init__(self, *args: Any, settings: ServerSettings, **options: Any) -> None:
@@ -155,10 +157,8 @@ class _HttpProtocol(H11Protocol):
         """Answer bytes that h11 could not read, its error being at hand, and close the connection."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        if status == 431 and b"\r\n" not in self.conn.trailing_data[0]:
-            status, msg = 414, "the URL is too long"
-        elif status == 431:
-            msg = "the headers are too long"
+        if status == 431:
+            msg = "the URL, or the headers, are too long"
         body = json.dumps(ApiError(msg, status=status).body).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
         head = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
@@ -175,24 +175,18 @@ def _stop(timer: asyncio.TimerHandle | None) -> None:
 
 def _log_config(settings: ServerSettings) -> dict[str, Any]:
     """A configuration for `logging.config.dictConfig`: a line on standard error for each record."""
-    json_formatter = {
-        "()": JsonFormatter,
-        "fmt": ["levelname", "name", "message"],
-        "timestamp": "time",
-        "rename_fields": {"levelname": "level", "name": "logger"},
-        "reserved_attrs": sorted(_KNOWN_FIELDS),
+    names = {"levelname": "level", "name": "logger"}
+    fields = {"fmt": [*names, "message"], "timestamp": "time", "rename_fields": names}
+    formatters = {
+        "json": {"()": JsonFormatter, **fields, "reserved_attrs": sorted(_KNOWN_FIELDS)},
+        "text": {"()": _TextFormatter},
     }
-    handler = {
-        "class": "logging.StreamHandler",
-        "stream": "ext://sys.stderr",
-        "formatter": settings.log_format,
-        "filters": ["ids"],
-    }
+    handler = {"class": "logging.StreamHandler", "formatter": settings.log_format, "filters": ["ids"]}
     logger = {"handlers": ["stderr"], "level": settings.log_level.upper(), "propagate": False}
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"json": json_formatter, "text": {"()": _TextFormatter}},
+        "formatters": formatters,
         "filters": {"ids": {"()": lambda: with_ids}},
         "handlers": {"stderr": handler},
         "loggers": {"uvicorn": logger, "pasta_async": logger},

@@ -247,4 +247,4 @@ def test_without_the_base_no_model_answers_and_it_is_said_how_to_get_one() -> No
         default_model()
     result = pasta("generate", "--backend", "local:", "Hello")
     assert result.code == 2 and "pasta-async pull pasta-smol" in result.err
-    assert not result.stdout
+    assert not result.out

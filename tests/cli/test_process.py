@@ -146,10 +146,9 @@ def test_python_dash_m_is_the_same_program() -> None:
 
 
 def test_without_its_extra_it_says_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['typer'] = None; from pasta_async.cli import main; main(['check', '-'])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+    program = f"import sys; sys.modules['rich'] = None\n{ANSWERING}"
+    command = [sys.executable, "-c", program, "generate", "x", "--live"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "pip install 'pasta_async[cli]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.text import Text
 
 from pasta_async import Client, Generation
-from pasta_async.cli.display import summary, view
+from pasta_async.cli.display import summary
+from pasta_async.cli.live import view
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page

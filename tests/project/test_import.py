@@ -53,7 +53,6 @@ HEAVY = (
     "huggingface_hub",
     "jinja2",
     "numpy",
-    "typer",
     "rich",
 )
 

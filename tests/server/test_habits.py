@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import httpx
 import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running
+from samples import Samples
 from starlette.testclient import TestClient
 
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
@@ -74,6 +76,8 @@ def test_what_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
         (CHAT, {"guided_json": {}}, "guided_json"),
         (CHAT, {"messages": [{"role": "user", "content": [{"text": "no type"}]}]}, "messages.0.content"),
         (CHAT, {"stop": ["a", 5]}, "stop"),
+        (CHAT, {"stop": [str(n) for n in range(2000)]}, "stop"),
+        (CHAT, {"stop": "x" * 100_000}, "stop"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -137,6 +141,19 @@ def test_errors_have_openais_form_everywhere() -> None:
             error = reply.json()["error"]
             assert (error["code"], error["param"], error["type"][-6:]) == (code, None, "_error"), code
         assert client.post(CHAT, json=[]).json()["error"]["param"] is None
+
+
+def test_a_prompt_that_is_refused_is_no_failed_answer(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with running(ScriptedBackend("Fine."), model_names=("m",), max_prompt_tokens=20) as server:
+        assert ask(server, messages=[{"role": "user", "content": "word " * 50}]).status_code == 400
+        assert ask(server, messages=[{"role": "user", "content": " "}]).status_code == 400
+        assert ask(server).status_code == 200
+        samples = Samples(httpx.get(f"{server.url}/metrics").text)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert samples.value("pasta_answers_total", finish_reason="stop", model_name="scripted") == 1
+    assert samples.value("pasta_answer_errors_total") == 0
+    assert samples.value("pasta_answers_total", finish_reason="error") == 0
 
 
 # Time and lives ---------------------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def too_many() -> list[tuple[str, dict[str, Any]]]:
     return [
         (CHAT, {"messages": [message] * (MAX_MESSAGES + 1)}),
         (CHAT, {"messages": [{"role": "user", "content": parts}]}),
+        (CHAT, {"messages": [message], "stop": ["x"] * 300_000}),
         (CHAT, {"messages": [5] * 300_000}),
         (CHAT, {"messages": [message], "tools": [{}] * 300_000}),
         (COMPLETIONS, {"prompt": ["x"] * 300_000}),
@@ -144,8 +145,8 @@ def request_line_by_line(server: LiveServer, path: str, headers: dict[str, str])
 @pytest.mark.parametrize(
     ("path", "headers", "status"),
     [
-        ("/" + "x" * 1_000_000, {}, 414),
-        ("/?" + "x" * 2_000_000, {}, 414),
+        ("/" + "x" * 1_000_000, {}, 431),
+        ("/?" + "x" * 2_000_000, {}, 431),
         ("/health", {"x-long": "x" * 1_000_000}, 431),
         ("/health", {f"x-{n}": "x" * 10_000 for n in range(99)}, 431),
     ],

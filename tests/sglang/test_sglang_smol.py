@@ -9,12 +9,11 @@ import pytest
 from local_models import unconstrained
 from pasta_smol import require_pasta_smol
 from real_server import require_sglang, running_server
-from typer.testing import CliRunner
+from written import pasta
 
 from pasta_async import Backend, Client, Generation, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.cli.app import app
 
 PROMPTS = (
     "Compare tea and coffee: origin, taste, health.",
@@ -67,8 +66,8 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: P
     require_sglang()
     require_pasta_smol()
     out = tmp_path / "pasta-smol"
-    exported = CliRunner().invoke(app, ["export", "pasta-smol", str(out)])
-    assert exported.exit_code == 0, exported.output
+    exported = pasta("export", "pasta-smol", out)
+    assert exported.code == 0, exported.err
     local = LocalBackend("pasta-smol", device="cpu", dtype="float32")
     try:
         expected = await answered(unconstrained(local))  # as SGLang is
