@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
+from pasta_async.prompts import most_tokens
 from pasta_async.results import Generation
 from pasta_async.server.errors import log_failure, stopping
 from pasta_async.server.proxy import EngineReply
@@ -27,6 +29,7 @@ from pasta_async.server.requests import (
 )
 from pasta_async.server.service import Service, service_of
 from pasta_async.server.streaming import data_event, event_fields, merged, stream_response, unless_gone
+from pasta_async.tokenizer import run_encoding
 
 Json = dict[str, Any]
 
@@ -140,9 +143,14 @@ class _Reply:
 
         The answers may take so many seconds.
         """
-        encode = self._service.client.encode
-        prompts = [await encode(each) if isinstance(each, str) else each for each in self._request.prompts]
+        model = self._service.info
         limits = self._kwargs[0]["limits"].model_copy(update={"timeout": seconds})
+        prompts: list[Any] = []
+        for prompt in self._request.prompts:
+            if isinstance(prompt, str):
+                encode = partial(model.tokenizer.encode, prompt, most_tokens(model, limits))
+                prompt = await run_encoding(len(prompt), encode)
+            prompts.append(prompt)
         return [
             {**kwargs, "prompt": prompt, "limits": limits} for prompt in prompts for kwargs in self._kwargs
         ]

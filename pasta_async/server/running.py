@@ -65,7 +65,7 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which by itself tells errors of the start as tracebacks, and ends no answers for a second signal."""
+    """uvicorn, which by itself shows errors of the start as tracebacks, and ignores a second signal."""
 
     def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
         super().__init__(config)

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,33 +16,15 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running, serving
+from live_server import PATIENCE, LiveServer, http_request, serving
 
-from pasta_async import Backend
-from pasta_async.prompts import Message
 from pasta_async.server import ServerSettings, create_app, http_protocol
 from pasta_async.server.requests import MAX_MESSAGES
-from pasta_async.testing import Fault, ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 from tests.pasta_tiny import LOCAL_TINY
 
 MODEL = "pasta-tiny"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-class CountingBackend(WatchedBackend):
-    """Counts the texts and the conversations that it encodes."""
-
-    def __init__(self, inner: Backend) -> None:
-        super().__init__(inner)
-        self.encoded: list[str] = []
-
-    async def encode(self, text: str) -> list[int]:
-        self.encoded.append(text)
-        return await super().encode(text)
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        self.encoded.append(messages[-1]["content"])
-        return await super().encode_chat(messages, template_kwargs)
 
 
 def post(server: LiveServer, path: str, body: object) -> httpx.Response:
@@ -54,28 +36,6 @@ def post(server: LiveServer, path: str, body: object) -> httpx.Response:
 def assert_refused(reply: httpx.Response, status: int = 400) -> None:
     assert reply.status_code == status, reply.text[:300]
     assert reply.json()["error"]["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_text_is_encoded_once_for_all_its_choices(stream: bool) -> None:
-    backend = CountingBackend(ScriptedBackend("Fine."))
-    with running(backend) as server:
-        body = {"model": "scripted", "prompt": ["One", "Two"], "n": 3, "stream": stream}
-        assert post(server, COMPLETIONS, body).status_code == 200
-        chat = {"model": "scripted", "messages": [{"role": "user", "content": "Three"}], "n": 5}
-        assert post(server, CHAT, {**chat, "stream": stream}).status_code == 200
-    assert backend.encoded == ["One", "Two", "Three"]
-
-
-def test_a_text_that_is_refused_for_want_of_a_place_is_not_encoded() -> None:
-    stalling = ScriptedBackend("One two three.", faults=[Fault(0, 2, "stall", times=9)])
-    backend = CountingBackend(stalling)
-    with running(backend, max_answers=1, max_queue=0) as server, server.connect() as first:
-        body = {"model": "scripted", "prompt": "first"}
-        first.sendall(http_request(COMPLETIONS, json.dumps(body).encode()))
-        backend.wait(lambda e: e.open == 1)
-        assert post(server, COMPLETIONS, {**body, "prompt": "second"}).status_code == 429
-    assert backend.encoded == ["first"]
 
 
 @pytest.mark.parametrize(
