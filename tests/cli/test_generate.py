@@ -86,7 +86,8 @@ def test_json_with_a_baseline_has_both_and_the_speedups() -> None:
     answer, baseline = result["answer"], result["baseline"]
     assert answer["text"] == baseline["text"] == TEXT
     assert len(baseline["threads"]) == 1
-    assert result["theoretical_speedup"] > 1
+    tokens = min(answer["text_tokens"] + 1, baseline["usage"]["completion_tokens"])
+    assert result["theoretical_speedup"] == pytest.approx(tokens / answer["critical_path"])
     assert result["measured_speedup"] > 0
 
 

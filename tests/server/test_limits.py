@@ -135,7 +135,7 @@ def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_bodies_and_prompts() -> None:
-    with running(ScriptedBackend(ANSWER), max_body_bytes=1000, max_prompt_tokens=20) as server:
+    with running(ScriptedBackend(ANSWER), max_body_bytes=1000, max_prompt_tokens=60) as server:
         assert ask(server).status_code == 200
         large = ask(server, user="x" * 1000)
         assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
@@ -145,7 +145,7 @@ def test_large_bodies_and_prompts() -> None:
                 b"Transfer-Encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000 + b"\r\n"
             )
             assert b" 413 " in connection.recv(100)
-        long = ask(server, messages=[{"role": "user", "content": "word " * 40}])
+        long = ask(server, messages=[{"role": "user", "content": "word " * 100}])
         assert long.json()["error"]["code"] == "context_length_exceeded"
 
 

@@ -181,7 +181,7 @@ async def test_limits_of_one_answer(client: openai.AsyncOpenAI, library: Client)
 async def test_a_text_is_continued_without_a_chat_template(
     client: openai.AsyncOpenAI, library: Client
 ) -> None:
-    ids = library.backend.tokenizer.encode(PROMPT)
+    ids = (await library.connect()).tokenizer.encode(PROMPT)
     expected = await library.generate(ids, sampling=Sampling(max_tokens=16))
     for prompt in (PROMPT, ids):
         reply = await complete(client, prompt=prompt)

@@ -72,7 +72,7 @@ def ask(server: LiveServer, **fields: Any) -> httpx.Response:
             ]
         },
         {"messages": [{"role": "user", "content": "Why?", "name": SPELLED}]},
-        {"chat_template_kwargs": {"bos_token": SPELLED, "enable_thinking": SPELLED, SPELLED: SPELLED}},
+        {"chat_template_kwargs": {"bos_token": SPELLED, "enable_thinking": SPELLED}},
         {"stop": [SPELLED]},
         {"metadata": {"x": SPELLED}, "user": SPELLED},
     ],
