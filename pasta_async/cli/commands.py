@@ -312,7 +312,7 @@ def check(arguments: Namespace) -> None:
 
 def pull(arguments: Namespace) -> None:
     """Get the base of pasta-smol, or of an adapter that has a base.json."""
-    from pasta_async.backends.local.bases import BASE_FILE, BaseSource, find_model
+    from pasta_async.backends.local.pull import BASE_FILE, BaseSource, find_model
 
     folder = find_model(arguments.model)
     if (source := BaseSource.of(folder)) is None:
@@ -332,7 +332,7 @@ def pull(arguments: Namespace) -> None:
 
 def export(arguments: Namespace) -> None:
     """Write a model, its adapter merged, as a folder for SGLang and transformers."""
-    from pasta_async.backends.local.bases import find_model
+    from pasta_async.backends.local.pull import find_model
 
     checkpoint = _opened(find_model(arguments.model))
     from pasta_async.backends.local.checkpoint import export_folder
@@ -343,7 +343,7 @@ def export(arguments: Namespace) -> None:
 
 def _opened(path: Path, base: Path | None = None) -> Checkpoint:
     try:
-        from pasta_async.backends.local.opening import open_checkpoint
+        from pasta_async.backends.local.adapter import open_checkpoint
 
         return open_checkpoint(path, base)
     except ModuleNotFoundError as error:
