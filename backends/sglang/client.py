@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import re
 import urllib.request
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Mapping
@@ -108,8 +109,9 @@ class HTTPClient:
             response = await client.request(
                 method, url, json=body, headers=self.headers, timeout=self._short_timeout
             )
-        self._check_status(response, url)
-        return self._json(response.content, url) if response.content.strip() else None
+        if not response.is_success:
+            raise self._refusal(response, url)
+        return self.json(response.content, url) if response.content.strip() else None
 
     async def ask(self, form: type[_Form], url: str, body: Any = None) -> _Form:
         """The reply of a URL, to a body if there is one, in a form."""
@@ -141,8 +143,7 @@ class HTTPClient:
             if response.is_success:
                 return Events(self, response, url)
             await response.aread()
-        self._check_status(response, url)
-        raise AssertionError("unreachable")
+        raise self._refusal(response, url)
 
     async def abort(self, server: str, request_id: str) -> None:
         """Ask a server for a request's end. Closing its connection asks again, so no failure matters here."""
@@ -188,47 +189,24 @@ class HTTPClient:
             return BackendTimeoutError(f"{where} sent nothing for too long ({why})")
         return BackendTransportError(f"the connection to {where} broke off ({why})")
 
-    def _check_status(self, response: httpx.Response, url: str) -> None:
-        if response.is_success:
-            return
-        try:
-            detail: Any = response.json()
-        except ValueError:
-            detail = response.text
-        if isinstance(detail, dict):
-            detail = cast("dict[str, Any]", detail).get("error", detail)
-        raise self.status_error(detail, url, response)
-
-    def status_error(
-        self, detail: Any, url: str, response: httpx.Response | None = None
-    ) -> BackendStatusError:
-        """The error for what a server said went wrong, as its response or within a stream."""
-        status = response.status_code if response else 500
-        if isinstance(detail, dict):
-            fields = cast("dict[str, Any]", detail)
-            if not response and isinstance(fields.get("code"), int):
-                status = fields["code"]
-            detail = fields.get("message", fields)
+    def _refusal(self, response: httpx.Response, url: str) -> BackendStatusError:
+        """The error for a response that is one."""
+        status, retry_after = response.status_code, response.headers.get("retry-after", "")
         hint = " (pass api_key=)" if status in (401, 403) else ""
         return BackendStatusError(
-            f"{url}{self._through} answered {status}{hint}: {excerpt(detail)}",
+            f"{url}{self._through} answered {status}{hint}: {_excerpt(response.text)}",
             status=status,
-            retry_after=_seconds(response.headers.get("retry-after")) if response else None,
+            # A date is not read: the usual delay serves.
+            retry_after=float(retry_after) if re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after) else None,
         )
 
-    def json_object(self, content: bytes, url: str) -> dict[str, Any]:
-        """The JSON object that a server sent."""
-        value = self._json(content, url)
-        if not isinstance(value, dict):
-            raise BackendProtocolError(f"{url}{self._through} sent no JSON object but {excerpt(value)}")
-        return cast("dict[str, Any]", value)
-
-    def _json(self, content: bytes, url: str) -> Any:
+    def json(self, content: bytes, url: str) -> Any:
+        """The JSON that a server sent."""
         try:
             return json.loads(content)
         except ValueError as error:
             text = content.decode(errors="replace")
-            raise BackendProtocolError(f"{url}{self._through} sent no JSON but {excerpt(text)}") from error
+            raise BackendProtocolError(f"{url}{self._through} sent no JSON but {_excerpt(text)}") from error
 
 
 async def _open_in_this_loop(client: httpx.AsyncClient) -> AsyncGenerator[None]:
@@ -238,7 +216,7 @@ async def _open_in_this_loop(client: httpx.AsyncClient) -> AsyncGenerator[None]:
 
 
 class Events:
-    """The JSON objects of a reply: those of an event stream up to ``[DONE]``, or the one of a plain reply."""
+    """The events of a reply as JSON: those of a stream up to ``[DONE]``, or a plain reply as the only one."""
 
     def __init__(self, http: HTTPClient, response: httpx.Response, url: str) -> None:
         self._http, self._response, self._url = http, response, url
@@ -251,11 +229,11 @@ class Events:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> dict[str, Any]:
+    async def __anext__(self) -> Any:
         """The next object. Cancelling breaks the connection off.
 
         Raises:
-            BackendError: An error event, a stream that broke off, or something that is no JSON object.
+            BackendError: An error event, a stream that broke off, or something that is no JSON.
         """
         if self._is_over:
             raise StopAsyncIteration
@@ -263,17 +241,18 @@ class Events:
             self._is_over = True
             with self._http.waiting(self._url):
                 content = await self._response.aread()
-            return self._http.json_object(content, self._url)
+            return self._http.json(content, self._url)
         while not (line := await self._next_line()).startswith(b"data:"):
             pass  # an empty line, or a comment that keeps the connection open
         data = line.removeprefix(b"data:").strip()
         if data == b"[DONE]":
             self._is_over = True
             raise StopAsyncIteration
-        event = self._http.json_object(data, self._url)
-        if "error" in event:
-            raise self._http.status_error(event["error"], self._url)
-        return event
+        event: Any = self._http.json(data, self._url)
+        if isinstance(event, dict) and "error" in event:
+            error: Any = event["error"]
+            raise BackendStatusError(f"{self._url} broke off with {error}", status=error.get("code") or 500)
+        return cast("Any", event)
 
     async def _next_line(self) -> bytes:
         # Not `aiter_lines` of httpx: it ends lines at U+2028, too, which JSON may hold.
@@ -298,9 +277,9 @@ class Events:
         await self._response.aclose()
 
 
-def excerpt(value: object) -> str:
+def _excerpt(text: str) -> str:
     """The beginning of what a server sent, on one line."""
-    text = " ".join(str(value).split())
+    text = " ".join(text.split())
     return (text[:300] + "..." if len(text) > 300 else text) or "nothing"
 
 
@@ -343,11 +322,3 @@ def _proxy_note(url: str) -> str:
     if _is_loopback(url) or used not in proxies or urllib.request.proxy_bypass(parsed.host):
         return ""
     return f" (through the proxy of {used.upper()}_PROXY)"
-
-
-def _seconds(retry_after: str | None) -> float | None:
-    try:
-        seconds = float(retry_after or "")
-    except ValueError:
-        return None  # a date, or nothing: the usual delay serves
-    return seconds if 0 <= seconds < float("inf") else None

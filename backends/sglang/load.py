@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic
 
 import anyio
 from pydantic import BaseModel, Field
 
 from pasta_async.backends.sglang.client import HTTPClient
-from pasta_async.errors import BackendError, BackendStatusError, BackendTimeoutError
+from pasta_async.errors import BackendError, BackendTimeoutError
 from pasta_async.load import EngineLoad, StepTimes
 
 FRESH_SECONDS = 0.25
@@ -21,8 +21,7 @@ WAIT_SECONDS = 0.5
 PAUSE_SECONDS = 2.0
 """After a failure nobody asks again for so long."""
 
-_Key = tuple[str, int]
-"""A server's URL, and the number of one of its data-parallel ranks."""
+_NO_MOMENTS = [0.0] * 6
 
 
 class _Rank(BaseModel):
@@ -47,14 +46,13 @@ class LoadReader:
     def __init__(self, http: HTTPClient) -> None:
         self._http = http
         self._lock = anyio.Lock()
-        self._latest: EngineLoad | None = None
-        self._error: BackendError | None = None
+        self._latest: EngineLoad | BackendError | None = None
         self._until = 0.0
-        self._last: dict[_Key, list[float]] = {}  # the moments of each rank
+        self._moments: dict[tuple[str, int], list[float]] = {}  # by server and rank
         self._steps = StepTimes()
 
     async def read(self, servers: Sequence[str]) -> EngineLoad | None:
-        """The latest reading, taken now if it is older than a quarter of a second; None: it has no endpoint.
+        """The latest reading, taken now if it is older than a quarter of a second.
 
         Raises:
             BackendError: The latest try failed.
@@ -63,52 +61,41 @@ class LoadReader:
         """
         async with self._lock:
             if monotonic() >= self._until:
-                await self._read(servers)
-        if self._error:
-            raise self._error
+                try:
+                    with anyio.fail_after(WAIT_SECONDS):
+                        self._latest = await self._read(servers)
+                except BackendError as error:
+                    self._latest = error
+                except TimeoutError:
+                    where = f"{servers[0]}/v1/loads"
+                    self._latest = BackendTimeoutError(f"{where} said nothing for {WAIT_SECONDS:g} s")
+                failed = isinstance(self._latest, BackendError)
+                self._until = monotonic() + (PAUSE_SECONDS if failed else FRESH_SECONDS)
+        if isinstance(self._latest, BackendError):
+            raise self._latest
         return self._latest
 
-    async def _read(self, servers: Sequence[str]) -> None:
-        try:
-            with anyio.fail_after(WAIT_SECONDS):
-                ranks = {
-                    (server, number): rank
-                    for server in servers
-                    for number, rank in enumerate(await self._ranks(server))
-                }
-            self._latest, self._error = self._together(ranks) if ranks else None, None
-        except BackendError as error:
-            self._error = error
-        except TimeoutError:
-            self._error = BackendTimeoutError(f"{servers[0]}/v1/loads said nothing for {WAIT_SECONDS:g} s")
-        self._until = monotonic() + (PAUSE_SECONDS if self._error else FRESH_SECONDS)
-
-    async def _ranks(self, server: str) -> list[_Rank]:
-        """The ranks of a server; none if it is too old to tell."""
-        try:
-            return (await self._http.ask(_Loads, f"{server}/v1/loads?include=core")).loads
-        except BackendStatusError as error:
-            if error.status == 404:
-                return []
-            raise
-
-    def _together(self, ranks: Mapping[_Key, _Rank]) -> EngineLoad:
-        """The load of all ranks together."""
-        for key, rank in ranks.items():
-            steps, requests, micros, squares, products, _ = self._growth(key, rank)
-            self._steps.add(steps, requests, micros / 1e6, squares, products / 1e6)
+    async def _read(self, servers: Sequence[str]) -> EngineLoad:
+        """The load of all ranks of all servers together."""
+        ranks: list[_Rank] = []
+        for server in servers:
+            loads = (await self._http.ask(_Loads, f"{server}/v1/loads?include=core")).loads
+            for number, rank in enumerate(loads):
+                steps, requests, micros, squares, products, _ = self._growth((server, number), rank)
+                self._steps.add(steps, requests, micros / 1e6, squares, products / 1e6)
+            ranks += loads
         doubles_at = self._steps.doubles_at
         return EngineLoad(
-            capacity=sum(rank.max_running_requests for rank in ranks.values()),
-            running=sum(rank.num_running_reqs for rank in ranks.values()),
-            queued=sum(rank.num_waiting_reqs for rank in ranks.values()),
-            kv_use=max(rank.token_usage for rank in ranks.values()),
+            capacity=sum(rank.max_running_requests for rank in ranks),
+            running=sum(rank.num_running_reqs for rank in ranks),
+            queued=sum(rank.num_waiting_reqs for rank in ranks),
+            kv_use=max(rank.token_usage for rank in ranks),
             step_doubles_at=None if doubles_at is None else doubles_at * len(ranks),
         )
 
-    def _growth(self, key: _Key, rank: _Rank) -> list[float]:
+    def _growth(self, key: tuple[str, int], rank: _Rank) -> list[float]:
         """Decode steps of a rank since the last reading; all of its steps, if it was started since."""
-        moments = rank.decode_moments or [0.0] * 6
-        growth = [new - old for new, old in zip(moments, self._last.get(key, [0.0] * 6), strict=True)]
-        self._last[key] = moments
+        moments, before = rank.decode_moments or _NO_MOMENTS, self._moments.get(key, _NO_MOMENTS)
+        growth = [new - old for new, old in zip(moments, before, strict=True)]
+        self._moments[key] = moments
         return moments if min(growth) < 0 else growth

@@ -102,13 +102,6 @@ async def test_what_cannot_be_read_is_asked_for_once_in_a_while(
     await made.aclose()
 
 
-async def test_a_server_without_the_endpoint_says_nothing() -> None:
-    made = backend(OddServer())
-    await made.connect()
-    assert await made.load() is None
-    await made.aclose()
-
-
 async def test_all_answers_share_a_reading() -> None:
     server = serving({"loads": [RANK]})
     made = backend(server)
