@@ -248,9 +248,8 @@ class Events:
         if data == b"[DONE]":
             self._is_over = True
             raise StopAsyncIteration
-        event: Any = self._http.json(data, self._url)
-        if isinstance(event, dict) and "error" in event:
-            error: Any = event["error"]
+        event = self._http.json(data, self._url)
+        if isinstance(event, dict) and (error := cast("dict[str, Any]", event).get("error")):
             raise BackendStatusError(f"{self._url} broke off with {error}", status=error.get("code") or 500)
         return cast("Any", event)
 

@@ -174,18 +174,7 @@ class LaunchedBackend(SGLangBackend):
     async def _learn(self) -> ServedModel:
         if not _is_model(self._path):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
-        process = self._process  # which `aclose` may end and forget meanwhile
-        if process is None:
-            command = server_command(
-                str(self._path),
-                device=self._device,
-                port=self._port,
-                extra=self._flags,
-                without=self._left_out,
-            )
-            process = _start(command.argv, command.environment, 2)  # standard output is the program's
-            self._process = process
-            atexit.register(self._stop)
+        process = self._process or self._start()  # `aclose` may end and forget it meanwhile
         while not await asyncio.to_thread(_answers, f"{self.url}/model_info"):
             if (status := process.poll()) is not None:
                 self._stop()
@@ -196,6 +185,22 @@ class LaunchedBackend(SGLangBackend):
             await asyncio.sleep(_POLL_SECONDS)
         return await super()._learn()
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the server in a process group of its own, which ends if this program is killed."""
+        command = server_command(
+            str(self._path), device=self._device, port=self._port, extra=self._flags, without=self._left_out
+        )
+        guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())]
+        self._process = subprocess.Popen(
+            [*(guard if sys.platform == "linux" else []), *command.argv],
+            env={**os.environ, **command.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # standard output is the program's
+            start_new_session=True,
+        )
+        atexit.register(self._stop)
+        return self._process
+
     async def aclose(self) -> None:
         """End open requests with an error, and the server. Cancelling it does not stop the ending."""
         with anyio.CancelScope(shield=True):
@@ -205,39 +210,21 @@ class LaunchedBackend(SGLangBackend):
                 await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
-        """End the server and its processes, by force where they do not end by themselves."""
+        """End the server and all that it started, by force where that does not end by itself."""
         process, self._process = self._process, None
-        if process:
-            atexit.unregister(self._stop)
-            _stop(process)
+        if process is None:
+            return
+        atexit.unregister(self._stop)
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _is_model(folder: Path) -> bool:
     return os.path.isfile(folder / "config.json")  # of a path that no file system takes, too
-
-
-def _start(
-    argv: Sequence[str], environment: Mapping[str, str] | None = None, output: int | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a server in a process group of its own, which ends if this program is killed."""
-    guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
-    return subprocess.Popen(
-        [*guard, *argv],
-        env={**os.environ, **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        start_new_session=True,
-    )
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server and all that it started, by force where that does not end by itself."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_STOP_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _answers(url: str) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
+from pasta_async import tokenizer as pasta_tokenizer
 from pasta_async.lang import Chunk, Document, Promise, Sync, Text, check, parse
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.views import align, encode_views, pack_plain, pack_views
@@ -94,7 +94,7 @@ class Codec:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
-        self._text = TextCodec(TokenizerFiles(json.loads(tokenizer.to_str()), {}))
+        self._text = pasta_tokenizer.Tokenizer.from_json(json.loads(tokenizer.to_str()))
         self.end: int = tokenizer.get_vocab_size()
         self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self._text.tags or (), strict=True))
         self.encode = self._text.encode
