@@ -23,13 +23,12 @@ from collections.abc import Generator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TextIO
 
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.evals.answers import FORMS, Answer
-from pasta_async.evals.report import markdown_table, write_rows
-from pasta_async.evals.statistics import estimate
+from pasta_async.evals.report import markdown_table
+from pasta_async.evals.statistics import Estimate, estimate
 from pasta_async.jobs import Journal
 from pasta_async.training.endpoint import NAMES, Comparer, Endpoint, EndpointSettings, collect, probability
 
@@ -38,7 +37,6 @@ _CONFIG = "weighted_alpaca_eval_gpt4_turbo"
 _LENGTH_MODEL = "length_controlled_minimal"
 """Without difficulties of prompts, which were fitted to other models' answers and another judge."""
 _FIELDS = ("max_tokens", "temperature", "logprobs", "top_logprobs")
-_PACKAGES = ("alpaca_eval", "openai", "scikit-learn", "pandas", "numpy", "scipy")
 
 
 class JudgeFailedError(PastaError):
@@ -48,27 +46,19 @@ class JudgeFailedError(PastaError):
 def compare_forms(
     forms: Mapping[str, Sequence[Answer]],
     out: Path,
-    *,
     judge: str,
     judge_model: str,
     settings: EndpointSettings,
     allow_missing: int = 0,
-    bootstrap: int = 200,
 ) -> dict[str, Any]:
-    """Judge parallel answers against plain ones, of the first pass, and write `judged.jsonl`.
+    """Judge parallel answers against plain ones, of the first pass.
 
-    Args:
-        forms: Answers by form, in one order.
-        out: Folder of the judgements; those that are there are not asked for again.
-        judge: Base URL of an OpenAI-compatible server.
-        judge_model: The model there.
-        settings: How requests are sent. The judge's key is read from the environment, never written down.
-        allow_missing: Pairs that may stay without a verdict.
-        bootstrap: Fits of the length model, for its interval.
+    The judge is a model at an OpenAI-compatible server; judgements in `out` are not asked for again. Its key
+    is read from the environment, never written down.
 
     Returns:
-        Preferences for parallel (0 to 1, None where it is missing) in order of the prompts, win rates in
-        percent, AlpacaEval's own figures, the judge's configuration, versions.
+        Preferences for parallel (0 to 1, None where it is missing) in order of the prompts, the win rate and
+        the length-controlled one in percent, the judge, and AlpacaEval's version.
 
     Raises:
         JudgeFailedError: More pairs than `allow_missing` have no verdict.
@@ -80,35 +70,28 @@ def compare_forms(
     text, count = Counter(answer.question for answer in plain).most_common(1)[0]
     if count > 1:  # AlpacaEval tells prompts apart by their text
         raise InvalidRequestError(
-            f"AlpacaEval compares a prompt once; this one is there {count} times: {text!r}"
+            f"AlpacaEval takes each prompt once; this one is there {count} times: {text!r}"
         )
     out.mkdir(parents=True, exist_ok=True)
     ask = (judge, judge_model, settings, out / "judgements.jsonl")
     with _alpaca_eval(out / "judge.log") as terminal:
         rows, config = _annotations(plain, parallel, ask, terminal)
         preferences = [_preference(row["preference"]) for row in rows]
-        missing = preferences.count(None)
-        if missing > allow_missing or missing == len(rows):
+        known = [100 * value for value in preferences if value is not None]
+        missing = len(rows) - len(known)
+        if missing > allow_missing or not known:
             raise JudgeFailedError(
-                f"{judge_model} left {missing} of {len(rows)} pairs without a verdict; {out}/judge.log says "
-                "why. The same command asks for these alone"
+                f"{judge_model} left {missing} of {len(rows)} pairs without a verdict, as told above: "
+                "the same command asks for these alone"
             )
-        figures = _metrics(rows, bootstrap)
-    judged = zip(plain, preferences, strict=True)
-    write_rows(
-        out / "judged.jsonl", ({"instruction": one.question, "preference": value} for one, value in judged)
-    )
-    known = [100 * value for value in preferences if value is not None]
+        controlled = _length_controlled(rows)
     return {
         "judge": {"url": judge, "model": judge_model, "config": config},
         "preferences": preferences,
         "missing": missing,
         "win rate": estimate(known, "arithmetic"),
-        **figures,
-        "length_control": _LENGTH_MODEL,
-        "characters": {form: fmean(len(one.text) for one in forms[form]) for form in FORMS},
-        "same_text": sum(a.text == b.text for a, b in zip(parallel, plain, strict=True)),
-        "versions": {name: version(name) for name in _PACKAGES},
+        "length-controlled win rate": controlled,
+        "version": version("alpaca_eval"),
     }
 
 
@@ -189,54 +172,40 @@ def _completion(first: float | None) -> dict[str, Any]:
     return {"text": "name" if tokens else "", "logprobs": {"content": [{"top_logprobs": tokens}]}}
 
 
-def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
-    """AlpacaEval's figures, and those of its length-controlled model on prompts drawn with replacement."""
-    import numpy as np
+def _length_controlled(rows: list[Any]) -> Estimate | None:
+    """Win rate by AlpacaEval's length-controlled model, with its 95% interval.
+
+    None for fewer than five prompts, and for answers of one length.
+    """
     import pandas as pd
-    from alpaca_eval import metrics
     from alpaca_eval.metrics import glm_winrate
 
     annotations: Any = pd.DataFrame(rows)
     annotations["preference"] = annotations["preference"].astype(float)
-    rates = {name: float(value) for name, value in metrics.get_winrate(annotations).items()}
     lengths = annotations["output_1"].str.len() - annotations["output_2"].str.len()
     if len(annotations) < 5 or not lengths.std() > 0:
-        return {"length-controlled win rate": None, "alpaca_eval": rates}
+        return None
     columns = {"model": "none", "index": range(len(annotations)), "instruction_difficulty": 0.0}
     hub_file = pd.DataFrame(columns).to_csv(index=False)  # its model of difficulties is not used
     glm_winrate.hf_hub_download = lambda **_: io.StringIO(hub_file)
-
-    def fit(some: Any) -> dict[str, float]:
-        fitted = glm_winrate.get_length_controlled_winrate(
-            some,
-            glm_name=_LENGTH_MODEL,
-            save_weights_dir=None,
-            is_add_glm_preference_inplace=False,
-            is_warn_extreme_changes=False,
-        )
-        return {name: float(fitted[name]) for name in ("length_controlled_winrate", "lc_standard_error")}
-
-    draw = np.random.default_rng(0)
-    draws: list[float] = []
-    for _ in range(bootstrap):
-        some = annotations.iloc[draw.integers(len(annotations), size=len(annotations))]
-        with contextlib.suppress(ValueError):  # a draw whose answers are all of one length
-            draws.append(fit(some)["length_controlled_winrate"])
-    fitted = fit(annotations)
-    value = fitted["length_controlled_winrate"]
-    low, high = map(float, np.quantile(draws or [value], [0.025, 0.975]))
-    controlled = {"value": value, "low": low, "high": high}
-    return {"length-controlled win rate": controlled, "alpaca_eval": {**rates, **fitted}}
+    fitted = glm_winrate.get_length_controlled_winrate(
+        annotations,
+        glm_name=_LENGTH_MODEL,
+        save_weights_dir=None,
+        is_add_glm_preference_inplace=False,
+        is_warn_extreme_changes=False,
+    )
+    value, error = float(fitted["length_controlled_winrate"]), float(fitted["lc_standard_error"])
+    return {"value": value, "low": value - 1.96 * error, "high": value + 1.96 * error}
 
 
-def tables(result: dict[str, Any]) -> str:
+def table(result: dict[str, Any]) -> str:
     """The result as a table."""
     row = {
+        "AlpacaEval": result["judge"]["model"],
         "prompts": len(result["preferences"]),
         "without a verdict": result["missing"],
         "win rate, %": result["win rate"],
         "length-controlled, %": result["length-controlled win rate"],
-        **{f"characters, {form}": value for form, value in result["characters"].items()},
-        "judge": result["judge"]["model"],
     }
     return markdown_table([row])

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Literal, TypeVar, Unpack
 
 import httpx
 from pydantic import AliasChoices, BaseModel, Field
@@ -28,8 +28,9 @@ Form = Literal["original", "baseline", "parallel"]
 """Another model's plain answer, the model's own without tags, or one in PASTA-LANG."""
 FORMS: tuple[Form, Form] = ("baseline", "parallel")
 
-Drawn = Annotated[int | None, Field(ge=1, description="draw so many of them, of every kind and every length")]
-"""Number of prompts or documents that a command takes of a file; None: all. See `stratified`."""
+Item = TypeVar("Item")
+Drawn = Annotated[int | None, Field(ge=1, description="draw so many of them at random")]
+"""Number of prompts or documents that a command takes of a file; None: all."""
 RawRows = Annotated[Path | None, Field(description="file of raw rows; an interrupted run goes on from it")]
 
 
@@ -41,7 +42,7 @@ class Prompt(BaseModel, frozen=True):
 
 
 def read_prompts(path: Path, sample: int | None = None) -> list[Prompt]:
-    """Prompts of a file, one in each line that is not empty, or a `stratified` sample of them.
+    """Prompts of a file, one in each line that is not empty, or a sample of them.
 
     A file named .jsonl holds objects with an `instruction` (or `prompt`), and a `dataset` that figures are
     grouped by; one named .json a list of such objects: the forms of AlpacaEval and IFEval.
@@ -59,22 +60,15 @@ def read_prompts(path: Path, sample: int | None = None) -> list[Prompt]:
         prompts = [Prompt(text=line.strip()) for line in lines if line.strip()]
     if not prompts:
         raise InvalidRequestError(f"{path} holds no prompt: write one in each line")
-    places = stratified([(prompt.source, len(prompt.text)) for prompt in prompts], sample)
-    return [prompts[place] for place in places]
+    return drawn(prompts, sample)
 
 
-def stratified(keys: Sequence[tuple[Any, ...]], count: int | None) -> list[int]:
-    """Places in `keys`, rising, drawn so that every kind has its share: the same each time.
-
-    Things are sorted by their keys and cut into `count` parts of one size; of each part one is drawn. All are
-    taken if `count` is None or there are no more.
-    """
-    draw, size = random.Random(0), len(keys)
-    if count is None or count >= size:
-        return [*range(size)]
-    order = sorted(range(size), key=lambda place: keys[place])
-    parts = ((k * size // count, (k + 1) * size // count) for k in range(count))
-    return sorted(order[draw.randrange(start, end)] for start, end in parts)
+def drawn(items: Sequence[Item], sample: int | None) -> list[Item]:
+    """So many of the items, in their order, the same each time; all, if there are no more."""
+    if sample is None or sample >= len(items):
+        return [*items]
+    places = random.Random(0).sample(range(len(items)), sample)
+    return [items[place] for place in sorted(places)]
 
 
 def digest(texts: Iterable[str]) -> str:

@@ -3,9 +3,9 @@
     python -m pasta_async.evals.engine FOLDER --llama-cpp model-Q8_0.gguf --out engine.jsonl
 
 llama.cpp is given files that it can read, and asked through its own low-level API. All engines get token ids
-and choose the likeliest token, and none stops at an end-of-text token, so they do the same work. Each runs
-in a process of its own, and one works at a time; each round measures all of them, in an order of its own.
-Whole answers beside llama.cpp's are measured by `methods --llama-cpp`.
+and choose the likeliest token, and none stops at an end-of-text token, so they do the same work. One works at
+a time; each round measures all of them, in an order of its own. Whole answers beside llama.cpp's are measured
+by `methods --llama-cpp`.
 
 It needs the extra `peers`, and a machine that does nothing else.
 """
@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import multiprocessing
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import Field
 
 from pasta_async import Sampling
+from pasta_async.backends.local import LocalBackend
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.evals.report import cores, environment, grouped, markdown_table, measurements, opened_journal
@@ -60,11 +58,11 @@ class Local:
     """The embedded engine through its backend, as a client uses it. Times are in seconds."""
 
     def __init__(self, path: str, dtype: str, cpus: int) -> None:
-        from pasta_async.backends.local import LocalBackend  # torch would count as memory of the others
-
+        self.name: str = f"local {dtype}"
         self._runner = asyncio.Runner()
         self._backend = LocalBackend(path, dtype=dtype, device="cpu", slots=_SLOTS, threads=cpus)
         self._model = self._runner.run(self._backend.connect())
+        self.vocabulary: int = self._model.vocab_size
         self._prompt: tuple[int, ...] = ()
 
     def first_token(self, prompt: Sequence[int]) -> float:
@@ -76,9 +74,10 @@ class Local:
         """Time for threads behind the last prompt to decode `steps` tokens each; each has its first."""
         return self._runner.run(self._decode([(*self._prompt, start) for start in starts], steps))
 
-    def vocabulary(self) -> int:
-        """Number of its token ids."""
-        return self._model.vocab_size
+    def close(self) -> None:
+        """Let the model go."""
+        self._runner.run(self._backend.aclose())
+        self._runner.close()
 
     async def _decode(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> float:
         """Time to decode so many tokens behind each prompt, all at once."""
@@ -107,10 +106,11 @@ class LlamaCpp:
         PastaError: llama.cpp is not installed, or cannot load the file.
     """
 
-    def __init__(self, path: str, cpus: int) -> None:
+    def __init__(self, path: Path, cpus: int) -> None:
+        self.name: str = f"llama.cpp {path.stem}"
         self._api: Any = _quiet_llama_cpp()
         api = self._api
-        self._model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+        self._model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
         parameters = api.llama_context_default_params()
         parameters.n_ctx, parameters.n_seq_max, parameters.kv_unified = _CONTEXT, _SEQUENCES, True
         parameters.n_threads = parameters.n_threads_batch = cpus
@@ -121,6 +121,7 @@ class LlamaCpp:
         self._greedy = api.llama_sampler_init_greedy()
         self._batch = api.llama_batch_init(_CONTEXT, 0, 1)
         self._prompt = 0
+        self.vocabulary: int = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
 
     def first_token(self, prompt: Sequence[int]) -> float:
         """See `Local`."""
@@ -152,9 +153,10 @@ class LlamaCpp:
             self._decode([(token, position, 0)])
         return seconds + time.perf_counter() - began
 
-    def vocabulary(self) -> int:
-        """See `Local`."""
-        return self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
+    def close(self) -> None:
+        """Let the model go."""
+        self._api.llama_free(self._context)
+        self._api.llama_model_free(self._model)
 
     def _decode(self, entries: Sequence[tuple[int, int, int]]) -> list[int]:
         """Compute tokens (id, position, sequence); the next token behind the last of each sequence."""
@@ -189,79 +191,19 @@ def _quiet_llama_cpp() -> Any:
     return api
 
 
-class Peer(NamedTuple):
-    """An engine to measure: the embedded one with a number format, or llama.cpp, which has none."""
-
-    path: str
-    dtype: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Name in tables."""
-        return f"local {self.dtype}" if self.dtype else f"llama.cpp {Path(self.path).stem}"
-
-
-_engine: Any = None  # of the process
-
-
-def _open(peer: Peer, cpus: int) -> None:
-    global _engine
-    _engine = Local(peer.path, peer.dtype, cpus) if peer.dtype else LlamaCpp(peer.path, cpus)
-
-
-def _call(method: str, arguments: tuple[object, ...]) -> Any:
-    return getattr(_engine, method)(*arguments)
-
-
-class RemoteEngine:
-    """An engine in a process of its own: while another one is measured it waits."""
-
-    def __init__(self, pool: ProcessPoolExecutor, peer: Peer, cpus: int) -> None:
-        self.name: str = peer.name
-        self._pool = pool
-        self._run(_open, peer, cpus)
-
-    def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the engine there.
-
-        Raises:
-            PastaError: The engine failed.
-        """
-        return self._run(_call, method, arguments)
-
-    def _run(self, work: Callable[..., Any], *arguments: object) -> Any:
-        try:
-            return self._pool.submit(work, *arguments).result()
-        except BrokenProcessPool:
-            raise PastaError("the engine's process ended; what it printed says why") from None
-        except (PastaError, ImportError, OSError, ValueError) as error:
-            raise PastaError(f"{self.name}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def open_engine_process(peer: Peer, cpus: int) -> Generator[RemoteEngine]:
-    """Load a peer with so many CPU threads in a process of its own, which ends with the block.
-
-    Raises:
-        PastaError: Its package is missing, or it refuses the model.
-    """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        yield RemoteEngine(pool, peer, cpus)
-
-
-def _measure(settings: EngineSettings, engines: Mapping[str, RemoteEngine]) -> Generator[Row]:
+def _measure(settings: EngineSettings, engines: Sequence[Local | LlamaCpp]) -> Generator[Row]:
     """A row for each engine and round: milliseconds to the first token, and tokens a second."""
-    vocabulary = min(engine.call("vocabulary") for engine in engines.values())
+    vocabulary = min(engine.vocabulary for engine in engines)
     draw = random.Random(0)
     with progress(settings.rounds * len(engines), "rounds") as advance:
         for number in range(-1, settings.rounds):  # the first one warms up
             prefix = draw.choices(range(vocabulary), k=settings.prefix)
             starts = draw.choices(range(vocabulary), k=max(settings.threads))
-            for name in draw.sample([*engines], len(engines)):
-                row: Row = {"engine": name, "round": number}
-                row["first token ms"] = 1000 * engines[name].call("first_token", prefix)
+            for engine in draw.sample(engines, len(engines)):
+                row: Row = {"engine": engine.name, "round": number}
+                row["first token ms"] = 1000 * engine.first_token(prefix)
                 for count in settings.threads:
-                    seconds = engines[name].call("threads", starts[:count], settings.steps)
+                    seconds = engine.threads(starts[:count], settings.steps)
                     row[f"{count} threads, tokens/s"] = count * settings.steps / seconds
                 if number >= 0:
                     advance()
@@ -292,13 +234,13 @@ def _run(settings: EngineSettings) -> str:
     cpus = settings.cpus or cores()
     measured = settings.model_dump(mode="json", exclude={"out"}) | {"benchmark": "engine"}
     rows: list[Row] = []
-    with ExitStack() as stack:
-        journal = stack.enter_context(opened_journal(settings.out, measured))
+    with opened_journal(settings.out, measured) as journal, ExitStack() as stack:
         if measurements(journal):
             raise InvalidRequestError(f"{settings.out} has figures: a run measures all, into its own file")
-        peers = [Peer(settings.model, dtype) for dtype in settings.dtypes]
-        peers += [Peer(str(path)) for path in settings.llama_cpp]
-        engines = {peer.name: stack.enter_context(open_engine_process(peer, cpus)) for peer in peers}
+        engines: list[Local | LlamaCpp] = [Local(settings.model, dtype, cpus) for dtype in settings.dtypes]
+        engines += [LlamaCpp(path, cpus) for path in settings.llama_cpp]
+        for engine in engines:
+            stack.callback(engine.close)
         for row in _measure(settings, engines):
             rows.append(row)
             if journal:

@@ -22,14 +22,13 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.evals.answers import Drawn, RawRows, digest, stratified
+from pasta_async.evals.answers import Drawn, RawRows, digest, drawn
 from pasta_async.lang import TAG_TOKENS, Document, Segment, views
 from pasta_async.options import Limits, Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
 from pasta_async.tag_tokens import TagIds
 from pasta_async.training.data.corpus import read_records
 from pasta_async.training.identity import weights_of
-from pasta_async.training.views import rough_tokens, text_speedup
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +65,6 @@ class ForcedSettings(CommandSettings):
 def read_documents(path: Path | str, sample: int | None = None) -> dict[str, Document]:
     """Documents by their prompt, from a file of records (`pasta_async.training.data.corpus.Record`).
 
-    A sample is `stratified` by theoretical speed-up and length.
-
     Raises:
         InvalidRequestError: The file is unreadable, empty, or holds a prompt twice.
     """
@@ -78,9 +75,7 @@ def read_documents(path: Path | str, sample: int | None = None) -> dict[str, Doc
         documents[record.prompt] = record.document
     if not documents:
         raise InvalidRequestError(f"{path} holds no record")
-    items = [*documents.items()]
-    keys = [(round(4 * text_speedup(item, rough_tokens)), len(item.text)) for _, item in items]
-    return dict(items[place] for place in stratified(keys, sample))
+    return dict(drawn([*documents.items()], sample))
 
 
 _FORCE = """lambda: lambda logits, requests: (lambda tokens: logits.scatter_add_(

@@ -1,4 +1,4 @@
-"""Answers under load, in sequence, in parallel, and as the load lets them be: latency, throughput, goodput.
+"""Answers under load, in sequence, in parallel, and as the load lets them be: latency and throughput.
 
     python -m pasta_async.evals.load --backend local:F --documents documents.jsonl --at-once 1 --at-once 8
     python -m pasta_async.evals.load --backend http://127.0.0.1:30000 --documents documents.jsonl --rates 2
@@ -17,7 +17,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate, cycle, islice, product
-from statistics import median
 from typing import Any, Literal
 
 from numpy import quantile
@@ -41,7 +40,6 @@ from pasta_async.evals.methods import (
 )
 from pasta_async.evals.report import grouped, markdown_table, measurements, opened_journal
 from pasta_async.evals.speed import mean_by_prompt
-from pasta_async.evals.statistics import estimate
 from pasta_async.jobs import Journal, for_each, progress
 
 Mode = Literal["open", "closed"]
@@ -107,10 +105,7 @@ class LoadSettings(ForcedSettings):
     )
     rates: tuple[Positive, ...] = Field(default=(), description="open loops: arrivals a second")
     answers: Count = Field(default=32, description="for each load, method and round, at least")
-    rounds: Count = Field(default=10, description="number of times that all of it is done")
-    target: float | None = Field(
-        default=None, gt=0, description="latency in seconds; default: twice the unloaded median in sequence"
-    )
+    rounds: Count = Field(default=3, description="number of times that all of it is done")
 
     @property
     def loads(self) -> list[tuple[Mode, float]]:
@@ -146,86 +141,27 @@ async def measure(
     return blocks
 
 
-def _grouped(blocks: Sequence[Block]) -> dict[str, dict[str, list[Block]]]:
-    """Blocks by load and method: loads in order, methods as they came first, rounds in order."""
-    names = [*dict.fromkeys(block.method for block in blocks)]
-    ordered = sorted(
-        blocks, key=lambda block: (block.mode, block.level, names.index(block.method), block.round)
-    )
-    loads = grouped(ordered, lambda block: block.load)
-    return {load: grouped(own, lambda block: block.method) for load, own in loads.items()}
+def summarise(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    """A row for each load and method, over all rounds: latencies in seconds, answers a second.
 
-
-def summarise(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
-    """A row for each load and method, over all rounds: times in seconds, rates a second.
-
-    `goodput` is of answers whose latency met the target; `tokens` are decoded ones, what a method needs
-    besides the text counted.
-    """
-    return [
-        {"load": load, "method": name, **_figures(own, target)}
-        for load, methods in _grouped(blocks).items()
-        for name, own in methods.items()
-    ]
-
-
-def _figures(blocks: Sequence[Block], target: float) -> dict[str, float]:
-    answers = [answer for block in blocks for answer in block.answers]
-    seconds = sum(block.seconds for block in blocks)
-    latencies = [answer.seconds for answer in answers]
-    p50, p90, p99 = quantile(latencies, (0.5, 0.9, 0.99)).tolist()
-    return {
-        "answers": len(answers),
-        "p50": p50,
-        "p90": p90,
-        "p99": p99,
-        "first token": median(answer.first_token for answer in answers),
-        "throughput": len(answers) / seconds,
-        "goodput": sum(latency <= target for latency in latencies) / seconds,
-        "tokens": sum(answer.tokens for answer in answers) / seconds,
-    }
-
-
-def compare_methods(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
-    """A row for each load and two methods: how much better the first is, with 95% intervals.
-
-    `times sooner` compares the same answers in the same round, its interval is over their prompts; the
-    intervals of the others are over the rounds. A round without goodput is left out of that.
+    `times sooner` compares the answers with those in sequence to the same prompts in the same round.
     """
     rows: list[dict[str, Any]] = []
-    for load, methods in _grouped(blocks).items():
-        compared = [(name, SEQUENTIAL) for name in methods if name != SEQUENTIAL]
-        if "auto" in methods:
-            compared.append(("auto", "pasta"))
-        for name, base in compared:
-            if base not in methods:
-                continue
-            rounds = [*zip(methods[name], methods[base], strict=False)]
-            both = [
-                pair for ours, theirs in rounds for pair in zip(ours.answers, theirs.answers, strict=False)
-            ]
-            figures = [(_figures([ours], target), _figures([theirs], target)) for ours, theirs in rounds]
-            row = {
-                "load": load,
-                "method": f"{name} / {base}",
-                "times sooner": mean_by_prompt(
-                    (mine.prompt, other.seconds / mine.seconds) for mine, other in both
-                ),
-            }
-            for key in ("p50", "p99"):
-                row[key] = estimate([theirs[key] / ours[key] for ours, theirs in figures])
-            for key in ("throughput", "goodput"):
-                ratios = [ours[key] / theirs[key] for ours, theirs in figures if ours[key] and theirs[key]]
-                row[key] = estimate(ratios) if ratios else None
+    ordered = sorted(blocks, key=lambda block: (block.mode, block.level, block.round))
+    for load, own in grouped(ordered, lambda block: block.load).items():
+        methods = grouped(own, lambda block: block.method)
+        for name in dict.fromkeys(block.method for block in blocks):
+            answers = [answer for block in methods[name] for answer in block.answers]
+            base = [answer for block in methods.get(SEQUENTIAL, ()) for answer in block.answers]
+            p50, p99 = quantile([answer.seconds for answer in answers], (0.5, 0.99)).tolist()
+            row = {"load": load, "method": name, "answers": len(answers), "p50 s": p50, "p99 s": p99}
+            row["answers a second"] = len(answers) / sum(block.seconds for block in methods[name])
+            row["times sooner than in sequence"] = mean_by_prompt(
+                (mine.prompt, other.seconds / mine.seconds)
+                for mine, other in zip(answers, base, strict=False)
+            )
             rows.append(row)
     return rows
-
-
-def default_target(blocks: Sequence[Block]) -> float:
-    """Twice the median latency in sequence at the lowest load; of any method if that is missing."""
-    base = [block for block in blocks if block.method == SEQUENTIAL] or blocks
-    lowest = min(base, key=lambda block: (block.mode, block.level))
-    return 2 * median(answer.seconds for answer in lowest.answers)
 
 
 async def _run(settings: LoadSettings) -> str:
@@ -236,14 +172,7 @@ async def _run(settings: LoadSettings) -> str:
     with opened_journal(settings.out, measured) as journal:
         async with cold_backend(settings.backend) as backend, open_engine(backend, documents) as engine:
             blocks = await measure(engine, cases_of(documents), settings, journal)
-    target = settings.target or default_target(blocks)
-    parts = [
-        f"seconds, rates a second; latency target {target:.3g} s",
-        markdown_table(summarise(blocks, target)),
-        "above 1: the first is better (geometric means; `times sooner` over prompts, the rest over rounds)",
-        markdown_table(compare_methods(blocks, target)),
-    ]
-    return "\n\n".join(parts)
+    return markdown_table(summarise(blocks))
 
 
 main: Command = command(LoadSettings, _run, "load", __doc__, resumes=True)

@@ -19,7 +19,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, Answering, cold_backend, of_method, take_turns
-from pasta_async.evals.engine import Peer, RemoteEngine, open_engine_process
+from pasta_async.evals.engine import LlamaCpp
 from pasta_async.evals.forcing import (
     FORCED_LIMITS,
     FORCED_SAMPLING,
@@ -402,7 +402,7 @@ def _plan_then_fork(engine: Engine, case: Case) -> Work:
     return _in_rounds(planned)
 
 
-def llama_cpp(peer: RemoteEngine) -> Method:
+def llama_cpp(peer: LlamaCpp) -> Method:
     """What someone without this library runs: llama.cpp writes the same plain text, token by token."""
 
     def prepare(engine: Engine, case: Case) -> Work:
@@ -410,7 +410,7 @@ def llama_cpp(peer: RemoteEngine) -> Method:
         text = (*engine.encode(case.document.text), *engine.end)
 
         async def work(track: Track) -> int:
-            await asyncio.to_thread(peer.call, "write", ids, text)
+            await asyncio.to_thread(peer.write, ids, text)
             track.count(len(text), 0, len(ids))
             return len(text)
 
@@ -514,11 +514,9 @@ def _run(settings: MethodSettings) -> str:
     if settings.backend.startswith("local:"):
         options["threads"] = settings.threads or cores()
     opened = partial(cold_backend, settings.backend, **options)
-    with ExitStack() as stack:
-        journal = stack.enter_context(opened_journal(settings.out, measured))
+    with opened_journal(settings.out, measured) as journal:
         if settings.llama_cpp:
-            process = open_engine_process(Peer(str(settings.llama_cpp)), settings.threads or cores())
-            methods.append(llama_cpp(stack.enter_context(process)))
+            methods.append(llama_cpp(LlamaCpp(settings.llama_cpp, settings.threads or cores())))
         work = measure(opened, documents, methods, passes=settings.passes, journal=journal)
         table = markdown_table(summarise(asyncio.run(work)))
     return "\n".join([table, "", *(f"- {method.name}: {method.source}" for method in methods)])

@@ -84,7 +84,6 @@ class QualitySettings(EndpointSettings):
     judge_model: str = Field(default="", description="name of the model at the endpoint")
     alpaca: bool = Field(default=False, description="ask the endpoint through AlpacaEval's own package")
     allow_missing: int = Field(default=0, ge=0, description="alpaca: pairs that may stay without a verdict")
-    bootstrap: int = Field(default=200, ge=0, description="alpaca: fits of the length model")
     out: Path = Field(description="folder of the result; an interrupted run goes on from what it has")
 
     @model_validator(mode="after")
@@ -312,7 +311,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
     if settings.alpaca:
         from pasta_async.evals.alpaca import compare_forms
 
-        options = ("judge", "judge_model", "allow_missing", "bootstrap")
+        options = ("judge", "judge_model", "allow_missing")
         named = {name: getattr(settings, name) for name in options}
         result["alpaca"] = await asyncio.to_thread(
             compare_forms, forms, settings.out, settings=settings, **named
@@ -347,9 +346,9 @@ def tables(result: dict[str, Any]) -> str:
         f"{name}: {result[name]['value']:.3g}" for name in result if name.startswith(SPEED) and result[name]
     ]
     if "alpaca" in result:
-        from pasta_async.evals.alpaca import tables as alpaca_tables
+        from pasta_async.evals import alpaca
 
-        parts.append(alpaca_tables(result["alpaca"]))
+        parts.append(alpaca.table(result["alpaca"]))
     return "\n\n".join(parts)
 
 

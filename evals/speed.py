@@ -11,8 +11,7 @@ second finds these in the cache.
 
 The first figure is "times sooner than the same answer in sequence": the parallel answer's own text at the
 pace of the plain answers, over the time that it took. So an answer is not sooner for being short. An answer
-that a limit ended has no speed-up. --brief has the plain answer asked to be brief as well, the simplest way
-to an earlier end. `methods --llama-cpp` compares given answers with llama.cpp's.
+that a limit ended has no speed-up. `methods --llama-cpp` compares given answers with llama.cpp's.
 
 With --out every answer is kept as it comes, and the figures are written beside it, to FILE.figures.json. The
 same command goes on where it was broken off. `pasta_async.evals.quality --answers FILE` judges the answers.
@@ -61,7 +60,6 @@ from pasta_async.results import sequential_tokens
 from pasta_async.training.faults import repeats_itself
 from pasta_async.training.identity import weights_of
 
-BRIEF = "brief"
 SAME_ANSWER = "times sooner than the same answer in sequence"
 WARM_UP = Prompt(text="Name two kinds of fruit, and say where each of them grows.")
 
@@ -78,7 +76,6 @@ class SpeedSettings(CommandSettings):
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
     threads: int | None = Field(default=None, ge=1, description="local: CPU threads; default: all")
-    brief: bool = Field(default=False, description="also plain answers to prompts that say: Be brief.")
     out: RawRows = None
 
     def sampling(self, number: int) -> Sampling:
@@ -106,16 +103,14 @@ async def measure(
 
             async def answer(index: int, method: str, number: int) -> Answer:
                 prompt = prompts[index]
-                text = f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text
                 row = Answer(index, method, number, source=prompt.source, question=prompt.text)
-                return await ask(client, text, row, sampling=settings.sampling(number))
+                return await ask(client, prompt.text, row, sampling=settings.sampling(number))
 
             for form in FORMS if warm else ():
                 await ask(client, warm.text if warm else "", Answer(0, form), sampling=settings.sampling(0))
             yield answer
 
-    methods = [*FORMS, BRIEF] if settings.brief else FORMS
-    return await take_turns(warmed_up, len(prompts), methods, passes=settings.passes, journal=journal)
+    return await take_turns(warmed_up, len(prompts), FORMS, passes=settings.passes, journal=journal)
 
 
 def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, Answer]]:
@@ -165,14 +160,15 @@ def counted_speedup(
 
 def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
     """Means over answers of what they took."""
-    cached, prefilled = sum(row.cached_tokens for row in rows), sum(row.prefilled_tokens for row in rows)
+    cached = fmean(row.cached_tokens for row in rows)
+    prefilled = fmean(row.prefilled_tokens for row in rows)
     return {
         "seconds": fmean(row.seconds for row in rows),
         "first token ms": 1000 * fmean(row.first_token for row in rows),
         "tokens": fmean(row.tokens for row in rows),
         "critical path": fmean(row.critical_path for row in rows),
         "requests": fmean(row.requests for row in rows),
-        "prefilled": prefilled / len(rows),
+        "prefilled": prefilled,
         "cached %": 100 * cached / max(1, cached + prefilled),
     }
 
@@ -180,7 +176,6 @@ def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
 def describe(rows: Sequence[Answer]) -> dict[str, Any]:
     """Figures of some prompts by name: estimates with intervals over prompts, means, and counts as text."""
     plain, parallel = (of_method(rows, form) for form in FORMS)
-    others = [name for name in dict.fromkeys(row.method for row in rows) if name not in FORMS]
     whole = [row for row in parallel if row.tokens and not row.ended_by_length]
     # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
     pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
@@ -204,11 +199,9 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
         "ms a token of the critical path": ratio(token_ms, parallel),
         "ms a token, plain": ratio(token_ms, plain),
     }
-    for name in others:
-        figures[f"times sooner than {name}"] = speedup(rows, "parallel", name)
-        figures[f"ms a token, {name}"] = ratio(token_ms, of_method(rows, name))
     figures |= describe_costs(parallel)
-    figures |= {f"{name}, plain": value for name, value in describe_costs(plain).items()}
+    figures["seconds, plain"] = fmean(row.seconds for row in plain)
+    figures["first token ms, plain"] = 1000 * fmean(row.first_token for row in plain)
     figures["answers with promises, %"] = share([row.promises > 0 for row in parallel], clusters=prompts)
     figures["answers without a fault in their tags, %"] = share(
         [STYLE_CODES.issuperset(row.diagnostics) for row in parallel], clusters=prompts

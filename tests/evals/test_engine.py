@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from commands_run import refused, run
 
-from pasta_async.evals.engine import Peer, main, open_engine_process
+from pasta_async.evals.engine import Local, main
 from pasta_async.tokenizer import Tokenizer
 from tests.pasta_tiny import PASTA_TINY
 
@@ -40,12 +40,13 @@ def test_engines_are_measured_side_by_side(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_an_end_of_text_ends_no_measurement_early() -> None:
+    engine = Local(str(PASTA_TINY), "float32", 1)
     tokenizer = Tokenizer.from_folder(PASTA_TINY)
-    with open_engine_process(Peer(str(PASTA_TINY), "float32"), 1) as engine:
-        messages = [{"role": "user", "content": "A box starts with 6 shells. Follow the steps."}]
-        engine.call("first_token", tokenizer.encode_chat(messages, {"pasta": False}))
-        starts = tokenizer.encode("The")[:1]
-        assert engine.call("threads", starts, 300) > 0, "it raises where a thread wrote fewer tokens"
+    messages = [{"role": "user", "content": "A box starts with 6 shells. Follow the steps."}]
+    engine.first_token(tokenizer.encode_chat(messages, {"pasta": False}))
+    starts = tokenizer.encode("The")[:1]
+    assert engine.threads(starts, 300) > 0, "it raises where a thread wrote fewer tokens"
+    engine.close()
 
 
 def test_an_engine_that_cannot_load_the_model_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from recorder import Recorder
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.evals.answers import Answer
-from pasta_async.evals.forcing import read_documents
 from pasta_async.evals.methods import METHODS, Case, main, measure, open_engine, play, rounds, summarise
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
@@ -182,19 +181,3 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     assert "| plan-then-fork | 1 |" in capsys.readouterr().out
     assert refused(main, given).startswith("InvalidRequestError"), "other methods are in that file"
     assert "magic" in refused(main, f"{given} --methods magic")
-
-
-def test_the_documents_of_a_sample_are_of_every_speedup(tmp_path: Path):
-    records = [
-        {
-            "id": f"{n}",
-            "messages": [{"role": "user", "content": f"{n}?"}],
-            "written": WRITTEN if n % 2 else PLAIN,
-        }
-        for n in range(20)
-    ]
-    path = tmp_path / "documents.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = read_documents(path, 4)
-    assert sorted(bool(document.promises) for document in found.values()) == [False, False, True, True]
-    assert [*found] == sorted(found, key=lambda prompt: int(prompt[:-1])) == [*read_documents(path, 4)]

@@ -20,8 +20,8 @@ from commands_run import run as run_command
 from pasta_async import Client, Limits
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.evals import load, methods, speed
-from pasta_async.evals.answers import Answer, Form, Prompt, cold_backend, of_method, read_prompts, stratified
-from pasta_async.evals.report import cell, environment, markdown_table, write_rows
+from pasta_async.evals.answers import Answer, Form, Prompt, cold_backend, of_method, read_prompts
+from pasta_async.evals.report import cell, environment, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
@@ -158,13 +158,13 @@ async def test_figures_are_of_all_prompts_of_those_with_promises_and_of_each_sou
     assert whole["ms a token, plain"]["value"] == pytest.approx(1000 * LATENCY)
 
 
-async def test_the_plain_answer_is_asked_for_briefly_too_and_long_prompts_have_empty_answers():
-    scripts = {"both": PARALLEL, "both\n\nBe brief.": "Word word word.", "long ": "Never."}
-    opened = scripted(scripts, VirtualClock(), prompt_tokens=100)
-    rows = await speed.measure(opened, prompts("both", "long " * 200), settings(passes=1, brief=True))
-    assert [row.method[:2] for row in rows] == ["ba", "pa", "br", "pa", "br", "ba"]
-    assert {row.finish_reason for row in rows if row.prompt == 1 and not row.tokens} == {"length"}
-    assert describe(rows)["times sooner than brief"]["value"] < 1
+async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
+    opened = scripted("A word and another.", VirtualClock(), prompt_tokens=100)
+    rows = await speed.measure(opened, prompts("Well?", "long " * 200), settings(passes=1))
+    assert [(row.prompt, row.tokens > 0, row.finish_reason) for row in rows] == [
+        *[(0, True, "stop")] * 2,
+        *[(1, False, "length")] * 2,
+    ]
 
 
 async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
@@ -192,16 +192,13 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
 # Prompts and tables ---------------------------------------------------------------------------------------
 
 
-def test_a_stratified_sample_has_every_kind_and_is_the_same_each_time(tmp_path: Path):
-    keys = [(kind, length) for kind in "abc" for length in range(30)]
-    chosen = stratified(keys, 9)
-    assert chosen == sorted({*chosen}) == stratified(keys, 9)
-    assert [keys[place][0] for place in chosen] == [*"aaabbbccc"]
-    assert [keys[place][1] // 10 for place in chosen] == [0, 1, 2] * 3
-    assert stratified(keys, None) == stratified(keys, 90) == [*range(90)]
-    rows = ({"instruction": "word " * (place % 7), "dataset": "ab"[place % 2]} for place in range(28))
-    write_rows(tmp_path / "prompts.jsonl", rows)
-    assert sorted(prompt.source for prompt in read_prompts(tmp_path / "prompts.jsonl", 4)) == [*"aabb"]
+def test_a_sample_is_in_order_and_the_same_each_time(tmp_path: Path):
+    (tmp_path / "p.txt").write_text("\n".join(f"{number}?" for number in range(30)))
+    chosen = [int(prompt.text[:-1]) for prompt in read_prompts(tmp_path / "p.txt", 9)]
+    assert chosen == sorted({*chosen})
+    assert chosen == [int(prompt.text[:-1]) for prompt in read_prompts(tmp_path / "p.txt", 9)]
+    assert len(chosen) == 9
+    assert len(read_prompts(tmp_path / "p.txt", 90)) == 30
 
 
 @pytest.mark.parametrize(
