@@ -35,7 +35,7 @@ class Broken(AnswerObserver):
     def answer(self, start: AnswerStart) -> AnswerObserver:
         return self
 
-    def turn(self, *arguments: object) -> None:
+    def turn(self, *arguments: object, **named: object) -> None:
         raise RuntimeError("broken")
 
     request = ended = turn  # pyright: ignore[reportAssignmentType]
