@@ -18,7 +18,7 @@ import random
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -241,10 +241,13 @@ def _run(settings: EngineSettings) -> str:
     with opened_journal(settings.out, measured) as journal, ExitStack() as stack:
         if measurements(journal):
             raise InvalidRequestError(f"{settings.out} has figures: a run measures all, into its own file")
-        engines: list[Local | LlamaCpp] = [Local(settings.model, dtype, cpus) for dtype in settings.dtypes]
-        engines += [LlamaCpp(path, cpus) for path in settings.llama_cpp]
-        for engine in engines:
-            stack.callback(engine.close)
+        engines: list[Local | LlamaCpp] = []
+        for make in (
+            *(partial(Local, settings.model, dtype) for dtype in settings.dtypes),
+            *(partial(LlamaCpp, path) for path in settings.llama_cpp),
+        ):
+            engines.append(make(cpus))
+            stack.callback(engines[-1].close)
         for row in _measure(settings, engines):
             rows.append(row)
             if journal:
