@@ -7,10 +7,7 @@ import logging
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
-
-from pasta_async_sglang.fit import misfits
 
 VARIABLE = "PASTA_SGLANG_PLUGIN"
 """The environment variable that switches the plug-in on, where it is 1."""
@@ -45,9 +42,9 @@ def register() -> None:
 def _unknown(sglang: Any) -> str:
     """The reason why this SGLang does not suit the plug-in; empty if it does."""
     release = re.match(r"\d+(?:\.\d+)*", sglang.__version__)
-    if not release or release[0] not in TESTED:
-        return f"SGLang {sglang.__version__} was not tested with it (but {', '.join(TESTED)})"
-    return "; ".join(misfits(Path(sglang.__file__).parent))
+    if release and release[0] in TESTED:
+        return ""
+    return f"SGLang {sglang.__version__} was not tested with it (but {', '.join(TESTED)})"
 
 
 class Plugin:
