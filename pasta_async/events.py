@@ -115,7 +115,7 @@ class ThreadFailed:
 
     thread: int
     error: ErrorInfo
-    action: Literal["retry", "sequence", "fail"]
+    action: Literal["retry", "fail"]
     type: Literal["thread.failed"] = "thread.failed"
 
 

@@ -10,8 +10,7 @@ logged and goes no further.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
@@ -19,7 +18,7 @@ from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 from pasta_async.options import Limits, Options, Parallel, Sampling
 from pasta_async.prompts import Prompt
 from pasta_async.protocol import DecodeRequest, Model
-from pasta_async.results import FinishReason, Generation
+from pasta_async.results import Generation
 
 _T = TypeVar("_T")
 
@@ -140,31 +139,3 @@ def _each(observers: Sequence[Any] | None, call: Callable[[Any], _T]) -> list[_T
             name = type(observer).__name__
             logging.getLogger(__name__).exception("%s failed; the answer goes on", name)
     return results
-
-
-async def observed_request(
-    observer: AnswerObserver,
-    request: DecodeRequest,
-    decode: Callable[[DecodeRequest], Awaitable[FinishReason]],
-    record: Callable[[FinishReason], object],
-) -> None:
-    """Decode a request with the headers that an observer gives, and tell the observer if it fails.
-
-    Args:
-        observer: The observer.
-        request: The request.
-        decode: Decodes it, and says why it ended.
-        record: Keeps the record of a request that ended so: by an error ("error"), a cancellation ("abort"),
-            or for the reason that `decode` said.
-    """
-    if headers := observer.request(request):
-        request = replace(request, headers=headers)
-    finish_reason: FinishReason = "abort"
-    try:
-        finish_reason = await decode(request)
-    except Exception as error:
-        finish_reason = "error"
-        observer.request_failed(request, error)
-        raise
-    finally:
-        record(finish_reason)

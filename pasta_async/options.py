@@ -139,11 +139,9 @@ class Limits(Options):
     """Seconds for the whole answer: connecting (and loading a local model, unless `Client.connect` did that
     before), waiting for its turn, encoding, decoding, retries. None: no limit."""
     retries: int = Field(default=2, ge=0, le=100)
-    """Number of times that a request is sent again if it failed before its first token, in a way that may
-    pass: within 0.25 s, twice that with each try, or when the server said. Connecting and encoding likewise.
+    """Number of times that a thread's request is sent again after a failure that may pass, from where it
+    broke off: within 0.25 s, twice that with each try, or when the server said. Connecting likewise.
     Time-outs are final."""
-    on_failure: Literal["fail", "sequence"] = "fail"
-    """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""
 
     def over(self, base: Limits) -> Limits:
         """These limits laid over others: fields that were set here win, the rest is as there."""

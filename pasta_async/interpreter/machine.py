@@ -17,7 +17,7 @@ from pasta_async.interpreter.state import Thread, TokenBudget
 from pasta_async.interpreter.transcript import Lane, Transcript, Visible, diagnostics_since
 from pasta_async.observers import AnswerStart
 from pasta_async.protocol import Model, Piece
-from pasta_async.results import FinishReason, Generation, RequestRecord, Span, Width
+from pasta_async.results import FinishReason, Generation, Span, Width
 from pasta_async.tag_tokens import TagGrammar, TagIds
 
 
@@ -121,19 +121,20 @@ class Machine:
         thread.stop_ids = self.stop_ids(number)
         thread.begin_request(prompt_tokens, now)
 
-    def end_request(
-        self, number: int, began: float, now: float, finish_reason: FinishReason
-    ) -> RequestRecord:
+    def end_request(self, number: int, began: float, now: float, finish_reason: FinishReason) -> None:
         """A request is over, whatever ended it."""
         self.transcript.spans.append(Span(thread=number, start=began, end=now))
-        return self.threads[number].end_request(finish_reason)
+        self.threads[number].end_request(finish_reason)
 
     # What was decoded -------------------------------------------------------------------------------------
 
     def feed(self, number: int, piece: Piece, now: float) -> bool:
         """Take what a thread decoded; returns whether its request has to end here."""
         thread = self.threads[number]
-        thread.note(piece, now)
+        if piece.ids and thread.first_token is None:
+            thread.first_token = now
+        if piece.cached_tokens is not None:
+            thread.cached = piece.cached_tokens
         for token in piece.ids:
             self._budget.generated += 1
             thread.tokens += 1
@@ -144,7 +145,7 @@ class Machine:
         self._settle_budget(now)
         return thread.state != "open"
 
-    def fail(self, number: int, error: PastaError, action: Literal["retry", "sequence", "fail"]) -> None:
+    def fail(self, number: int, error: PastaError, action: Literal["retry", "fail"]) -> None:
         """A request of a thread failed."""
         if action == "fail":
             self.threads[number].finish_reason = "error"

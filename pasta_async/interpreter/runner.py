@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, asynccontextmanager
-from itertools import count
+from dataclasses import replace
 
 from pasta_async.clock import Clock
 from pasta_async.errors import (
@@ -25,9 +25,9 @@ from pasta_async.events import Emit
 from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.retry import retry_delay
-from pasta_async.observers import AnswerObserver, observed_request
+from pasta_async.observers import AnswerObserver
 from pasta_async.protocol import Backend, DecodeRequest
-from pasta_async.results import FinishReason, Generation, RequestRecord
+from pasta_async.results import FinishReason, Generation
 
 
 def thread_seed(seed: int | None, thread: int) -> int | None:
@@ -77,7 +77,6 @@ class Runner:
         self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
         self._slot_of: dict[int, Slot] = {}  # by the threads whose turn it is
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._failed: dict[int, BackendError] = {}
         self._group = asyncio.TaskGroup()
 
     async def run(self) -> Generation:
@@ -152,11 +151,9 @@ class Runner:
             await self._flush(0)
 
     async def _settle(self) -> None:
-        """Wait until no promise of the round is open; chunks that failed are taken up here, in order."""
-        while waiting := [number for number in self.machine.open_threads if number not in self._failed]:
+        """Wait until no promise of the round is open."""
+        while waiting := self.machine.open_threads:
             await self._ended(*waiting)
-        for number in self.machine.open_threads:
-            await self._thread(number)
 
     async def _ended(self, *numbers: int) -> None:
         """Wait until these tasks are over."""
@@ -167,27 +164,9 @@ class Runner:
 
     async def _thread(self, number: int) -> None:
         """Decode a thread until it is done or, main, has to wait."""
-        if not self.machine.wants(number):
-            return
-        async with self._turn(number):
-            while self.machine.wants(number):
-                try:
-                    await self._attempts(number)
-                except BackendError as error:
-                    if not self.machine.wants(number):
-                        return  # it was given up, and did not end cleanly
-                    if not await self._degrade(number, error):
-                        raise ThreadFailedError(f"{_name(number)} failed: {error}", thread=number) from error
-                    if number:
-                        return  # taken up again when main waits for it
-
-    async def _degrade(self, number: int, error: BackendError) -> bool:
-        """Note a failure; returns True if the thread is taken up once more where it broke off."""
-        again = self._limits.on_failure == "sequence" and number not in self._failed
-        self.machine.fail(number, error, "sequence" if again else "fail")
-        self._failed[number] = error
-        await self._flush(number)
-        return again
+        if self.machine.wants(number):
+            async with self._turn(number):
+                await self._send_requests(number)
 
     # Slots ------------------------------------------------------------------------------------------------
 
@@ -220,32 +199,39 @@ class Runner:
 
     # Requests ---------------------------------------------------------------------------------------------
 
-    async def _attempts(self, number: int) -> None:
-        """One request, sent again if it fails before its first token."""
-        machine = self.machine
-        for attempt in count():
-            if not machine.wants(number) or not (request := await self._request(number)):
-                return
+    async def _send_requests(self, number: int) -> None:
+        """Send a thread's requests. After a failure that may pass it goes on where it broke off."""
+        machine, failures = self.machine, 0
+        while machine.wants(number) and (request := await self._request(number)):
             try:
-                return await self._exchange(request)
+                await self._exchange(request)
             except BackendError as error:
-                decoded = machine.threads[number].requests[-1].completion_tokens
-                if decoded or not error.retryable or attempt >= self._limits.retries:
-                    raise
-                machine.fail(number, error, "retry")
+                if not machine.wants(number):
+                    return  # it was given up, and did not end cleanly
+                again = error.retryable and failures < self._limits.retries
+                machine.fail(number, error, "retry" if again else "fail")
                 await self._flush(number)
-                await self._without_slot(number, self._clock.sleep(retry_delay(attempt, error)))
+                if not again:
+                    raise ThreadFailedError(f"{_name(number)} failed: {error}", thread=number) from error
+                await self._without_slot(number, self._clock.sleep(retry_delay(failures, error)))
+                failures += 1
 
     async def _exchange(self, request: DecodeRequest) -> None:
-        """Send a request, decode what comes, and keep the record of it."""
+        """Send a request, decode what comes, and keep the record of it, however it ends."""
         number, machine, began = request.thread, self.machine, self._now()
-
-        def record(finish_reason: FinishReason) -> RequestRecord:
-            return machine.end_request(number, began, self._now(), finish_reason)
-
         machine.begin_request(number, len(request.ids), began)
         await self._flush(number)
-        await observed_request(self._observer, request, self._decode, record)
+        if headers := self._observer.request(request):
+            request = replace(request, headers=headers)
+        finish_reason: FinishReason = "abort"  # if it is cancelled
+        try:
+            finish_reason = await self._decode(request)
+        except Exception as error:
+            finish_reason = "error"
+            self._observer.request_failed(request, error)
+            raise
+        finally:
+            machine.end_request(number, began, self._now(), finish_reason)
 
     async def _request(self, number: int) -> DecodeRequest | None:
         """The request that decodes a thread on; None when there is no room for one more."""

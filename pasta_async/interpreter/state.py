@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 from pasta_async.interpreter.reading import Reader
 from pasta_async.lang import ClosedBy, Promise
 from pasta_async.options import Limits
-from pasta_async.protocol import Piece
 from pasta_async.results import FinishReason, RequestRecord, ThreadRecord
 
 
@@ -56,23 +55,14 @@ class Thread:
             RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
 
-    def end_request(self, finish_reason: FinishReason) -> RequestRecord:
+    def end_request(self, finish_reason: FinishReason) -> None:
         """The request is over, one way or the other."""
-        record = RequestRecord(
+        self.requests[-1] = RequestRecord(
             prompt_tokens=self.requests[-1].prompt_tokens,
             cached_tokens=self.cached,
             completion_tokens=self.tokens - self.before,
             finish_reason=finish_reason,
         )
-        self.requests[-1] = record
-        return record
-
-    def note(self, piece: Piece, now: float) -> None:
-        """Keep what a piece says besides its ids."""
-        if piece.ids and self.first_token is None:
-            self.first_token = now
-        if piece.cached_tokens is not None:
-            self.cached = piece.cached_tokens
 
     def stopped_where_asked(self) -> bool:
         """True if the request under way has come to one of its stop ids."""

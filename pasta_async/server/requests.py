@@ -313,14 +313,14 @@ def answer_limits(request: GenerateRequest, limits: Limits) -> Limits:
     asked = request.options.limits or {}
     values = {name: value for name, value in asked.items() if value is not None}
     wanted = _checked(Limits, values, "pasta.limits.")
-    for name in values.keys() - {"on_failure"}:
+    for name in values:
         most = getattr(limits, name)
         if most is not None and getattr(wanted, name) > most:
             raise ApiError(f"at most {most:g}, not {values[name]:g}", param=f"pasta.limits.{name}")
     return wanted.over(limits)
 
 
-_TEXTS = {"stop", "on_failure"}
+_TEXTS = {"stop"}
 """Options that are texts; all others are numbers, and texts and booleans are not taken for them."""
 
 

@@ -41,7 +41,6 @@ from pasta_async.testing import ScriptedBackend
         (Limits, {"chunk_tokens": 0}),
         (Limits, {"timeout": float("inf")}),
         (Limits, {"retries": -1}),
-        (Limits, {"on_failure": "hope"}),
         (Limits, {"depth": 3}),
     ],
 )

@@ -41,9 +41,9 @@ def test_the_limits_are_laid_over_those_of_the_environment(
     monkeypatch: pytest.MonkeyPatch, opened: Opened
 ) -> None:
     monkeypatch.setenv("PASTA_TIMEOUT", "1.5")
-    monkeypatch.setenv("PASTA_ON_FAILURE", "sequence")
+    monkeypatch.setenv("PASTA_RETRIES", "5")
     monkeypatch.setenv("PASTA_MAX_THREADS", "3")
-    expected = Limits(timeout=1.5, on_failure="sequence", max_threads=2)
+    expected = Limits(timeout=1.5, retries=5, max_threads=2)
     assert Client("local:", limits=Limits(max_threads=2)).limits == expected
 
 
@@ -61,7 +61,7 @@ def test_an_http_backend_gets_the_key(monkeypatch: pytest.MonkeyPatch, opened: O
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MAX_THREADS", "many"), ("TIMEOUT", "-1"), ("ON_FAILURE", "hope")],
+    [("MAX_THREADS", "many"), ("TIMEOUT", "-1"), ("RETRIES", "-1")],
 )
 def test_bad_values_are_refused_with_their_names(
     monkeypatch: pytest.MonkeyPatch, opened: Opened, name: str, value: str
