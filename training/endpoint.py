@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 NAMES = ("m", "M")
-"""What a judge calls the first and the second of two answers: AlpacaEval's names."""
+"""Names that a judge gives the first and the second of two answers: AlpacaEval's."""
 
 _MAX_IN_A_ROW = 10
 _OF_ONE_REQUEST = (400, 413, 422)
@@ -36,7 +36,7 @@ _OF_ONE_REQUEST = (400, 413, 422)
 
 
 class EndpointSettings(CommandSettings):
-    """How requests are sent. Every field is a flag of the commands that send some."""
+    """Options of the commands that send requests."""
 
     key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with the key")
     in_flight: int = Field(default=32, ge=1, description="requests at the same time")
@@ -69,7 +69,7 @@ class Endpoint:
         from openai import AsyncOpenAI  # takes a second
 
         self.identity: tuple[str, str, dict[str, Any]] = (base_url, model, fields)
-        """What its replies depend on, besides the messages."""
+        """The address, the model and the fields: its replies depend on them, besides the messages."""
         self._client = AsyncOpenAI(
             base_url=base_url,
             api_key=os.environ.get(settings.key_variable) or "none",  # servers without keys take any
@@ -115,7 +115,7 @@ class Endpoint:
 
 
 def _completion(answer: ChatCompletion) -> Completion:
-    """What of a reply is used; the client checks nothing, so anything may be missing."""
+    """The fields of a reply that are used; the client checks nothing, so anything may be missing."""
     if not answer.choices:
         return Completion("", "none", 0, 0)
     choice, usage = answer.choices[0], answer.usage
@@ -131,9 +131,10 @@ def _completion(answer: ChatCompletion) -> Completion:
 
 
 class FailureBudget:
-    """Ends a run when its requests fail for a reason that the rest of them share.
+    """Ends a run when its requests fail for a reason that the others share.
 
-    A server is `proven` if it has answered before. Otherwise its first failure ends the run.
+    That is a refusal such as a wrong key, a server that never answered (one that has is `proven`), or ten
+    failures in a row.
     """
 
     def __init__(self, *, proven: bool) -> None:
@@ -141,15 +142,15 @@ class FailureBudget:
         self._in_a_row = 0
 
     def succeeded(self) -> None:
-        """A request was answered."""
-        self._proven, self._in_a_row = True, 0
+        """Note a request that was answered."""
+        self._proven = True
+        self._in_a_row = 0
 
     def failed(self, error: PastaError) -> None:
-        """A request failed for good, after its own retries.
+        """Note a request that failed for good, after its own retries; raise its error if others would fail.
 
         Raises:
-            PastaError: This error, if further requests would fail too: a refusal such as a wrong key, a
-                server that never answered, or ten failures in a row.
+            PastaError: This error.
         """
         cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
         if not isinstance(cause, BackendError):
@@ -174,19 +175,19 @@ async def collect(
     Cancelling it ends the requests under way.
 
     Returns:
-        What there is for each item, and why the others failed.
+        The results by item, and the reasons of those that failed.
 
     Raises:
         PastaError: No item can be worked on, or a failure that the others share (`FailureBudget`).
     """
-    found: dict[T, R] = {}
+    results: dict[T, R] = {}
     failures: dict[T, str] = {}
     budget = FailureBudget(proven=False)
     with progress(len(items), "answers") as advance:
 
         async def collect_one(item: T) -> None:
             try:
-                found[item] = await work(item)
+                results[item] = await work(item)
                 budget.succeeded()
             except BackendError as error:
                 budget.failed(error)
@@ -194,7 +195,7 @@ async def collect(
             advance()
 
         await for_each(items, collect_one, in_flight)
-    return found, failures
+    return results, failures
 
 
 class Comparer:

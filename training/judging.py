@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -52,20 +51,22 @@ class Judge(ABC):
             BackendError: This answer could not be judged; others may be.
             PastaError: No answer can be, or the judge failed, or its quality is not from 0 to 1.
         """
-        name = f"the judge {type(self).__module__}:{type(self).__qualname__}"
         try:
             quality = await self.quality(prompt, text)
             fits = 0 <= quality <= 1
         except PastaError:
             raise
-        except Exception as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
+        except Exception as error:  # whatever a judge of somebody's own raises
             raise InvalidRequestError(
-                f"{name} failed at an answer to {prompt.id!r}: {error!r} ({place.filename}:{place.lineno})"
+                f"{self._name} failed at an answer to {prompt.id!r}: {error!r}"
             ) from error
         if not fits:
-            raise InvalidRequestError(f"{name} gives an answer to {prompt.id!r} {quality}, not 0 to 1")
+            raise InvalidRequestError(f"{self._name} gives an answer to {prompt.id!r} {quality}, not 0 to 1")
         return float(quality)
+
+    @property
+    def _name(self) -> str:
+        return f"the judge {type(self).__module__}:{type(self).__qualname__}"
 
 
 class ModelJudge(Judge):

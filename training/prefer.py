@@ -26,12 +26,11 @@ from pydantic import Field
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang import Document, Node, Text
+from pasta_async.lang import Node, Text
 from pasta_async.training.faults import soundness
 from pasta_async.training.model import ModelCodec
 from pasta_async.training.processes import is_first, only_run
 from pasta_async.training.samples import (
-    Plain,
     Sample,
     SampledPrompt,
     Score,
@@ -40,7 +39,6 @@ from pasta_async.training.samples import (
     read_scores,
 )
 from pasta_async.training.trainer import Example, Task, TrainerSettings, train
-from pasta_async.training.views import Trie, pack_plain
 
 _LOOKED_AT = 20
 """Prompts that are compared with what the ids of their samples say."""
@@ -62,9 +60,6 @@ class PreferSettings(TrainerSettings):
     )
     sound_only: bool = Field(
         default=False, description="the best has no counted fault, and promises where half of the samples do"
-    )
-    keep_plain: bool = Field(
-        default=False, description="for a model of both forms: its plain answers stay as likely as they are"
     )
     start_share: float = Field(
         default=0.0,
@@ -90,8 +85,6 @@ class Pair:
     worst: Sample
     n: int
     messages: Sequence[Mapping[str, Any]] = ()
-    plain: Plain | None = None
-    """The model's own plain answer."""
 
 
 def choose_pairs(
@@ -164,7 +157,7 @@ def _pair(
     best, worst = (draw.choice([one for place, one in usable if place == end]) for end in (high, low))
     if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
         return "ties"
-    return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
+    return Pair(prompt.id, best, worst, len(usable), prompt.messages)
 
 
 def _is_sound(sample: Sample, prompt: SampledPrompt, promising: bool) -> bool:
@@ -233,46 +226,39 @@ class BonBon(Task):
 
     Args:
         pairs: Of answers that the model at the start has drawn.
-        alpha: Share of the first term. With 1 the worst answers are not looked at.
+        alpha: Share of the first term. With 1 neither the worst answers nor a reference are needed.
         beta: 0 for the target of best-of-n, else the target is 1 / (2 beta).
-        kept: For each pair an answer that is to stay as likely as it was, or none at all: the loss gets
-            the square of its ratio, whatever alpha is.
     """
 
-    reported: tuple[str, ...] = ("nll",)
-    """The negative log-likelihood of the best a token; where there is a reference, its log-ratio,
-    `best_ratio`; where the worst is compared, `margin`, by how much its `worst_ratio` is less, and
-    `accuracy`, how often it is; and of kept answers."""
-
-    def __init__(
-        self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0, kept: Sequence[Trie] = ()
-    ) -> None:
-        self._pairs, self._alpha, self._beta, self._kept = pairs, alpha, beta, kept
-        self.compared: bool = alpha < 1 or bool(kept)  # imitation alone needs no reference
+    def __init__(self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0) -> None:
+        self._pairs = pairs
+        self._alpha = alpha
+        self._beta = beta
+        self.compared: bool = alpha < 1
+        self.reported: tuple[str, ...] = ("nll",)
+        """`nll`: the negative log-likelihood of the best a token. Where the worst is compared, also the
+        log-ratios `best_ratio` and `worst_ratio`, their difference `margin`, and how often it is positive,
+        `accuracy`."""
+        if self.compared:
+            self.reported = ("margin", "accuracy", "best_ratio", "nll", "worst_ratio")
         digest = hashlib.sha256()
         for pair in pairs:
             tokens = ((sample.ids, sample.parents, sample.targets) for sample in (pair.best, pair.worst))
             digest.update(repr((pair.id, pair.n, *tokens)).encode("utf-8", "surrogatepass"))
-        digest.update(repr([trie.ids for trie in kept]).encode())
         self.fingerprint: str = digest.hexdigest()[:16]
-        if self.compared:
-            self.reported = ("best_ratio", *self.reported)
-        if alpha < 1:
-            self.reported = ("margin", "accuracy", *self.reported, "worst_ratio")
-        if kept:
-            self.reported = (*self.reported, "kept_ratio")
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def example(self, index: int) -> Example:
-        """A pair: best, worst, perhaps what is kept; the target and their reference log-probabilities."""
+        """A pair: the best, and perhaps the worst; the target, and their reference log-probabilities."""
         pair = self._pairs[index]
-        worst = (pair.worst.trie,) if self._alpha < 1 else ()
-        kept = (self._kept[index],) if self._kept else ()
-        trees = (pair.best.trie, *worst, *kept)
+        if not self.compared:
+            return Example((pair.best.trie,))
         target = 1 / (2 * self._beta) if self._beta else best_of_n_target(pair.n)
-        return Example(trees, (target, *self.reference.get(index, (math.nan,) * len(trees))))
+        return Example(
+            (pair.best.trie, pair.worst.trie), (target, *self.reference.get(index, (math.nan, math.nan)))
+        )
 
     def weight(self, example: Example) -> float:
         """One: the loss is a mean over pairs."""
@@ -282,20 +268,23 @@ class BonBon(Task):
         self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss, summed over pairs, and the sums of what is reported; see `Task.loss`."""
-        ours = torch.stack(list(logprobs))
-        constants = ours.new_tensor([example.constants for example in examples])
+        ours = torch.stack(list(logprobs))  # [pairs, 1 or 2]
         targets = ours.new_tensor([len(example.trees[0].targets) for example in examples])
+        nll = (-ours[:, 0] / targets).sum()
+        if not self.compared:
+            return -ours[:, 0].sum(), {"nll": nll}
+        constants = ours.new_tensor([example.constants for example in examples])
         ratios = ours - constants[:, 1:]
-        loss = -self._alpha * ours[:, 0]
-        values = {"best_ratio": ratios[:, 0], "nll": -ours[:, 0] / targets}
-        if self._alpha < 1:
-            margins = ratios[:, 0] - ratios[:, 1]
-            loss = loss + (1 - self._alpha) * (margins - constants[:, 0]).square()
-            values |= {"margin": margins, "accuracy": margins > 0, "worst_ratio": ratios[:, 1]}
-        if self._kept:
-            loss = loss + ratios[:, -1].square()
-            values["kept_ratio"] = ratios[:, -1]
-        return loss.sum(), {name: values[name].sum() for name in self.reported}
+        margins = ratios[:, 0] - ratios[:, 1]
+        squares = (margins - constants[:, 0]).square()
+        loss = self._alpha * -ours[:, 0] + (1 - self._alpha) * squares
+        return loss.sum(), {
+            "margin": margins.sum(),
+            "accuracy": (margins > 0).sum(),
+            "best_ratio": ratios[:, 0].sum(),
+            "nll": nll,
+            "worst_ratio": ratios[:, 1].sum(),
+        }
 
 
 def prefer(settings: PreferSettings) -> bool:
@@ -314,21 +303,9 @@ def prefer(settings: PreferSettings) -> bool:
 
         def make_task(codec: ModelCodec) -> BonBon:
             _check_samples(pairs, codec, open_checkpoint(settings.model).config.vocab_size)
-            kept = [_plain_answer(pair, codec) for pair in pairs if settings.keep_plain]
-            return BonBon(pairs, settings.alpha, settings.beta, kept)
+            return BonBon(pairs, settings.alpha, settings.beta)
 
         return train(settings, make_task, start_share=settings.start_share)
-
-
-def _plain_answer(pair: Pair, codec: ModelCodec) -> Trie:
-    """The model's own answer to the pair's prompt in the plain form; it has no end if it was cut."""
-    if pair.plain is None:
-        advice = "sample with --own-plain, or leave out --keep-plain"
-        raise InvalidRequestError(f"{pair.id}: the model's own plain answer was not drawn: {advice}")
-    trie = pack_plain(codec, codec.prompt(pair.messages, pasta=False), Document((Text(pair.plain.text),)))
-    if pair.plain.finish_reason != "stop":
-        trie.targets.pop()
-    return trie
 
 
 def _check_samples(pairs: Sequence[Pair], codec: ModelCodec, rows: int) -> None:

@@ -33,10 +33,8 @@ from pasta_async.training.identity import backend_digest
 from pasta_async.training.samples import Plain, Sample, SampledPrompt
 from pasta_async.training.views import Trie
 
-Kind = int | Literal["baseline", "plain"]
-"""One answer to a prompt: the number of a sample, the baseline's plain answer, or the model's own where the
-baseline is another model."""
-
+Kind = int | Literal["baseline"]
+"""One answer to a prompt: the number of a sample, or the baseline's plain answer."""
 
 _IDENTITY = {
     *("backend", "baseline", "max_tokens", "temperature", "plain_temperature"),
@@ -66,9 +64,6 @@ class SampleSettings(PartSettings):
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
     together: int = Field(default=64, ge=1, description="answers at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
-    own_plain: bool = Field(
-        default=False, description="this model's plain answers beside another baseline's, for --keep-plain"
-    )
     unseen: tuple[Path, ...] = Field(
         default=(), description="files of records that the model was trained on: their prompts are left out"
     )
@@ -87,7 +82,7 @@ async def sample(settings: SampleSettings) -> dict[str, Any]:
     started = time.monotonic()
     async with AsyncExitStack() as stack:
         drawing = await _open_drawing(settings, stack)
-        advance = stack.enter_context(progress(len(records) * len(drawing.kinds), "answers"))
+        advance = stack.enter_context(progress(len(records) * (1 + settings.n), "answers"))
         await drawing.run(records, advance)
         prompts = write_records(settings.out, drawing.prompts(records))
     totals = drawing.totals
@@ -226,9 +221,6 @@ class Drawing:
         }
         """Places in the journal; of samples that ended in an error, which it does not keep, the sample."""
         self._budget = FailureBudget(proven=True)
-        plain: list[Kind] = ["plain"] if settings.own_plain and client is not baseline else []
-        self.kinds: list[Kind] = ["baseline", *plain, *range(settings.n)]
-        """The answers to each prompt."""
         self.totals: Counter[str] = Counter()
         """Of this run: answers, and their tokens; resumed, from the journal. Of what `prompts` has yielded:
         samples, well_formed, exact, sample_tokens."""
@@ -244,9 +236,8 @@ class Drawing:
             PastaError: The backend cannot be used, or failed many answers in a row.
         """
         info = await self._client.connect()
-        # Plain answers first: beside the samples, few at a time, they would take as long as those.
-        plain = [kind for kind in self.kinds if isinstance(kind, str)]
-        wanted = [(record, kind) for record in records for kind in plain]
+        # Baselines first: beside the samples, few at a time, they would take as long as those.
+        wanted: list[tuple[Record, Kind]] = [(record, "baseline") for record in records]
         wanted += [(record, number) for record in records for number in range(self._settings.n)]
         due = [(record, kind) for record, kind in wanted if (_key(record), kind) not in self._answers]
         self.totals["resumed"] = len(wanted) - len(due)
@@ -254,8 +245,8 @@ class Drawing:
 
         async def draw(item: tuple[Record, Kind]) -> None:
             record, kind = item
-            if isinstance(kind, str):
-                await self._draw_plain(record, kind, info)
+            if kind == "baseline":
+                await self._draw_baseline(record, info)
             else:
                 await self._draw_sample(record, kind, info)
             self.totals["answers"] += 1
@@ -264,18 +255,19 @@ class Drawing:
         await for_each(due, draw, self._settings.together)
 
     def prompts(self, records: Sequence[Record]) -> Iterator[SampledPrompt]:
-        """The prompts with their answers, one at a time. One of which a plain answer failed is left out."""
+        """The prompts with their answers, one at a time. One whose baseline failed is left out."""
         for record in records:
             key = _key(record)
-            if not all((key, kind) in self._answers for kind in self.kinds if isinstance(kind, str)):
+            if (key, "baseline") not in self._answers:
                 continue
-            named = {"id": record.id, "messages": record.messages, "form": record.form}
-            samples = [self._answer(key, number) for number in range(self._settings.n)]
-            baseline = self._answer(key, "baseline")
-            own = baseline if self._client is self._baseline else None
-            plain = self._answer(key, "plain") if "plain" in self.kinds else own
             prompt = SampledPrompt.model_validate(
-                {**named, "samples": samples, "baseline": baseline, "plain": plain}
+                {
+                    "id": record.id,
+                    "messages": record.messages,
+                    "form": record.form,
+                    "samples": [self._answer(key, number) for number in range(self._settings.n)],
+                    "baseline": self._answer(key, "baseline"),
+                }
             )
             for drawn in prompt.samples:
                 kinds = {"well_formed": drawn.well_formed, "exact": drawn.exact}
@@ -287,16 +279,15 @@ class Drawing:
         answer = self._answers[key, kind]
         return self._journal.read(answer)["answer"] if isinstance(answer, int) else answer
 
-    async def _draw_plain(self, record: Record, kind: Kind, info: Model) -> None:
-        client = self._baseline if kind == "baseline" else self._client
+    async def _draw_baseline(self, record: Record, info: Model) -> None:
         temperature = self._settings.plain_temperature
         try:
-            generation = await self._generate(client, record, kind, info, temperature, baseline=True)
+            generation = await self._generate(record, "baseline", info, temperature)
         except PastaError as failure:
             self._failed(failure)
             return
         tokens, reason = generation.usage.completion_tokens, generation.finish_reason
-        self._keep(record, kind, Plain(text=generation.text, tokens=tokens, finish_reason=reason))
+        self._keep(record, "baseline", Plain(text=generation.text, tokens=tokens, finish_reason=reason))
 
     async def _draw_sample(self, record: Record, number: int, info: Model) -> None:
         syncless = number < self._settings.without_syncs
@@ -304,9 +295,7 @@ class Drawing:
         temperature, error = self._settings.temperature, ""
         with recorded(banned) as exchanges:
             try:
-                generation = await self._generate(
-                    self._client, record, number, info, temperature, baseline=False
-                )
+                generation = await self._generate(record, number, info, temperature)
             except PastaError as failure:
                 error, generation = self._failed(failure), failure.partial
         seed = self._seed(record, number, info, temperature)
@@ -317,16 +306,9 @@ class Drawing:
         else:
             self._keep(record, number, drawn)
 
-    async def _generate(
-        self,
-        client: Client,
-        record: Record,
-        kind: Kind,
-        info: Model,
-        temperature: float,
-        *,
-        baseline: bool,
-    ) -> Generation:
+    async def _generate(self, record: Record, kind: Kind, info: Model, temperature: float) -> Generation:
+        baseline = kind == "baseline"
+        client = self._baseline if baseline else self._client
         generation = await client.generate(
             record.messages,
             temperature=temperature,

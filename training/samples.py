@@ -81,8 +81,6 @@ class SampledPrompt(Asked):
     samples: tuple[Sample, ...]
     baseline: Plain
     """The plain answer of the baseline, which may be another model."""
-    plain: Plain | None = None
-    """The plain answer of the model that drew the samples."""
 
 
 class Score(StrictModel):

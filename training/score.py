@@ -36,7 +36,8 @@ from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge
 from pasta_async.training.samples import Sample, SampledPrompt, Score, faults_of_sample, read_samples
 
 WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
-"""The weights of quality that the paper trains with (section 4)."""
+"""The weights of quality that the paper trains with (section 4): for each, `ties` counts the prompts whose
+samples are all worth the same, which teach nothing."""
 
 _OWN = re.compile(r"[\w.]+:\w+")
 
@@ -132,35 +133,30 @@ def _speedup(prompt: SampledPrompt, sample: Sample, judge: Judge) -> float:
 
 
 def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
-    """Spreads are the best less the worst of a prompt; one without (`ties`) teaches nothing.
-
-    What a limit ended is counted, and is in no mean of speed-ups.
-    """
-    by_prompt: defaultdict[str, list[Score]] = defaultdict(list)
-    for one in scores:
-        by_prompt[one.id].append(one)
+    """Figures of a run. Samples and baselines that a limit ended are counted, and in no mean of speed-ups."""
     samples = {(prompt.id, sample.number): sample for prompt in prompts for sample in prompt.samples}
-    ended = {place for place, sample in samples.items() if sample.finish_reason == "length"}
-    cut = {one.id for one in prompts if one.baseline.finish_reason == "length"}
-    whole = [one for one in scores if one.id not in cut and (one.id, one.number) not in ended]
-    speedups = [one.speedup for one in whole if one.speedup > 0]
-
-    def spreads(weight: float) -> list[float]:
-        values = ([one.value(weight) for one in own] for own in by_prompt.values())
-        return [max(own) - min(own) for own in values]
-
+    cut = {place for place, sample in samples.items() if sample.finish_reason == "length"}
+    cut_baselines = {prompt.id for prompt in prompts if prompt.baseline.finish_reason == "length"}
+    whole = [
+        score for score in scores if score.id not in cut_baselines and (score.id, score.number) not in cut
+    ]
+    speedups = [score.speedup for score in whole if score.speedup > 0]
+    ties: dict[str, int] = {}
+    for weight in WEIGHTS:
+        values: defaultdict[str, set[float]] = defaultdict(set)
+        for score in scores:
+            values[score.id].add(score.value(weight))
+        ties[f"{weight:g}"] = sum(len(different) == 1 for different in values.values())
     return {
         "prompts": len(prompts),
         "samples": len(samples),
         "well_formed": fmean([sample.well_formed for sample in samples.values()] or [0.0]),
-        "ended_by_length": len(ended),
-        "baselines_ended_by_length": len(cut),
+        "ended_by_length": len(cut),
+        "baselines_ended_by_length": len(cut_baselines),
         "scored": len(scores),
-        "mean_quality": fmean([one.quality for one in scores] or [0.0]),
+        "mean_quality": fmean([score.quality for score in scores] or [0.0]),
         "geometric_mean_speedup": geometric_mean(speedups or [1.0]),
-        "quality_spread": fmean(spreads(math.inf) or [0.0]),
-        "speedup_spread": fmean(spreads(0.0) or [0.0]),
-        "ties": {f"{weight:g}": spreads(weight).count(0.0) for weight in WEIGHTS},
+        "ties": ties,
     }
 
 

@@ -49,7 +49,6 @@ def prompt_of(
         messages=({"role": "user", "content": content},),
         samples=tuple(samples),
         baseline=Plain(text="y", tokens=10),
-        plain=Plain(text="x", tokens=10),
     )
 
 

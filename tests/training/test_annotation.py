@@ -59,7 +59,7 @@ def test_a_right_reply_becomes_a_record_with_the_same_text(annotator: Annotator,
             assert promise.chunk and promise.tokens
             assert 0 <= promise.tokens - rough_tokens(promise.chunk.text) < 10
     assert (summary["accepted"], summary["requests"], summary["completion_tokens"]) == (2, 2, 40)
-    assert summary["parallelism"] and summary["parallelism"]["any_share"] == 1
+    assert summary["with_promises"] == 1
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["accepted"] == 2
 
 
@@ -215,9 +215,8 @@ def test_the_summary_tells_how_long_answers_are(tmp_path: Path) -> None:
     write_records(
         data, [plain_record([{"role": "user", "content": f"{n}"}], "word " * n + "end") for n in words]
     )
-    lengths = annotate(AnnotateSettings(data=str(data), out=tmp_path / "out", heuristic=True))["lengths"]
-    assert (lengths["sum"], lengths["mean"]) == (93, 31)
-    assert [lengths["quantiles"][name] for name in ("p25", "p50", "p75")] == [16, 21, 41]
+    summary = annotate(AnnotateSettings(data=str(data), out=tmp_path / "out", heuristic=True))
+    assert (summary["mean_tokens"], summary["with_promises"]) == (31, 0)
 
 
 def test_the_command_line_refuses_what_does_not_fit(
@@ -236,5 +235,5 @@ def test_structure_alone_needs_no_endpoint(tmp_path: Path, capsys: pytest.Captur
     (record,) = read_records(tmp_path / "out" / "annotated.jsonl")
     assert (record.document.text, len(record.document.promises)) == (items, 3)
     assert record.annotator == "structure:points"
-    parallelism = json.loads(capsys.readouterr().out)["parallelism"]
-    assert [parallelism[name] for name in ("answers", "any_share", "promises")] == [1, 1.0, 3.0]
+    summary = json.loads(capsys.readouterr().out)
+    assert [summary[name] for name in ("accepted", "with_promises", "mean_promises")] == [1, 1.0, 3.0]

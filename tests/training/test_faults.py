@@ -163,7 +163,8 @@ def test_what_ended_a_sampled_chunk_is_known() -> None:
     )
     asked = Asked(id="x", messages=({"role": "user", "content": "Tell"},))
     assert faults_of_sample(sample, asked) == Faults(promises=2, cut=1)
-    assert faults_of_sample(sample, "Name three drinks.") == Faults(promises=2, miscount=1, cut=1)
+    three = asked.model_copy(update={"messages": ({"role": "user", "content": "Name three drinks."},)})
+    assert faults_of_sample(sample, three) == Faults(promises=2, miscount=1, cut=1)
 
 
 @given(

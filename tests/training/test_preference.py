@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import torch
 from finetune_folders import ANSWERS, base_folder
-from local_models import TEMPLATE
 from preference_files import prompt_of, write_files
 from safetensors.torch import load_file
 from two_processes import run_in_two
 
-import pasta_async.training.prefer as preferring
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.data.corpus import Record, write_records
 from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
@@ -30,7 +28,7 @@ from pasta_async.training.prefer import (
 )
 from pasta_async.training.rows import log_probabilities, pack_row
 from pasta_async.training.sample import SampleSettings, sample
-from pasta_async.training.samples import Plain, Sample, Score, read_samples
+from pasta_async.training.samples import Sample, Score, read_samples
 from pasta_async.training.sft import SftSettings, sft
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,37 +115,15 @@ def test_loss_and_gradient_are_those_of_each_view_alone(kind: str, tmp_path: Pat
         assert (a - b).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.998])
-def test_what_is_kept_costs_the_square_of_its_ratio_for_any_alpha(alpha: float, tmp_path: Path) -> None:
-    base, codec = ready(tmp_path)
-    samples = prompt_of(codec, "p", ANSWERS).samples
-    pairs = [Pair("a", samples[0], samples[2], 4)]
-    task, keeping = BonBon(pairs, alpha), BonBon(pairs, alpha, kept=[samples[1].trie])
-    task.reference = {0: (-150.0, -61.5)}
-    keeping.reference = {0: (-150.0, -61.5, -80.0)}
-    model = BaseModel(base, codec.tag_ids).loaded()
-    row = pack_row(list(keeping.example(0).trees), 1024, codec.end)
-    ours = log_probabilities(model, row)
-    plain, _ = task.loss([ours[:2]], [task.example(0)])
-    kept, reported = keeping.loss([ours], [keeping.example(0)])
-    ratio = (alone(model, samples[1]) + 80.0).item()
-    assert reported["kept_ratio"].item() == pytest.approx(ratio, rel=1e-4)
-    assert (kept - plain).item() == pytest.approx(ratio**2, rel=1e-4)
-    assert task.fingerprint != keeping.fingerprint
-
-
 def test_imitation_of_the_best_looks_at_no_other_answer(tmp_path: Path) -> None:
     _, codec = ready(tmp_path)
     samples = prompt_of(codec, "p", ANSWERS).samples
-    task = BonBon([Pair("a", samples[0], samples[2], 4)], 1.0, kept=[samples[1].trie])
-    task.reference = {0: (-150.0, -80.0)}
+    task = BonBon([Pair("a", samples[0], samples[2], 4)], 1.0)
     example = task.example(0)
-    assert example.trees == (samples[0].trie, samples[1].trie)
-    loss, reported = task.loss([torch.tensor([-120.0, -77.0])], [example])
-    assert loss.item() == pytest.approx(120 + 3**2)
-    assert {name: value.item() for name, value in reported.items()} == pytest.approx(
-        {"best_ratio": 30, "nll": 120 / len(samples[0].targets), "kept_ratio": 3}
-    )
+    assert example.trees == (samples[0].trie,)
+    loss, reported = task.loss([torch.tensor([-120.0])], [example])
+    assert loss.item() == pytest.approx(120)
+    assert reported["nll"].item() == pytest.approx(120 / len(samples[0].targets))
 
 
 def test_imitation_alone_computes_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,43 +132,6 @@ def test_imitation_alone_computes_no_reference(tmp_path: Path, monkeypatch: pyte
     assert prefer(settings(tmp_path, alpha=1.0, steps=2))
     assert {"loss", "nll"} <= lines(tmp_path / "run")[-1].keys()
     assert "best_ratio" not in lines(tmp_path / "run")[-1]
-
-
-def test_plain_answers_are_kept_while_preferences_are_learned(tmp_path: Path) -> None:
-    ready(tmp_path)
-    assert prefer(settings(tmp_path, keep_plain=True, steps=40, batch=5, alpha=0.0, lr=5e-4))
-    curve = lines(tmp_path / "run")
-    assert curve[-1]["margin"] > 0.7 * best_of_n_target(5)
-    assert abs(curve[-1]["kept_ratio"]) < 0.1 * best_of_n_target(5)
-
-
-def test_what_is_kept_is_the_models_own_answer_by_the_templates_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[tuple[Any, Any]] = []
-    template = "{% if loud is defined and loud %}LOUD {% endif %}" + TEMPLATE
-    base, codec = ready(tmp_path, prompts=2)
-    (base / "chat_template.jinja").write_text(template)
-    pack = preferring.pack_plain
-
-    def packed(codec: Any, prompt: Any, document: Any) -> Any:
-        kept.append((codec.detokenize(prompt), pack(codec, prompt, document)))
-        return kept[-1][1]
-
-    monkeypatch.setattr(preferring, "pack_plain", packed)
-    own, cut = Plain(text="Mine.", tokens=3), Plain(text="Mine.", tokens=2, finish_reason="length")
-    prompts = [
-        one.model_copy(update={"plain": plain})
-        for one, plain in zip(read_samples(tmp_path / "samples.jsonl"), (own, cut), strict=True)
-    ]
-    write_records(tmp_path / "samples.jsonl", prompts)
-    assert prefer(settings(tmp_path, keep_plain=True, steps=1, template_kwargs='{"loud": true}'))
-    answers = [codec.detokenize([trie.ids[target] for target in trie.targets]) for _, trie in kept]
-    assert answers == ["Mine.<|im_end|>", "Mine."]
-    assert all(prompt.startswith("LOUD ") for prompt, _ in kept)
-    write_records(tmp_path / "samples.jsonl", [one.model_copy(update={"plain": None}) for one in prompts])
-    with pytest.raises(InvalidRequestError, match="--own-plain"):
-        prefer(settings(tmp_path, keep_plain=True, out=tmp_path / "other"))
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "an adapter"])

@@ -124,7 +124,7 @@ def test_pairs_of_other_structure_are_counted(codec: ModelCodec) -> None:
     scores = {key: score for prompt in prompts for key, score in scored(prompt, values).items()}
     pairs, counts = choose_pairs(prompts, scores, 1.0)
     assert (counts["pairs"], counts["restructured"]) == (4, 2)
-    assert [(pair.messages, pair.plain) for pair in pairs] == [(one.messages, one.plain) for one in prompts]
+    assert [pair.messages for pair in pairs] == [prompt.messages for prompt in prompts]
 
 
 def test_what_is_not_exact_is_never_chosen(codec: ModelCodec) -> None:

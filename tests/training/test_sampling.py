@@ -190,21 +190,6 @@ def test_samples_and_plain_answers_have_temperatures_of_their_own(tmp_path: Path
     assert len({request.seed for request in plain.requests} - {None}) == 3
 
 
-def test_the_models_own_plain_answer_is_drawn_beside_another_baseline(tmp_path: Path) -> None:
-    backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
-    without, _ = draw(backend, tmp_path / "j.jsonl", plain=plain)
-    assert [prompt.plain for prompt in without] == [None] * 3
-    prompts, drawn = draw(backend, tmp_path / "j.jsonl", plain=plain, own_plain=True)
-    assert drawn.totals["answers"] == 3
-    for prompt in prompts:
-        assert prompt.plain and prompt.plain.text == parse(WRITTEN).text
-        assert prompt.baseline.text == "Both of them were one."
-    same, _ = draw(backend, tmp_path / "same.jsonl", own_plain=True)
-    assert all(prompt.plain == prompt.baseline for prompt in same)
-    cut, _ = draw(ScriptedBackend("word " * 40), tmp_path / "cut.jsonl", max_tokens=20)
-    assert {prompt.baseline.finish_reason for prompt in cut} == {"length"}
-
-
 def test_a_backend_that_honours_no_seeds_gets_none(tmp_path: Path) -> None:
     backend = ScriptedBackend(WRITTEN, honours_seeds=False)
     prompts, _ = draw(backend, tmp_path / "j.jsonl")
@@ -262,12 +247,6 @@ def test_a_prompt_whose_baseline_fails_is_left_out_until_it_is_there(tmp_path: P
     prompts, drawn = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", plain=plain)
     assert [prompt.id for prompt in prompts] == [*PROMPTS]
     assert drawn.totals["answers"] == 1
-
-
-def test_a_prompt_whose_own_plain_answer_fails_is_left_out_as_well(tmp_path: Path) -> None:
-    backend, plain = ScriptedBackend(WRITTEN, faults=[Fault(0, 1, skip=1)]), ScriptedBackend("Plainly.")
-    prompts, _ = draw(backend, tmp_path / "j.jsonl", plain=plain, own_plain=True, together=1)
-    assert [prompt.id for prompt in prompts] == ["one", "three"]
 
 
 def test_a_prompt_that_is_too_long_fails_alone(tmp_path: Path) -> None:

@@ -269,9 +269,6 @@ def test_the_summary_says_how_many_prompts_teach_nothing(tmp_path: Path) -> None
     with judging(_known) as (_, url):
         summary, _ = scored(tmp_path, url)
     assert summary["ties"] == {"1": 0, "2": 0, "4": 0, "8": 0, "inf": 1}  # c: as good, not as fast
-    assert summary["quality_spread"] == pytest.approx((0.8 + 0.8 + 0) / 3)
-    spreads = (30 / 10 - 30 / 12, 30 / 10 - 30 / 12, 30 / 10 - 30 / 11)
-    assert summary["speedup_spread"] == pytest.approx(sum(spreads) / 3)
 
 
 @pytest.mark.parametrize("judge", ["nobody", "http://127.0.0.1:1/v1"])

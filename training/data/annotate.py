@@ -134,8 +134,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started, 3),
         "left_out": left_out.report(),
         "fields_not_used": dict(left_out.fields),
-        "lengths": _lengths([count(record.document.text) for record in accepted]),
-        "parallelism": _parallelism(accepted),
+        **_parallelism(accepted, count),
     }
     write_records(settings.out / "annotated.jsonl", accepted)
     write_records(settings.out / "rejected.jsonl", rejected)
@@ -162,34 +161,19 @@ def _annotated(record: Record, document: Document, annotator: str, count: CountT
     return record.model_copy(update=update)
 
 
-def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Theoretical speed-ups of annotated answers, and how many have a promise; None without any text."""
-    measured = [(record.scores["text_speedup"], len(record.document.promises)) for record in records]
-    speedups = [speedup for speedup, _ in measured if speedup > 0]
-    if not speedups:
-        return None
-    parallel = [speedup for speedup, promises in measured if promises and speedup > 0]
+def _parallelism(records: Sequence[Record], count: CountTokens) -> dict[str, float]:
+    """Lengths and theoretical speed-ups of annotated answers; an answer without a promise counts as 1."""
+    texts = [count(record.document.text) for record in records]
+    speedups = [record.scores["text_speedup"] or 1.0 for record in records]
+    promises = [len(record.document.promises) for record in records]
+    parallel = [speedup for speedup, number in zip(speedups, promises, strict=True) if number]
     return {
-        "answers": len(measured),
-        "any_share": len(parallel) / len(measured),
-        "promises": statistics.mean([promises for _, promises in measured if promises] or [0]),
-        "mean_speedup": statistics.mean(speedups),
-        "geometric_mean_speedup": statistics.geometric_mean(speedups),
-        "geometric_mean_any": statistics.geometric_mean(parallel) if parallel else 1.0,
-        "quantiles": _quantiles(speedups),
+        "mean_tokens": statistics.mean(texts or [0]),
+        "with_promises": len(parallel) / max(1, len(records)),
+        "mean_promises": sum(promises) / max(1, len(parallel)),
+        "geometric_mean_speedup": statistics.geometric_mean(speedups or [1.0]),
+        "geometric_mean_speedup_with_promises": statistics.geometric_mean(parallel or [1.0]),
     }
-
-
-def _lengths(tokens: Sequence[int]) -> dict[str, Any] | None:
-    """Tokens of answers without their tags; None without an answer."""
-    if not tokens:
-        return None
-    return {"sum": sum(tokens), "mean": statistics.mean(tokens), "quantiles": _quantiles(tokens)}
-
-
-def _quantiles(values: Sequence[float]) -> dict[str, float]:
-    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [*values] * 99
-    return {f"p{share}": cuts[share - 1] for share in (10, 25, 50, 75, 90, 99)}
 
 
 main: Command = command(

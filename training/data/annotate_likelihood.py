@@ -3,9 +3,8 @@
 Structure names the candidates (`structure_marks`). A round that starts at candidate j hides each candidate
 from those behind it, and from what main writes between and behind them, until a `<sync/>`. For every j, the
 candidates from j on, and main's text, are computed in the very views that the interpreter would have. Less
-what they cost in the round that starts right there (or in the plain answer, where a model that knows the tags
-finds that cheaper), this is the price of hiding, in bits a token. From these costs `choose` makes the
-annotation, so that other thresholds need no model.
+what they cost in the round that starts right there, this is the price of hiding, in bits a token. From these
+costs `choose` makes the annotation, so that other thresholds need no model.
 
 A model that does not know the tags gets the same views without them: the text that is visible, less the list
 markers of the candidates that are not.
@@ -13,10 +12,9 @@ markers of the candidates that are not.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import NamedTuple
 
 from pasta_async.jobs import Journal, progress
@@ -27,7 +25,6 @@ from pasta_async.training.data.corpus import Record, digest
 from pasta_async.training.likelihood import LanguageModel
 from pasta_async.training.views import (
     CountTokens,
-    EncodedView,
     Mark,
     Trie,
     encode_views,
@@ -35,11 +32,10 @@ from pasta_async.training.views import (
     recount,
 )
 
-_PLAIN = -1
 _AT_ONCE = 16
 """Answers whose costs are computed together and then written to the journal."""
 _Slot = tuple[int, str, int]
-"""The owner of a target: the start of its round (`_PLAIN`: no round), chunks or gaps, and its number."""
+"""The owner of a target: the start of its round, chunks or gaps, and its number."""
 
 
 class Costs(NamedTuple):
@@ -117,18 +113,6 @@ class LikelihoodModel(LanguageModel):
                     if has_words:
                         yield from ((start, "gaps", place) for _ in gap)
                     node = tree.extend(tree.extend(node, gap, target=has_words), promise)
-        if self.knows_tags and start == 0:
-            yield from self._add_plain(tree, record, views)
-
-    def _add_plain(self, tree: Trie, record: Record, views: Sequence[EncodedView]) -> Iterator[_Slot]:
-        """Add the plain answer, which a model that knows the tags may find cheaper than joined chunks."""
-        node = tree.extend(-1, self.prompt(record.messages, pasta=False))
-        gaps = [gap for gap, _ in self._gaps(views[0].target)]
-        chunks = [view.target[:-1] for view in views[1:]]
-        for number, pieces in enumerate(zip_longest(gaps, chunks, fillvalue=list[int]())):
-            for kind, ids in zip(("gaps", "chunks"), pieces, strict=True):
-                node = tree.extend(node, ids, target=True)
-                yield from ((_PLAIN, kind, number) for _ in ids)
 
     def _visible(self, ids: Sequence[int]) -> list[int]:
         """The context that the model reads: without tags if it does not know them."""
@@ -187,9 +171,7 @@ def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
         hidden = bits.get((start, kind, number))
         if hidden is None or start == number:
             return 0.0
-        plain = bits.get((_PLAIN, kind, number), math.inf)
-        visible = min(plain, bits[(number, kind, number)])
-        return round(hidden - visible, 4)  # what is less is the order of the sums
+        return round(hidden - bits[number, kind, number], 4)  # what is less is the order of the sums
 
     def rows(kind: str, size: int) -> list[list[float]]:
         return [[cost(start, kind, number) for number in range(start, size)] for start in range(size)]

@@ -19,6 +19,8 @@ from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.views import Mark, insert_tags, recount
 
 Family = Literal["describe", "totals", "offers", "chain", "fair"]
+
+
 def joined(items: Sequence[str]) -> str:
     """Items as a sentence has them: "A, B and C"."""
     return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
