@@ -26,7 +26,6 @@ from pydantic import Field
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang import Node, Text
 from pasta_async.training.faults import soundness
 from pasta_async.training.model import ModelCodec
 from pasta_async.training.processes import is_first, only_run
@@ -111,8 +110,7 @@ def choose_pairs(
     Returns:
         The pairs, and counts: prompts and samples; samples that are failed, unscored, inexact, malformed;
         prompts that give a pair (pairs), or have fewer than two usable samples (few), none that may be
-        the best (no_best), or a best that ties with the worst (ties); pairs whose best and worst have other
-        tags, not only other text (restructured).
+        the best (no_best), or a best that ties with the worst (ties).
 
     Raises:
         InvalidRequestError: Samples and scores do not match, or no pair is left.
@@ -137,7 +135,7 @@ def choose_pairs(
             counts[pair] += 1
         else:
             pairs.append(pair)
-            counts.update(pairs=1, restructured=int(_structure(pair.best) != _structure(pair.worst)))
+            counts["pairs"] += 1
     _check(finished, scores)
     if not pairs:
         raise InvalidRequestError(f"there is nothing to prefer: 0 pairs of {dict(counts)}")
@@ -167,11 +165,6 @@ def _is_sound(sample: Sample, prompt: SampledPrompt, promising: bool) -> bool:
 
 def _promises(sample: Sample) -> bool:
     return bool(sample.document.promises)
-
-
-def _structure(sample: Sample) -> list[type[Node]]:
-    """The tags of an answer, in order."""
-    return [type(node) for node in sample.document.nodes if not isinstance(node, Text)]
 
 
 def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> dict[str, int]:

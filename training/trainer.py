@@ -51,6 +51,8 @@ from pasta_async.training.views import Trie
 
 _ROW = 4096
 _CPU_ROW = 512
+_LARGEST_NORM = 1.0
+"""Of a gradient: a larger one is scaled down."""
 _SCORED_TOGETHER = 256
 """Examples of each process that are dealt to rows at once, for the reference."""
 _FREE = {*"out device dtype recompute save_every stop_at threads export_dtype start_share".split()}
@@ -92,8 +94,6 @@ class TrainerSettings(CommandSettings):
         "that did not know the tags, else 1)",
     )
     warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
-    weight_decay: float = Field(default=0.0, ge=0, description="decay of the matrices inside the layers")
-    clip: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
     seed: int = Field(default=0, description="seed of the order of the data, and of new weights")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to train")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
@@ -234,15 +234,6 @@ class Task:
 # --- updates
 
 
-def make_optimizer(model: Any, settings: TrainerSettings) -> torch.optim.AdamW:
-    """AdamW over what is trained; only matrices inside the layers decay."""
-    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    inside = [param for name, param in trained if ".layers." in name and param.ndim == 2]
-    others = [param for name, param in trained if not (".layers." in name and param.ndim == 2)]
-    groups = [{"params": inside, "weight_decay": settings.weight_decay}, {"params": others}]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
-
-
 @dataclass
 class Loop:
     """Updates, and where they stand.
@@ -272,7 +263,9 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.schedule = Schedule(self.settings, list(self.sizes))
-        self.optimizer = make_optimizer(self.model, self.settings)
+        trained = [param for param in self.model.parameters() if param.requires_grad]
+        lr = self.settings.lr
+        self.optimizer = torch.optim.AdamW(trained, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
     def update(self) -> dict[str, float]:
         """Do one update, and return its line of the metrics.
@@ -298,7 +291,7 @@ class Loop:
         )
         totals = self._gradients(rows, weight)
         loss, *others = (total / weight for total in sums(totals, self.mesh))
-        sharded: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        sharded: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), _LARGEST_NORM)
         norm = float(sharded.full_tensor())
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(

@@ -63,17 +63,6 @@ def test_a_right_reply_becomes_a_record_with_the_same_text(annotator: Annotator,
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["accepted"] == 2
 
 
-@pytest.mark.parametrize("mark", ["estimate", "fence", "space", "quotes"])
-def test_what_can_be_put_right_costs_no_second_request(
-    annotator: Annotator, tmp_path: Path, mark: str
-) -> None:
-    assert annotate(settings(annotator, tmp_path, f"[{mark}]"))["requests"] == 1
-    (record,) = read_records(tmp_path / "out" / "annotated.jsonl")
-    assert record.document.text == RESPONSE
-    assert check(record.written) == []
-    assert len(record.document.promises) == 2
-
-
 @pytest.mark.parametrize(
     ("mark", "code"),
     [
@@ -144,24 +133,6 @@ def test_no_reply_that_arrived_is_paid_for_again(
     assert lost == 2  # the two that nobody answered before the end
 
 
-def test_a_finished_run_asks_nothing(annotator: Annotator, tmp_path: Path) -> None:
-    made = settings(annotator, tmp_path, "one", "[text] two", "[form] [always]")
-    before = annotate(made)
-    output = (tmp_path / "out" / "annotated.jsonl").read_bytes()
-    after = annotate(made)
-    assert (after["requests"], after["resumed"]) == (0, before["requests"])
-    assert (after["accepted"], after["rejected"]) == (before["accepted"], before["rejected"])
-    assert (tmp_path / "out" / "annotated.jsonl").read_bytes() == output
-
-
-@pytest.mark.parametrize("status", [429, 500])
-def test_a_request_that_fails_on_its_way_is_sent_again(
-    annotator: Annotator, tmp_path: Path, status: int
-) -> None:
-    assert annotate(settings(annotator, tmp_path, f"[{status}]"))["accepted"] == 1
-    assert len(annotator.requests) == 2
-
-
 def test_a_request_that_the_endpoint_refuses_is_asked_again_next_time(
     annotator: Annotator, tmp_path: Path
 ) -> None:
@@ -193,30 +164,10 @@ def test_nobody_at_the_address_is_an_error_that_names_it(annotator: Annotator, t
         annotate(made)
 
 
-def test_a_reply_that_was_cut_while_it_was_written_is_asked_for_again(
-    annotator: Annotator, tmp_path: Path
-) -> None:
-    made = settings(annotator, tmp_path, "one", "two", in_flight=1)
-    annotate(made)
-    journal = made.out / "journal.jsonl"
-    journal.write_bytes(journal.read_bytes()[:-9])
-    assert annotate(made)["requests"] == 1
-    assert annotate(made)["resumed"] == 2
-
-
 def test_replies_of_another_model_are_not_mixed_in(annotator: Annotator, tmp_path: Path) -> None:
     annotate(settings(annotator, tmp_path, "one"))
     with pytest.raises(InvalidRequestError, match="model"):
         annotate(settings(annotator, tmp_path, "one", model="another"))
-
-
-def test_the_summary_tells_how_long_answers_are(tmp_path: Path) -> None:
-    data, words = tmp_path / "data.jsonl", [10, 20, 60]
-    write_records(
-        data, [plain_record([{"role": "user", "content": f"{n}"}], "word " * n + "end") for n in words]
-    )
-    summary = annotate(AnnotateSettings(data=str(data), out=tmp_path / "out", heuristic=True))
-    assert (summary["mean_tokens"], summary["with_promises"]) == (31, 0)
 
 
 def test_the_command_line_refuses_what_does_not_fit(

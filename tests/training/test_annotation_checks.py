@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.lang import Chunk, Document, Promise, Sync, check, escape, parse
+from pasta_async.lang import Chunk, Document, Promise, Sync, check, parse
 from pasta_async.training.data.annotate_endpoint import EXAMPLES, check_reply, first_prompt
 from pasta_async.training.data.corpus import plain_record
 from pasta_async.training.views import Mark, insert_tags, rough_tokens
@@ -33,10 +33,6 @@ def problems(reply: str, original: str = ORIGINAL) -> list[str]:
     assert not isinstance(found, Document)
     assert all(problem.code in problem.message for problem in found)
     return [problem.code for problem in found]
-
-
-def test_a_right_reply_is_taken_as_it_is() -> None:
-    assert accepted(RIGHT).format() == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -81,16 +77,6 @@ def test_the_annotator_is_shown_where_its_text_differs() -> None:
     assert not isinstance(found, Document)
     (problem,) = found
     assert "Both are old." in problem.message and "Bothareancient" in problem.message
-
-
-def test_an_answer_without_tags_is_right_too() -> None:
-    assert accepted(ORIGINAL).promises == ()
-
-
-def test_literal_tags_stay_text() -> None:
-    original = 'Write <sync/> here.\n\nOr <promise topic="a" tokens="10"/> there, as you like.'
-    assert accepted(escape(original), original).text == original
-    assert problems(original, original)  # read as tags
 
 
 @st.composite

@@ -67,18 +67,6 @@ def test_a_spare_row_is_never_the_best(tmp_path: Path) -> None:
     assert int(logits.argmax(-1).max()) < codec.vocab_size
 
 
-def test_an_empty_model_has_the_shape_and_the_positions_of_the_loaded_one(tmp_path: Path) -> None:
-    for kind, tied in (("llama", True), ("qwen2", False), ("qwen3", True)):
-        folder = base_folder(tmp_path / kind, kind, tie_word_embeddings=tied)
-        base, codec = with_tags(folder, tmp_path / f"{kind}-tokenizer")
-        loaded, empty = base.loaded().eval(), base.empty().eval()
-        empty.load_state_dict(loaded.state_dict())
-        ids = torch.tensor([codec.encode("Both wars.")])
-        with torch.no_grad():
-            assert torch.equal(loaded(input_ids=ids).logits, empty(input_ids=ids).logits)
-        assert (empty.lm_head.weight is empty.model.embed_tokens.weight) == tied
-
-
 def test_rows_that_are_there_are_used(tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base", "qwen2", vocab_size=512)  # Qwen has more rows than tokens
     base, codec = with_tags(folder, tmp_path / "tokenizer")
@@ -141,14 +129,6 @@ def test_a_switch_for_the_baseline(tmp_path: Path) -> None:
     _, codec = with_tags(folder, tmp_path / "own", template=own, both=True)
     assert (tmp_path / "own" / "chat_template.jinja").read_text() == own
     assert codec.prompt(CHAT, pasta=False) == [*codec.prompt(CHAT), *codec.encode("without")]
-
-
-def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
-    template = TEMPLATE + "{% if thinking %}<think>{% endif %}"
-    write_tokenizer(base_folder(tmp_path / "base"), tmp_path / "tokenizer", template)
-    plain = ModelCodec(tmp_path / "tokenizer").prompt(CHAT)
-    codec = ModelCodec(tmp_path / "tokenizer", {"thinking": True})
-    assert codec.detokenize(codec.prompt(CHAT)[len(plain) :]) == "<think>"
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:

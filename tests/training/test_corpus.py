@@ -29,8 +29,7 @@ from pasta_async.training.data.corpus import (
     write_records,
 )
 from pasta_async.training.data.leakage import LeakageFilter
-from pasta_async.training.views import critical_path, recount, rough_tokens, text_speedup, token_counter
-from tests.pasta_tiny import PASTA_TINY
+from pasta_async.training.views import critical_path, rough_tokens, text_speedup
 
 CHAT = {
     "conversations": [
@@ -374,13 +373,6 @@ def test_a_filter_counts_what_it_leaves_out(tmp_path: Path, capsys: pytest.Captu
     assert rows_left_out == {"exact": 1, "near": 1, "inside": 1, "repeated": 1}
 
 
-def test_an_evaluation_prompt_in_an_earlier_turn_leaks_too() -> None:
-    record = plain_record(
-        [*user(EVALUATION[0]), {"role": "assistant", "content": "Paris."}, *user("And Spain?")], "x"
-    )
-    assert LeakageFilter(EVALUATION).find_in(record.messages, "x") == "exact"
-
-
 # --- lengths
 
 DOCUMENTS = (
@@ -408,13 +400,3 @@ def test_speedups_are_those_of_the_text() -> None:
     chunk = '<promise topic="x" tokens="10"/><async>' + "word " * 50 + "</async>"
     assert 1.5 < text_speedup(parse(chunk * 2), rough_tokens) < 2
     assert text_speedup(parse(""), rough_tokens) == 1.0
-
-
-def test_estimates_are_counted_by_a_given_tokenizer() -> None:
-    count = token_counter(PASTA_TINY)
-    text = "Velora has 3 apples, and Xyzzyx has none."
-    document = recount(parse(f"<promise topic='x' tokens=10><async>{text}</async>"), count)
-    (promise,) = document.promises
-    assert promise.tokens is not None
-    assert promise.tokens - 10 < count(text) <= promise.tokens
-    assert count(text) > rough_tokens(text)  # bytes, where the small vocabulary ends

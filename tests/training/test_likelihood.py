@@ -102,15 +102,6 @@ def test_an_answer_that_says_less_is_no_faster_for_it(folder: Path, tmp_path: Pa
     assert found == {0: 1.2, 1: 2.0}, "the baseline has 20 tokens, both critical paths 10"
 
 
-def test_what_is_known_needs_no_model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = scored(tmp_path, folder, sample(0, "Coffee."), sample(1, "Tea is old."))
-    monkeypatch.setattr(LanguageModel, "bits", None)
-    assert scored(tmp_path, folder, sample(0, "Coffee."), sample(1, "Tea is old.")) == first
-    other = base_folder(tmp_path / "other", hidden_size=64)
-    with pytest.raises(InvalidRequestError):
-        scored(tmp_path, other, sample(0, "Coffee."))
-
-
 def test_an_answer_that_the_model_cannot_hold_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError):
         scored(tmp_path, folder, sample(0, TEXTS[4]), sample(1, "Coffee."))
@@ -127,8 +118,3 @@ def test_faults_are_taken_off_another_judges_quality(tmp_path: Path) -> None:
 class Half(Judge):
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         return 0.5
-
-
-def test_a_likelihood_needs_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="judge-model"):
-        ScoreSettings(samples=tmp_path, out=tmp_path, judge="likelihood")

@@ -119,13 +119,6 @@ def test_the_text_stays_and_tags_are_well_formed(tau: float, without_tags: Path,
     assert (summary["accepted"], summary["measured"], summary["too_long"]) == (4, 3, 0)
 
 
-def test_without_a_limit_structure_alone_promises(with_tags: Path, tmp_path: Path) -> None:
-    annotate(settings(tmp_path, with_tags, tau=math.inf, sync_tau=math.inf))
-    for record, text in zip(annotated(tmp_path), ANSWERS, strict=True):
-        structure = annotate_by_structure(text, least=4)
-        assert record.document.promises == structure.promises
-
-
 def test_rounds_end_where_something_becomes_dear() -> None:
     marks = candidates(ANSWERS[0])
     free = Costs([[0.0] * (3 - j) for j in range(3)], [[0.0] * (4 - j) for j in range(4)])

@@ -64,17 +64,6 @@ def test_a_packed_row_trains_as_each_view_alone(kind: str, tied: bool, tmp_path:
     assert sum(tree.unpacked() for tree in trees) > 1.5 * sum(map(len, trees))
 
 
-def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
-    model, codec = ready(tmp_path, "llama")
-    prompt = codec.prompt([{"role": "user", "content": "Tell"}])
-    row = pack_row([pack_views(codec, prompt, parse(ANSWERS[0]))], 256, codec.end)
-    params = list(model.parameters())
-    kept = torch.autograd.grad(log_probabilities(model, row).sum(), params)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    again = torch.autograd.grad(log_probabilities(model, row).sum(), params)
-    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
-
-
 def test_a_tree_knows_the_length_of_its_views(tmp_path: Path) -> None:
     write_tokenizer(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
     codec = ModelCodec(tmp_path / "tokenizer")
@@ -133,13 +122,6 @@ def test_another_kernel_is_replaced_by_one_that_reads_the_mask(tmp_path: Path) -
         model.set_attn_implementation(kernel)
         found.append(log_probabilities(model, row))
     assert torch.equal(*found)
-
-
-def test_a_target_needs_something_before_it() -> None:
-    trie = Trie()
-    trie.extend(-1, [1, 2], target=True)
-    with pytest.raises(ValueError):
-        pack_row([trie], 16, pad=0)
 
 
 def test_rows_are_dealt_evenly_and_completely() -> None:

@@ -23,7 +23,6 @@ from pasta_async.training.prefer import (
     Pair,
     PreferSettings,
     best_of_n_target,
-    main,
     prefer,
 )
 from pasta_async.training.rows import log_probabilities, pack_row
@@ -126,14 +125,6 @@ def test_imitation_of_the_best_looks_at_no_other_answer(tmp_path: Path) -> None:
     assert reported["nll"].item() == pytest.approx(120 / len(samples[0].targets))
 
 
-def test_imitation_alone_computes_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready(tmp_path)
-    monkeypatch.setattr("pasta_async.training.trainer.Loop.score_examples", None)
-    assert prefer(settings(tmp_path, alpha=1.0, steps=2))
-    assert {"loss", "nll"} <= lines(tmp_path / "run")[-1].keys()
-    assert "best_ratio" not in lines(tmp_path / "run")[-1]
-
-
 @pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "an adapter"])
 def test_what_is_written_can_be_the_mean_with_the_start(adapter: bool, tmp_path: Path) -> None:
     ready(tmp_path)
@@ -207,14 +198,6 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         assert other == pytest.approx(one, rel=1e-3, abs=5e-3)
 
 
-def test_adapters_compare_with_the_model_without_them(tmp_path: Path) -> None:
-    ready(tmp_path)
-    assert prefer(settings(tmp_path, lora_rank=2, lr=1e-2, steps=8, batch=5, alpha=0.5))
-    curve = lines(tmp_path / "run")
-    assert curve[0]["margin"] == pytest.approx(0, abs=1e-2)
-    assert curve[-1]["loss"] < curve[0]["loss"]
-
-
 def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     _, codec = ready(tmp_path)
 
@@ -237,18 +220,6 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     refused()  # no sample holds its prompt
     (tmp_path / "scores.jsonl").write_text("")
     refused()  # no sample has a score
-
-
-def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ready(tmp_path)
-    flags = ["--model", str(tmp_path / "base"), "--out", str(tmp_path / "run")]
-    flags += ["--samples", str(tmp_path / "samples.jsonl"), "--scores", str(tmp_path / "scores.jsonl")]
-    with pytest.raises(SystemExit) as left:
-        main([*flags, "--quality-weight", "nan"])
-    assert left.value.code == 2
-    assert "--quality-weight" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="InvalidRequestError"):
-        main([*flags, "--quality-weight", "inf"])
 
 
 LEARNED = (

@@ -85,7 +85,7 @@ def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None
     assert [pair.id for pair in pairs] == ["fine"]
     assert counts == {
         **{"prompts": 5, "samples": 11, "failed": 1, "unscored": 0, "inexact": 1, "malformed": 2},
-        **{"pairs": 1, "ties": 2, "few": 1, "no_best": 1, "restructured": 0},
+        **{"pairs": 1, "ties": 2, "few": 1, "no_best": 1},
     }
 
 
@@ -109,27 +109,6 @@ def test_only_sound_answers_win_and_plain_ones_only_where_most_are_plain(codec: 
     assert best([plain, "Others are plain too.", sound, twice]) == [2]
     assert best([plain, "Others are plain too.", "So is this one.", twice]) == [0]
     assert best([plain, twice, twice, twice]) == []
-
-
-def test_pairs_of_other_structure_are_counted(codec: ModelCodec) -> None:
-    promise = '<promise topic="{}" tokens="10"/><async>one</async>'.format
-    answers = {
-        "text": ("one", "two"),
-        "more": (promise("a"), promise("a") + promise("b")),
-        "topics": (promise("a") + "one", "two" + promise("b")),
-        "sync": (promise("a"), promise("a") + "<sync/> two"),
-    }
-    prompts = [prompt_of(codec, name, each) for name, each in answers.items()]
-    values = [(2.0, 1.0), (1.0, 1.0)]
-    scores = {key: score for prompt in prompts for key, score in scored(prompt, values).items()}
-    pairs, counts = choose_pairs(prompts, scores, 1.0)
-    assert (counts["pairs"], counts["restructured"]) == (4, 2)
-    assert [pair.messages for pair in pairs] == [prompt.messages for prompt in prompts]
-
-
-def test_what_is_not_exact_is_never_chosen(codec: ModelCodec) -> None:
-    values = [(9.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
-    assert numbers(chosen(codec, values, 1.0, {0: {"exact": False}, 3: {"exact": False}})) == (1, 2, 2)
 
 
 def test_malformed_answers_are_the_worst(codec: ModelCodec) -> None:

@@ -18,7 +18,7 @@ from command_runs import run
 from draws import PROMPTS, WRITTEN, draw, records
 from finetune_folders import ANSWERS
 
-from pasta_async import Client, InvalidRequestError, Limits, Sampling
+from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
 from pasta_async.lang import Document, parse, views
@@ -190,13 +190,6 @@ def test_samples_and_plain_answers_have_temperatures_of_their_own(tmp_path: Path
     assert len({request.seed for request in plain.requests} - {None}) == 3
 
 
-def test_a_backend_that_honours_no_seeds_gets_none(tmp_path: Path) -> None:
-    backend = ScriptedBackend(WRITTEN, honours_seeds=False)
-    prompts, _ = draw(backend, tmp_path / "j.jsonl")
-    assert {sample.seed for prompt in prompts for sample in prompt.samples} == {None}
-    assert {request.seed for request in backend.requests} == {None}
-
-
 def test_some_samples_may_be_drawn_without_syncs(tmp_path: Path) -> None:
     backend = ScriptedBackend(WRITTEN)
     draw(backend, tmp_path / "j.jsonl", records("one"), n=2, without_syncs=1, together=1)
@@ -212,12 +205,6 @@ def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path:
     assert {(s.finish_reason, s.exact, s.well_formed) for s in cut[0].samples} == {("length", False, False)}
     plain, _ = draw(ScriptedBackend("word " * 40), tmp_path / "plain.jsonl", records("one"), max_tokens=20)
     assert {(s.finish_reason, s.exact, s.tokens) for s in plain[0].samples} == {("length", True, 20)}
-
-
-def test_a_model_without_tag_tokens_is_sampled_but_never_trained_on(tmp_path: Path) -> None:
-    backend = ScriptedBackend(WRITTEN, trained=False)
-    prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"))
-    assert all(sample.well_formed and not sample.exact for sample in prompts[0].samples)
 
 
 # What goes wrong -----------------------------------------------------------------------------------------
@@ -355,10 +342,3 @@ def test_bad_input_ends_it_before_anything_is_drawn(
     write_records(tmp_path / "prompts.jsonl", records())
     assert message in str(run(sampling.main, *flags(tmp_path, **given)))
     assert not list(tmp_path.glob("samples*"))
-
-
-def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "samples.jsonl"
-    path.write_text('{"id": "a", "messages": [], "samples": [], "baseline": {"text": "", "tokens": 1}}\n')
-    with pytest.raises(InvalidRequestError, match=r"samples\.jsonl:1: messages: "):
-        list(read_samples(path))

@@ -28,7 +28,7 @@ from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
 from pasta_async.training import judging as judges
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.samples import Plain, Sample, SampledPrompt, Score, read_scores
+from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, main, score
 
 if TYPE_CHECKING:
@@ -113,12 +113,6 @@ def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
     with judging(first_is_better) as (_, url):
         _, qualities = scored(tmp_path, url)
     assert {*qualities.values()} == {0.5}
-
-
-def test_a_judge_without_a_doubt_is_believed(tmp_path: Path) -> None:
-    with judging(lambda first, _: float(first.startswith("good"))) as (_, url):
-        _, qualities = scored(tmp_path, url, prompts=(prompt_of("a", "good a"),))
-    assert qualities == {("a", 0): 1.0}
 
 
 @pytest.mark.parametrize("trouble", [rate_limited, failing])
@@ -237,11 +231,6 @@ def test_what_another_judge_does_wrong_is_told_with_its_name(prompt: str, tmp_pa
 # Scores --------------------------------------------------------------------------------------------------
 
 
-def test_another_weight_of_quality_is_a_sum_over_what_is_stored() -> None:
-    one = Score(id="a", number=0, speedup=1.5, quality=0.5)
-    assert [one.value(weight) for weight in (0, 1, 4, math.inf)] == [1.5, 2.0, 3.5, 0.5]
-
-
 def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
     (prompt,) = (prompt_of("a", "good a", "good a"),)
     broken = sample_of("good", 2, error="ThreadFailedError: it broke", finish_reason="error", exact=False)
@@ -251,18 +240,6 @@ def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
     assert {*qualities} == {("a", 0), ("a", 1)}
     assert summary["samples"] == 3
     assert summary["scored"] == 2
-
-
-def test_what_a_limit_ended_is_counted_and_in_no_mean_of_speed_ups(tmp_path: Path) -> None:
-    (prompt,) = (prompt_of("a", "good a", "good a"),)
-    samples = (prompt.samples[0], prompt.samples[1].model_copy(update={"finish_reason": "length"}))
-    cut = prompt_of("b", "good b", "good b")
-    plain = cut.baseline.model_copy(update={"finish_reason": "length"})
-    prompts = (prompt.model_copy(update={"samples": samples}), cut.model_copy(update={"baseline": plain}))
-    summary, _ = scored(tmp_path, f"{__name__}:ByLength", prompts=prompts)
-    assert (summary["ended_by_length"], summary["baselines_ended_by_length"]) == (1, 1)
-    assert summary["geometric_mean_speedup"] == pytest.approx(3.0)
-    assert summary["scored"] == 4
 
 
 def test_the_summary_says_how_many_prompts_teach_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_folders import adapter_run
-from finetune_folders import ANSWERS, base_folder, data_file
+from finetune_folders import base_folder, data_file
 from killed_sft import killed_sft
 from local_models import TEMPLATE
 from peft import PeftModel
@@ -27,10 +27,9 @@ from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedMo
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
 from pasta_async.training import trainer
-from pasta_async.training.data.corpus import plain_record, write_records
-from pasta_async.training.model import BaseModel, ModelCodec, export_model, shard, write_tokenizer
-from pasta_async.training.processes import only_run, open_processes
-from pasta_async.training.sft import SftSettings, main, sft
+from pasta_async.training.model import BaseModel, ModelCodec
+from pasta_async.training.processes import only_run
+from pasta_async.training.sft import SftSettings, sft
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,14 +85,6 @@ async def test_a_base_model_learns_the_answers(kind: str, tmp_path: Path) -> Non
     ends = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
     assert ends[0] == codec.end
     assert not (tmp_path / "run" / "model.partial").exists()
-
-
-def test_what_is_minimised_is_the_mean_over_all_targets(tmp_path: Path) -> None:
-    sft(settings(tmp_path, batch=len(ANSWERS), steps=1, row_tokens=128))  # several rows for one update
-    sft(settings(tmp_path, batch=len(ANSWERS), steps=1, row_tokens=1024, out=tmp_path / "one"))
-    several, one = curve(tmp_path / "run")[0], curve(tmp_path / "one")[0]
-    assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
-    assert several["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
 
 
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
@@ -222,37 +213,6 @@ def test_a_tag_that_is_never_used_stays_at_the_mean_row(
     assert logits.log_softmax(-1)[:, unused].max() < -math.log(codec.vocab_size) + 0.1
 
 
-def test_rates_fit_what_is_trained() -> None:
-    def rates(new_tags: bool, **given: float) -> tuple[float, float]:
-        values = {"model": "m", "data": ["d"], "out": "o", **given}
-        found = SftSettings.model_validate(values).resolved(new_tags)
-        return found.lr, found.tag_rate
-
-    assert rates(True) == (1e-5, 1)
-    assert rates(True, lora_rank=16) == (5e-4, 20)
-    assert rates(False, lora_rank=16) == (5e-4, 1)
-    assert rates(True, lora_rank=16, lr=1e-3, tag_rate=3) == (1e-3, 3)
-
-
-def test_rows_are_short_on_a_cpu_but_for_long_examples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths: list[int] = []
-    pack = trainer.pack_row
-
-    def packed(trees: Any, length: int, *rest: Any) -> Any:
-        lengths.append(length)
-        return pack(trees, length, *rest)
-
-    monkeypatch.setattr(trainer, "pack_row", packed)
-    base_folder(tmp_path / "base", max_position_embeddings=4096)
-    text = "Both wars reshaped Europe, the outcome was one. "
-    records = [plain_record(CHAT, text * n, id=str(n)) for n in (1, 2, 3, 4, 5, 120)]
-    write_records(tmp_path / "data.jsonl", records)
-    assert sft(settings(tmp_path, row_tokens=0, batch=6, steps=1, form="plain"))
-    assert sorted(length > 1024 for length in lengths) == [False] * (len(lengths) - 1) + [True]
-
-
 def test_adapters_are_written_by_themselves_too(tmp_path: Path) -> None:
     assert sft(settings(tmp_path, lora_rank=2, steps=2, export_dtype="float16"))
     model, adapter = tmp_path / "run" / "model", tmp_path / "run" / "adapter"
@@ -345,27 +305,6 @@ def test_an_adapter_is_trained_on(tied: bool, tmp_path: Path) -> None:
         sft(settings(tmp_path, model=run.adapter, lora_rank=3))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_merged_adapters_compute_what_they_did(tied: bool, tmp_path: Path) -> None:
-    folder = base_folder(tmp_path / "base", "qwen3", tie_word_embeddings=tied)
-    write_tokenizer(folder, tmp_path / "tokenizer")
-    codec = ModelCodec(tmp_path / "tokenizer")
-    base = BaseModel(folder, codec.tag_ids, lora_rank=2)
-    model = base.loaded()
-    trained = [param for param in model.parameters() if param.requires_grad]
-    for param in trained:
-        torch.nn.init.normal_(param, std=0.1)
-    ids = torch.tensor([[*codec.prompt(CHAT), *codec.tag_ids]])
-    with torch.no_grad():
-        expected = model(input_ids=ids).logits
-    with open_processes("cpu") as mesh:
-        shard(model, mesh, torch.float32, share=True)
-        export_model(model, base, tmp_path / "tokenizer", codec.end, tmp_path / "out", "float32")
-    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    with torch.no_grad():
-        torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
-
-
 def test_half_precision_computes_with_float32_weights(tmp_path: Path) -> None:
     sft(settings(tmp_path, steps=2, recompute=True, dtype="bfloat16"))
     sft(settings(tmp_path, steps=2, out=tmp_path / "full"))
@@ -398,33 +337,6 @@ def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) ->
     refused("odd: .*sync-idle", data=[tmp_path / "broken.jsonl"])
 
 
-def test_long_examples_can_be_left_out(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError):
-        sft(settings(tmp_path, row_tokens=64, steps=1))
-    assert sft(settings(tmp_path, row_tokens=64, drop_long=True, steps=1))
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError):
-        sft(settings(tmp_path, lr=1e30, clip=1e30))
-
-
-def test_too_little_memory_is_said_with_what_makes_it_smaller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: trainer.Loop) -> dict[str, float]:
-        raise torch.OutOfMemoryError("out of memory")
-
-    monkeypatch.setattr(trainer.Loop, "update", full)
-    with pytest.raises(TrainingError, match="--recompute"):
-        sft(settings(tmp_path))
-
-
-def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", str(tmp_path), "--out", str(tmp_path / "run"), "--data", str(tmp_path / "data.jsonl")]
-    with pytest.raises(SystemExit) as left:
-        main([*flags, "--lr", "-1"])
-    assert left.value.code == 2
-    assert "--lr" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*data\.jsonl"):
-        main(flags)
+        sft(settings(tmp_path, lr=1e30))
