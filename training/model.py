@@ -1,4 +1,4 @@
-"""The model to train: its tokenizer with the tags, its weights, adapters, shards, and the export.
+"""The model to train: its tokenizer with the tags, its weights, adapters, and the export.
 
 A model folder gets the six tag tokens and a chat template that knows both forms; its weights get rows for
 these tokens, and perhaps adapters.
@@ -20,14 +20,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import distributed
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -39,7 +31,7 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.prompts import Message
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Tokenizer, add_tags, find_template, named_ends
-from pasta_async.training.rows import SHARDED, compute_losses, embed
+from pasta_async.training.rows import embed
 
 # --- the tokenizer
 
@@ -188,7 +180,7 @@ _ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """Makes the model of a run, empty or with the base weights."""
+    """Makes the model of a run."""
 
     folder: Path
     """Checkpoint folder of a Llama, Qwen2 or Qwen3."""
@@ -201,10 +193,6 @@ class BaseModel:
     """Folder of an adapter of this trainer that is trained on, instead of a new one."""
     unused: frozenset[int] = frozenset()
     """Ids of the tags that are in no example."""
-
-    def empty(self) -> Any:
-        """The model with memory but without weights, on the CPU; untouched memory costs nothing."""
-        return self._finished(self._skeleton().to_empty(device="cpu"))
 
     def loaded(self) -> Any:
         """The model with the base weights, float32, on the CPU, and rows for tags that are new.
@@ -219,19 +207,16 @@ class BaseModel:
             weights[name] = self._grown(weights[name])
         if shape.tied:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-        model = self._skeleton()
-        model.load_state_dict(weights, assign=True)
-        return self._finished(model)
-
-    def _rows(self, old: int) -> int:
-        """Rows of the vocabulary with the tags."""
-        return grown_rows(old, max(self.tag_ids) + 1)
-
-    def _skeleton(self) -> Any:
         config = AutoConfig.from_pretrained(self.folder)
-        config.vocab_size = self._rows(config.vocab_size)
+        config.vocab_size = len(weights["model.embed_tokens.weight"])
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.load_state_dict(weights, assign=True)
+        model.tie_weights()
+        rotary = model.model.rotary_emb
+        model.model.rotary_emb = type(rotary)(model.config)  # its buffers are in no checkpoint
+        model.config.use_cache = False
+        return (self._adapted(model) if self.lora_rank else model).train()
 
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
         """Rows for new tags in [rows, hidden]: as far from the mean row as others, each in its own direction.
@@ -241,7 +226,7 @@ class BaseModel:
         those of unused tags, are the mean of all rows: their logit, the mean of all, is never the best.
         """
         codec, chance = Tokenizer.from_folder(self.folder), torch.Generator().manual_seed(0)
-        missing = self._rows(len(weight)) - len(weight)
+        missing = grown_rows(len(weight), max(self.tag_ids) + 1) - len(weight)
         grown = torch.cat([weight, weight.mean(0, keepdim=True).expand(missing, -1)])
         used = weight[: codec.vocab_size]
         center, spread = used.mean(0), used.std(0)
@@ -260,13 +245,6 @@ class BaseModel:
         if Tokenizer.from_folder(self.folder).tags is not None:
             return {}
         return dict(zip(self.tag_ids, _MEANINGS, strict=True))
-
-    def _finished(self, model: Any) -> Any:
-        model.tie_weights()
-        rotary = model.model.rotary_emb
-        model.model.rotary_emb = type(rotary)(model.config)  # its buffers are in no checkpoint
-        model.config.use_cache = False
-        return (self._adapted(model) if self.lora_rank else model).train()
 
     def _adapted(self, model: Any) -> Any:
         """Adapters in every matrix of the layers; of the embeddings only the tags' rows are trained."""
@@ -290,45 +268,16 @@ class BaseModel:
         return adapted
 
 
-def shard(model: Any, mesh: DeviceMesh, dtype: torch.dtype, share: bool) -> None:
-    """Shard a model, of the same shape in every process, over a mesh (FSDP2), and move it to its devices.
-
-    It computes in `dtype`; trained weights, gradients and optimizer stay float32. With `share` all take the
-    weights of the first process; else a checkpoint will bring them.
-    """
-    frozen: set[torch.nn.Parameter] = set()
-    if mesh.size() == 1:  # a single process keeps frozen weights as they are computed with
-        frozen = {param for param in model.parameters() if not param.requires_grad}
-        for param in frozen:
-            param.data = param.data.to(own_device(mesh), dtype)
-    weights = dict(model.named_parameters()) if mesh.get_rank() == 0 else {}  # tied ones once
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for part in (*model.get_decoder().layers, model):
-        fully_shard(part, mesh=mesh, mp_policy=policy, ignored_params=frozen)
-    setattr(model, SHARDED, partial(compute_losses, model))
-    register_fsdp_forward_method(model, SHARDED)
-    if share:
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-        whole = {name: value.detach() for name, value in weights.items() if value not in frozen}
-        if wrong := set_model_state_dict(model, whole, options=options).unexpected_keys:
-            raise AssertionError(f"the processes disagree about {', '.join(wrong)}")
-
-
-def own_device(mesh: DeviceMesh) -> torch.device:
-    """The device of this process."""
-    return torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
-
-
 def export_model(
     model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, dtype: str, start_share: float = 0.0
 ) -> None:
-    """Write a sharded model to the folder `out`, adapters merged. All processes call it, the first writes.
+    """Write a trained model to the folder `out`, adapters merged.
 
     A folder that is there is replaced when the new one is complete. Adapters and the tags' rows also go into
     `adapter` beside it, in peft's format.
 
     Args:
-        model: Sharded.
+        model: Trained, from `base.loaded()`.
         base: The model was made from it.
         tokenizer: Folder of the model's tokenizer.
         end: Id that ends an answer: it stands before the end-of-text ids of the base.
@@ -336,35 +285,34 @@ def export_model(
         dtype: Of the weights: bfloat16, float16 or float32.
         start_share: Share of the base's weights in those that are written.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-    weights = get_model_state_dict(model, options=options)
-    if distributed.get_rank() == 0:
-        whole = base.loaded()
-        if start_share:
-            start = whole.state_dict()
-            # A new adapter is B A, with a B of 0 at the start: its mean with the start is that of B alone.
-            kept = ".lora_A." if base.lora_rank and base.adapter is None else None
-            weights = {
-                name: value if kept and kept in name else start[name].lerp(value, 1 - start_share)
-                for name, value in weights.items()
-            }
-        whole.load_state_dict(weights, strict=not base.lora_rank)
-        generation = _generation(base.folder, end)
-        if base.lora_rank:
-            learned = {name: param for name, param in whole.named_parameters() if param.requires_grad}
-            state = {name: param.detach().to(getattr(torch, dtype)) for name, param in learned.items()}
-            # peft keeps the names as a set, whose order differs from run to run: files must not.
-            whole.peft_config["default"].target_modules = sorted(_ADAPTED)
-            with _replaced(out.with_name("adapter"), tokenizer) as folder:
-                whole.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
-                generation.save_pretrained(folder)
-            whole = whole.merge_and_unload()
-        whole = whole.to(getattr(torch, dtype))
-        whole.config.use_cache = True
-        whole.generation_config = generation
-        with _replaced(out, tokenizer) as folder:
-            whole.save_pretrained(folder)
-    distributed.barrier()
+    whole = base.loaded()
+    trained = {name: param.detach().cpu() for name, param in model.named_parameters() if param.requires_grad}
+    if start_share:
+        start = dict(whole.named_parameters())
+        # A new adapter is B A, with a B of 0 at the start: its mean with the start is that of B alone.
+        kept = ".lora_A." if base.lora_rank and base.adapter is None else None
+        trained = {
+            name: value if kept and kept in name else start[name].detach().lerp(value, 1 - start_share)
+            for name, value in trained.items()
+        }
+    with torch.no_grad():
+        for name, param in whole.named_parameters():
+            if name in trained:
+                param.copy_(trained[name])
+    generation = _generation(base.folder, end)
+    if base.lora_rank:
+        state = {name: value.to(getattr(torch, dtype)) for name, value in trained.items()}
+        # peft keeps the names as a set, whose order differs from run to run: files must not.
+        whole.peft_config["default"].target_modules = sorted(_ADAPTED)
+        with _replaced(out.with_name("adapter"), tokenizer) as folder:
+            whole.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+            generation.save_pretrained(folder)
+        whole = whole.merge_and_unload()
+    whole = whole.to(getattr(torch, dtype))
+    whole.config.use_cache = True
+    whole.generation_config = generation
+    with _replaced(out, tokenizer) as folder:
+        whole.save_pretrained(folder)
 
 
 @contextmanager

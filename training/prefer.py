@@ -28,7 +28,6 @@ from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.faults import soundness
 from pasta_async.training.model import ModelCodec
-from pasta_async.training.processes import is_first, only_run
 from pasta_async.training.samples import (
     Sample,
     SampledPrompt,
@@ -37,7 +36,7 @@ from pasta_async.training.samples import (
     read_samples,
     read_scores,
 )
-from pasta_async.training.trainer import Example, Task, TrainerSettings, train
+from pasta_async.training.trainer import Example, Task, TrainerSettings, is_first, only_run, train
 
 _LOOKED_AT = 20
 """Prompts that are compared with what the ids of their samples say."""

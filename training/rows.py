@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
@@ -32,9 +31,6 @@ _FLEX = "flex_attention"
 
 _TREES = "trees"
 """Name of `_tree_attention` for transformers."""
-
-SHARDED = "target_losses"
-"""Method of a sharded model that gathers its weights around `compute_losses`."""
 
 _MOST_SCORES = 1024
 """Tokens of a tree up to which its attention is computed with all scores in memory."""
@@ -143,25 +139,12 @@ def block_mask(row: Row) -> BlockMask:
     return create_block_mask(seen, None, None, length, length, device=str(ends.device))
 
 
-def log_probabilities(model: Any, row: Row) -> Tensor:
-    """The log-probability of each tree's targets, summed: [trees], float32, with gradients.
-
-    Equal to the sum over the document's views, each computed alone.
-    """
-    lost = target_losses(model, row)
-    return lost.new_zeros(len(row.spans) - 1).index_add(0, row.owners, -lost)
-
-
 def target_losses(model: Any, row: Row) -> Tensor:
     """The negative log-probability of each target: [targets], float32, with gradients.
 
-    Logits are computed where a target is predicted, and nowhere else.
+    Equal to the losses of the document's views, each computed alone. Logits are computed where a target is
+    predicted, and nowhere else.
     """
-    return getattr(model, SHARDED)(row) if isinstance(model, FSDPModule) else compute_losses(model, row)
-
-
-def compute_losses(model: Any, row: Row) -> Tensor:
-    """`target_losses` of a model whose weights are all there."""
     kernel = _FLEX if row.ids.device.type == "cuda" else _TREES
     if model.config._attn_implementation != kernel:  # transformers has no public name for it
         model.set_attn_implementation(kernel)
@@ -173,6 +156,12 @@ def compute_losses(model: Any, row: Row) -> Tensor:
     decoded = model.get_decoder()(input_ids=row.ids, position_ids=row.positions, use_cache=False, **attention)
     hidden = decoded.last_hidden_state[0, row.predictors]
     return linear_losses(hidden, Head.of(model.get_output_embeddings()), row.labels)
+
+
+def log_probabilities(model: Any, row: Row) -> Tensor:
+    """The log-probability of each tree, the sum over its targets: [trees], float32, with gradients."""
+    losses = target_losses(model, row)
+    return losses.new_zeros(len(row.spans) - 1).index_add(0, row.owners, -losses)
 
 
 # --- what a step computes itself, where transformers and peft would spend most of their time
@@ -196,7 +185,7 @@ def _tree_attention(
     """
     mixed: list[Tensor] = []
     for start, end in filter(lambda span: span[0] < span[1], spans):
-        q, k, v = (part[:, :, start:end] for part in (query, key, value))
+        q, k, v = (part[:, :, start:end].to(value.dtype) for part in (query, key, value))
         mask = attention_mask[:, :, start:end, start:end].to(q.dtype)
         if q.dtype == torch.bfloat16 and end - start <= _MOST_SCORES and q.device.type == "cpu":
             mixed.append(_products(q[0], k[0], v[0], mask[0], scaling))

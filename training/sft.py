@@ -18,8 +18,7 @@ from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.data.corpus import Record, read_records
 from pasta_async.training.model import ModelCodec
-from pasta_async.training.processes import only_run
-from pasta_async.training.trainer import Example, Task, TrainerSettings, train
+from pasta_async.training.trainer import Example, Task, TrainerSettings, only_run, train
 from pasta_async.training.views import align, pack_plain, pack_views, recount
 
 FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}

@@ -1,31 +1,33 @@
 """The trainer of both stages: settings, schedule, updates, checkpoints and the whole run.
 
-A stage brings a `Task`: examples made of trees, and a loss of their log-probabilities. It runs on one process
-or on all that torchrun started, sharded by FSDP2 in either case; its checkpoints are those of
-`torch.distributed.checkpoint`.
+A stage brings a `Task`: examples made of trees, and a loss of their log-probabilities. It runs on one
+process, or on all that torchrun or `accelerate launch` started: each has the whole model, and computes its
+share of the examples.
 """
 
 # torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TextIO
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
 from pydantic import Field, Json
-from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh
 
 from pasta_async.backends.local.adapter import base_of
 from pasta_async.backends.local.cache import keep_freed_memory
@@ -36,21 +38,14 @@ from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.jobs import progress, write_json
 from pasta_async.training.identity import model_digest
-from pasta_async.training.model import (
-    REFUSAL,
-    BaseModel,
-    ModelCodec,
-    export_model,
-    own_device,
-    shard,
-    write_tokenizer,
-)
-from pasta_async.training.processes import Checkpoints, gather, is_first, open_processes, sums
-from pasta_async.training.rows import deal_rows, log_probabilities, pack_row, row_length
+from pasta_async.training.model import REFUSAL, BaseModel, ModelCodec, export_model, write_tokenizer
+from pasta_async.training.rows import Row, deal_rows, log_probabilities, pack_row, row_length
 from pasta_async.training.views import Trie
 
 _ROW = 4096
 _CPU_ROW = 512
+_TAG_TABLE = "trainable_tokens_delta"
+"""In the name of an adapter's table of the tags' rows."""
 _LARGEST_NORM = 1.0
 """Of a gradient: a larger one is scaled down."""
 _SCORED_TOGETHER = 256
@@ -90,7 +85,7 @@ class TrainerSettings(CommandSettings):
     tag_rate: float = Field(
         default=0,
         ge=0,
-        description="how many times as fast the rows of the tag tokens learn (0: 20 for adapters of a model "
+        description="of adapters: how many times as fast the rows of the tag tokens learn (0: 20 for a model "
         "that did not know the tags, else 1)",
     )
     warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
@@ -234,6 +229,21 @@ class Task:
 # --- updates
 
 
+class TreeScores(torch.nn.Module):
+    """The model with its loss in one forward pass, as data-parallel training needs it."""
+
+    def __init__(self, model: Any, half: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.half = half
+        """Compute in bfloat16; trained weights stay float32."""
+
+    def forward(self, row: Row) -> torch.Tensor:
+        """The log-probability of each tree of a row: [trees], float32."""
+        with torch.autocast(row.ids.device.type, torch.bfloat16, enabled=self.half):
+            return log_probabilities(self.model, row)
+
+
 @dataclass
 class Loop:
     """Updates, and where they stand.
@@ -248,24 +258,27 @@ class Loop:
     task: Task
     sizes: Mapping[int, int]
     """Tokens of each example that is trained on, by its number."""
-    model: Any
-    """Sharded."""
-    mesh: DeviceMesh
+    model: TreeScores
+    accelerator: Accelerator
     pad: int
     """Id that fills a row."""
-    tag_rates: Mapping[int, float]
-    """By the id of each tag, how many times as fast as others its rows of the embeddings learn."""
     step: int = 0
     _asked_to_leave: bool = False  # this process was told to
     _leaving: bool = False  # all processes know it
     schedule: Schedule = field(init=False)
+    trained: dict[str, torch.nn.Parameter] = field(init=False)
     optimizer: torch.optim.AdamW = field(init=False)
+    _prepared: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self.schedule = Schedule(self.settings, list(self.sizes))
-        trained = [param for param in self.model.parameters() if param.requires_grad]
-        lr = self.settings.lr
-        self.optimizer = torch.optim.AdamW(trained, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+        named = self.model.model.named_parameters()
+        self.trained = {name: param for name, param in named if param.requires_grad}
+        tags = [param for name, param in self.trained.items() if _TAG_TABLE in name]
+        others = [param for name, param in self.trained.items() if _TAG_TABLE not in name]
+        groups = [{"params": others, "rate": 1.0}, {"params": tags, "rate": self.settings.tag_rate}]
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+        self._prepared = self.accelerator.prepare(self.model)
 
     def update(self) -> dict[str, float]:
         """Do one update, and return its line of the metrics.
@@ -274,31 +287,30 @@ class Loop:
             TrainingError: The loss or a gradient is not finite; the weights are as before the update.
         """
         start = time.perf_counter()
-        torch.manual_seed(hash((self.settings.seed, self.step, self.mesh.get_rank())))
+        torch.manual_seed(hash((self.settings.seed, self.step, self.accelerator.process_index)))
         rate = self.schedule.rate(self.step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate"]
         rows = [list(row.values()) for row in self._rows(self.schedule.examples_of(self.step))]
         examples = [example for row in rows for example in row]
-        weight, tokens, unpacked, stops = sums(
+        weight, tokens, unpacked, stops = self._sums(
             (
                 sum(map(self.task.weight, examples)),
                 sum(map(len, examples)),
                 sum(tree.unpacked() for example in examples for tree in example.trees),
                 float(self._asked_to_leave),
-            ),
-            self.mesh,
+            )
         )
         totals = self._gradients(rows, weight)
-        loss, *others = (total / weight for total in sums(totals, self.mesh))
-        sharded: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), _LARGEST_NORM)
-        norm = float(sharded.full_tensor())
+        loss, *others = (total / weight for total in self._sums(totals))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), _LARGEST_NORM))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
                 f"update {self.step + 1}: loss {loss}, norm of the gradient {norm}: "
                 "lower --lr, or look at the data"
             )
-        self._optimize()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self.step += 1
         self._leaving = stops > 0
         seconds = time.perf_counter() - start
@@ -315,56 +327,44 @@ class Loop:
             "tokens_per_second": round(tokens / seconds, 1),
         }
 
-    @torch.no_grad()
-    def _optimize(self) -> None:
-        """Let the optimizer step, and the tags' rows go as far as their rates say."""
-        rows = [*self._tag_rows()]
-        before = [local[[*rates]] for local, rates in rows]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        for (local, rates), old in zip(rows, before, strict=True):
-            local[[*rates]] = old.lerp(local[[*rates]], local.new_tensor([*rates.values()])[:, None])
-
-    def _tag_rows(self) -> Iterator[tuple[torch.Tensor, dict[int, float]]]:
-        """This process's shard of each trained table, and the rates of tags' rows by their place in it."""
-        if set(self.tag_rates.values()) == {1}:
-            return
-        for name, param in self.model.named_parameters():
-            if param.requires_grad and ("embed_tokens." in name or "lm_head." in name):
-                # With adapters the tags' rows are a table of their own.
-                rows = self.tag_rates if name.endswith(".weight") else range(len(self.tag_rates))
-                local = param.detach().to_local()
-                start = self.mesh.get_rank() * -(-param.shape[0] // self.mesh.size())
-                rates = zip(rows, self.tag_rates.values(), strict=True)
-                yield local, {row - start: rate for row, rate in rates if start <= row < start + len(local)}
+    def _sums(self, values: Sequence[float]) -> list[float]:
+        """Sums over all processes, in float64."""
+        own = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        return self.accelerator.reduce(own).tolist()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _rows(self, numbers: Sequence[int]) -> list[dict[int, Example]]:
         """This process's rows of these examples; a row has its examples by number."""
         sizes = [self.sizes[number] for number in numbers]
-        capacity = max(self.settings.filled_row(self.mesh.device_type), *sizes)
-        dealt = deal_rows(sizes, capacity, self.mesh.size())[self.mesh.get_rank() :: self.mesh.size()]
+        capacity = max(self.settings.filled_row(self.accelerator.device.type), *sizes)
+        world, rank = self.accelerator.num_processes, self.accelerator.process_index
+        dealt = deal_rows(sizes, capacity, world)[rank::world]
         return [{numbers[place]: self.task.example(numbers[place]) for place in row} for row in dealt]
 
     def _scores(self, examples: Iterable[Example]) -> torch.Tensor:
         """The log-probability of each tree of a row's examples: [trees]. Without any, padding is computed."""
         trees = [tree for example in examples for tree in example.trees]
-        few = self.mesh.device_type == "cuda"
-        length = row_length(sum(map(len, trees)), self.settings.longest_row, few=few)
-        return log_probabilities(self.model, pack_row(trees, length, self.pad, own_device(self.mesh)))
+        device = self.accelerator.device
+        length = row_length(sum(map(len, trees)), self.settings.longest_row, few=device.type == "cuda")
+        return self._prepared(pack_row(trees, length, self.pad, device))
 
     def _gradients(self, rows: Sequence[Sequence[Example]], weight: float) -> list[float]:
         """Add up gradients of the rows; returns the sums of the loss and of what the task reports."""
         totals = [0.0 for _ in ("loss", *self.task.reported)]
-        for examples in rows:
-            scores = self._scores(examples)
-            if examples:
-                parts = scores.split([len(example.trees) for example in examples])
-                loss, reported = self.task.loss(parts, examples)
-                values = [loss, *(reported[name] for name in self.task.reported)]
-                totals = [total + float(value.detach()) for total, value in zip(totals, values, strict=True)]
-            else:
-                loss = scores.sum()  # other processes wait for this one's part
-            (loss * (self.mesh.size() / weight)).backward()  # FSDP takes means over the processes
+        for place, examples in enumerate(rows):
+            last = place == len(rows) - 1  # then the processes share their gradients
+            with nullcontext() if last else self.accelerator.no_sync(self._prepared):
+                scores = self._scores(examples)
+                if examples:
+                    parts = scores.split([len(example.trees) for example in examples])
+                    loss, reported = self.task.loss(parts, examples)
+                    values = [loss, *(reported[name] for name in self.task.reported)]
+                    totals = [
+                        total + float(value.detach()) for total, value in zip(totals, values, strict=True)
+                    ]
+                else:
+                    loss = scores.sum()  # other processes wait for this one's part
+                # Gradients are means over the processes.
+                (loss * (self.accelerator.num_processes / weight)).backward()
         return totals
 
     @torch.no_grad()
@@ -373,9 +373,9 @@ class Loop:
 
         Every process must call it.
         """
-        numbers, together = self.schedule.numbers, _SCORED_TOGETHER * self.mesh.size()
+        numbers, together = self.schedule.numbers, _SCORED_TOGETHER * self.accelerator.num_processes
         scores: dict[int, tuple[float, ...]] = {}
-        with progress(len(numbers), "reference", shown=is_first()) as advance:
+        with progress(len(numbers), "reference", shown=self.accelerator.is_main_process) as advance:
             for start in range(0, len(numbers), together):
                 part = numbers[start : start + together]
                 for row in self._rows(part):
@@ -384,10 +384,9 @@ class Loop:
                         number: tuple(islice(values, len(example.trees))) for number, example in row.items()
                     }
                 advance(len(part))
-        self.model.reshard()
-        return {number: score for part in gather(scores) for number, score in part.items()}
+        return {number: score for part in gather_object([scores]) for number, score in part.items()}
 
-    def run(self, checkpoints: Checkpoints) -> bool:
+    def run(self, checkpoint: Checkpoint) -> bool:
         """Update to the end of the schedule, with a progress bar, metrics and checkpoints.
 
         SIGTERM (as a scheduler sends it) or Ctrl-C, to any process, writes a checkpoint and leaves.
@@ -403,21 +402,26 @@ class Loop:
         with ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._leave))
-            advance = stack.enter_context(progress(stop, "updates", done=self.step, shown=is_first()))
-            metrics = stack.enter_context(_open_metrics(settings.out, self.step)) if is_first() else None
+            advance = stack.enter_context(
+                progress(stop, "updates", done=self.step, shown=self.accelerator.is_main_process)
+            )
+            first = self.accelerator.is_main_process
+            metrics = stack.enter_context(_open_metrics(settings.out, self.step)) if first else None
             while self.step < stop and not self._leaving:
                 try:
                     report = self.update()
                 except torch.OutOfMemoryError as error:
                     raise TrainingError(
-                        f"update {self.step + 1} needs more memory than {own_device(self.mesh)} has: use "
+                        f"update {self.step + 1} needs more memory than {self.accelerator.device} has: use "
                         "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes"
                     ) from error
                 advance(note=f"loss {report['loss']:.4f}")
                 if metrics:
                     metrics.write(json.dumps(report) + "\n")
                 if self.step == stop or self._leaving or self.step % settings.save_every == 0:
-                    checkpoints.save(self.step, self.model, self.optimizer)
+                    if first:
+                        checkpoint.save(self.step, self.trained, self.optimizer)
+                    self.accelerator.wait_for_everyone()
         return self.step == last
 
     def _leave(self, *_: object) -> None:
@@ -431,6 +435,78 @@ def _open_metrics(folder: Path, start: int) -> TextIO:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     path.write_text("".join(lines[:start]), encoding="utf-8")
     return path.open("a", encoding="utf-8", buffering=1)
+
+
+# --- runs and checkpoints
+
+
+def is_first() -> bool:
+    """True in the process that writes what is written once; known before the processes have joined."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def only_run(folder: Path) -> Generator[None]:
+    """Hold a run's folder against other runs, before anything is read or written.
+
+    The first process holds a lock, which ends with it, however it ends.
+
+    Raises:
+        TrainingError: Another run holds the folder.
+    """
+    if not is_first():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            told = f"another run trains in {folder}: wait for it, or take another --out"
+            raise TrainingError(told) from None
+        yield
+
+
+class Checkpoint:
+    """The last checkpoint of a run: one file, which has what is trained, moments and the update.
+
+    It is written under another name first, so a run that is killed at any moment goes on from a whole one;
+    the `identity`, by the names of settings, must be the same then.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        self._path = path
+        self._identity: dict[str, Any] = json.loads(json.dumps(identity))
+
+    def load(self) -> dict[str, Any] | None:
+        """The state after `step` updates; None at the start.
+
+        Raises:
+            InvalidRequestError: It belongs to a run with other settings or data.
+        """
+        if not self._path.is_file():
+            return None
+        state: dict[str, Any] = torch.load(self._path, map_location="cpu", weights_only=True)
+        for name, value in self._identity.items():
+            if (old := state["identity"].get(name)) != value:
+                raise InvalidRequestError(
+                    f"{self._path} is of a run with {name} {old!r}, now it is {value!r}: "
+                    "take the old value to go on, or another --out to start anew"
+                )
+        return state
+
+    def save(self, step: int, trained: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+        """Write a checkpoint in the place of the one before."""
+        weights = {name: param.detach() for name, param in trained.items()}
+        state = {
+            "identity": self._identity,
+            "step": step,
+            "model": weights,
+            "optimizer": optimizer.state_dict(),
+        }
+        partial = self._path.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self._path)
 
 
 # --- a whole run
@@ -464,39 +540,56 @@ def train(
         InvalidRequestError: Data, template, vocabulary or a setting do not fit; nothing is done.
         TrainingError: Training cannot go on.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    keep_freed_memory()
-    with open_processes(settings.device) as mesh:
+    accelerator = _open_accelerator(settings)
+    first = accelerator.is_main_process
+    try:
         tokenizer = settings.out / "tokenizer"
-        if is_first():
+        if first:
             write_tokenizer(settings.model, tokenizer, template and _template_text(template), both)
-        distributed.barrier()
+        accelerator.wait_for_everyone()
         codec = ModelCodec(tokenizer, settings.template_kwargs)
         settings, base = _base_model(settings, codec)
         task = make_task(codec)
-        sizes, ids = _usable(task, settings, read_config(base.folder, REFUSAL).positions)
+        sizes, ids = _usable(task, settings, read_config(base.folder, REFUSAL).positions, first)
         base = replace(base, unused=frozenset(codec.tag_ids) - ids)
         identity = settings.model_dump(mode="json", exclude=_FREE | _BY_CONTENT) | {
             "data": task.fingerprint,
             "model": [model_digest(folder) for folder in dict.fromkeys((settings.model, base.folder))],
             "tokenizer": model_digest(tokenizer),
         }
-        checkpoints = Checkpoints(settings.out / "checkpoints", identity)
+        checkpoint = Checkpoint(settings.out / "checkpoint.pt", identity)
         out = settings.out / "model"
         note = settings.out / "finished.json"
         written = {**identity, "export_dtype": settings.export_dtype, "start_share": start_share}
         finished = read_json(note) == written if note.is_file() else False
         if not finished:
-            loop = _make_loop(settings, base, codec, task, sizes, checkpoints, mesh)
-            finished = loop.run(checkpoints)
-            if finished:
-                export_model(loop.model, base, tokenizer, codec.end, out, settings.export_dtype, start_share)
-                if is_first():
-                    write_json(note, written)
-        if is_first():
+            loop = _make_loop(settings, base, codec, task, sizes, checkpoint, accelerator)
+            finished = loop.run(checkpoint)
+            if finished and first:
+                model = loop.model.model
+                export_model(model, base, tokenizer, codec.end, out, settings.export_dtype, start_share)
+                write_json(note, written)
+            accelerator.wait_for_everyone()
+        if first:
             print(f"the model is in {out}" if finished else "stopped; the same command goes on")
         return finished
+    finally:
+        accelerator.end_training()
+
+
+def _open_accelerator(settings: TrainerSettings) -> Accelerator:
+    """This process among those of the run.
+
+    Raises:
+        InvalidRequestError: CUDA is asked for and missing.
+    """
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequestError("device cuda: torch finds no CUDA device here")
+    accelerator = Accelerator(cpu=settings.device == "cpu")
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    keep_freed_memory()
+    return accelerator
 
 
 def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, BaseModel]:
@@ -519,29 +612,59 @@ def _make_loop(
     codec: ModelCodec,
     task: Task,
     sizes: Mapping[int, int],
-    checkpoints: Checkpoints,
-    mesh: DeviceMesh,
+    checkpoint: Checkpoint,
+    accelerator: Accelerator,
 ) -> Loop:
     """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
-    latest = checkpoints.latest()
-    from_base = task.compared or latest is None or settings.lora_rank > 0  # no checkpoint has what is frozen
+    state = checkpoint.load()
     torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]
-    model = base.loaded() if from_base and is_first() else base.empty()
+    model = base.loaded()
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    dtype = gather(_dtype(settings.dtype, model, own_device(mesh)))[0]  # one for all processes
-    shard(model, mesh, dtype, share=from_base)
-    rates = {tag: 0.0 if tag in base.unused else settings.tag_rate for tag in codec.tag_ids}
-    loop = Loop(settings, task, sizes, model, mesh, codec.end, rates)
+    # The processes may have measured different things: the first one decides.
+    half = gather_object([_computes_half(settings.dtype, model, accelerator.device)])[0]
+    if half:
+        _freeze_in_half(model)
+    _keep_unused_tags(model, base)
+    loop = Loop(settings, task, sizes, TreeScores(model, half), accelerator, codec.end)
     if task.compared:  # by the weights at the start
         task.reference = loop.score_examples()
-    if latest is not None:
-        checkpoints.load(latest, model, loop.optimizer)
-        loop.step = latest
+    if state is not None:
+        loop.step = state["step"]
+        for name, param in loop.trained.items():
+            param.data.copy_(state["model"][name])
+        loop.optimizer.load_state_dict(state["optimizer"])
     return loop
 
 
-def _usable(task: Task, settings: TrainerSettings, positions: int) -> tuple[dict[int, int], set[int]]:
+def _freeze_in_half(model: Any) -> None:
+    """Keep frozen weights as they are computed with."""
+    for param in model.parameters():
+        if not param.requires_grad:
+            param.data = param.data.to(torch.bfloat16)
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers: autocast casts their inputs
+            module.cast_input_dtype_enabled = False
+
+
+def _keep_unused_tags(model: Any, base: BaseModel) -> None:
+    """Let the rows of tags that are in no example stay as they are: they get no gradient."""
+    places = [place for place, tag in enumerate(base.tag_ids) if tag in base.unused]
+    for name, param in model.named_parameters():
+        if places and param.requires_grad:
+            if _TAG_TABLE in name:
+                param.register_hook(partial(_without_rows, places))
+            elif "embed_tokens." in name or "lm_head." in name:
+                param.register_hook(partial(_without_rows, [base.tag_ids[place] for place in places]))
+
+
+def _without_rows(rows: Sequence[int], gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.index_fill(0, torch.tensor(rows, device=gradient.device), 0.0)
+
+
+def _usable(
+    task: Task, settings: TrainerSettings, positions: int, first: bool
+) -> tuple[dict[int, int], set[int]]:
     """The tokens of the examples to train on, by number, and all ids in them.
 
     Raises:
@@ -551,7 +674,7 @@ def _usable(task: Task, settings: TrainerSettings, positions: int) -> tuple[dict
     ids: set[int] = set()
     malformed: list[str] = []
     too_long: list[str] = []
-    with progress(len(task), "packing", shown=is_first()) as advance:
+    with progress(len(task), "packing", shown=first) as advance:
         for number in range(len(task)):
             advance()
             try:
@@ -572,7 +695,7 @@ def _usable(task: Task, settings: TrainerSettings, positions: int) -> tuple[dict
         _refuse(too_long, f"do not fit {rows} (--row-tokens, --drop-long)")
     if not sizes:
         raise InvalidRequestError("there is no example to train on")
-    if is_first():
+    if first:
         print(f"{len(sizes)} examples, {sum(sizes.values())} tokens packed, {len(too_long)} too long")
     return sizes, ids
 
@@ -590,7 +713,6 @@ def _template_text(path: Path) -> str:
         raise InvalidRequestError(f"chat template {path} cannot be read: {error}") from error
 
 
-def _dtype(name: str, model: Any, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        name = "bfloat16" if fast_bfloat16(model.num_parameters(), device) else "float32"
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
+def _computes_half(name: str, model: Any, device: torch.device) -> bool:
+    """True if the computation is in bfloat16."""
+    return name == "bfloat16" or (name == "auto" and fast_bfloat16(model.num_parameters(), device))
