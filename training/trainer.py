@@ -402,10 +402,8 @@ class Loop:
         with ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._leave))
-            advance = stack.enter_context(
-                progress(stop, "updates", done=self.step, shown=self.accelerator.is_main_process)
-            )
             first = self.accelerator.is_main_process
+            advance = stack.enter_context(progress(stop, "updates", done=self.step, shown=first))
             metrics = stack.enter_context(_open_metrics(settings.out, self.step)) if first else None
             while self.step < stop and not self._leaving:
                 try:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from finetune_folders import base_folder
 
-from pasta_async.training.model import BaseModel, ModelCodec, export_model, shard, write_tokenizer
-from pasta_async.training.processes import open_processes
+from pasta_async.training.model import BaseModel, ModelCodec, export_model, write_tokenizer
 
 
 class AdapterRun(NamedTuple):
@@ -33,7 +32,5 @@ def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: i
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)
-    with open_processes("cpu") as mesh:
-        shard(model, mesh, torch.float32, share=True)
-        export_model(model, base, folder / "tokenizer", codec.end, run.model, "float32")
+    export_model(model, base, folder / "tokenizer", codec.end, run.model, "float32")
     return run

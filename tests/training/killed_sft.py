@@ -21,7 +21,7 @@ def _dying(replace: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path
     seen: list[Path] = []
 
     def replaced(old: Path, new: Path) -> Path:
-        if new.name.startswith("step-"):
+        if new.name == "checkpoint.pt":
             seen.append(new)
         if len(seen) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
