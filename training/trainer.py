@@ -583,7 +583,7 @@ def _open_accelerator(settings: TrainerSettings) -> Accelerator:
     """
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise InvalidRequestError("device cuda: torch finds no CUDA device here")
-    accelerator = Accelerator(cpu=settings.device == "cpu")
+    accelerator = Accelerator(cpu=settings.device == "cpu" or not torch.cuda.is_available())
     if settings.threads:
         torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -600,6 +600,8 @@ def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSe
         if settings.lora_rank not in (0, rank):
             raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {rank}; leave it out")
         settings = settings.model_copy(update={"lora_rank": rank, "lora_alpha": config["lora_alpha"]})
+    if settings.tag_rate and not settings.lora_rank:
+        raise InvalidRequestError("--tag-rate is for adapters, whose rows of the tags are a table of their own")
     base = BaseModel(folder, codec.tag_ids, settings.lora_rank, settings.lora_alpha, adapter)
     return settings.resolved(adapter is None and bool(base.new_tags())), base
 
