@@ -601,7 +601,7 @@ def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSe
             raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {rank}; leave it out")
         settings = settings.model_copy(update={"lora_rank": rank, "lora_alpha": config["lora_alpha"]})
     if settings.tag_rate and not settings.lora_rank:
-        raise InvalidRequestError("--tag-rate is for adapters, whose rows of the tags are a table of their own")
+        raise InvalidRequestError("--tag-rate is for adapters: they have the tags' rows in a table")
     base = BaseModel(folder, codec.tag_ids, settings.lora_rank, settings.lora_alpha, adapter)
     return settings.resolved(adapter is None and bool(base.new_tags())), base
 

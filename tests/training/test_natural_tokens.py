@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from pasta_async import tokenizer as pasta_tokenizer
+from pasta_async import tokenizer as own
 from pasta_async.lang import Chunk, Document, Promise, Sync, Text, check, parse
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.views import align, encode_views, pack_plain, pack_views
@@ -23,38 +23,8 @@ CORPUS = [
     "- The first thing is tea.\n- The second is coffee, isn't it?\n\nIn the end, take it in 12 or 2024.\n",
     "\u201cTea\u201d \u2014 caf\u00e9, \u6f22\u5b57 and \U0001f389.\n    return the(tea)\n\n\n\tThe end.\n\n",
 ] * 20
-WORDS = [
-    *(
-        "Tea",
-        "tea",
-        "the",
-        " the",
-        "It is ",
-        "1. ",
-        "- ",
-        "12",
-        "2024",
-        "**",
-        ":",
-        ".",
-        ".\n\n",
-        "\n",
-        "\n\n",
-    ),
-    *(
-        " ",
-        "   ",
-        "\t",
-        "\u201c",
-        "\u201d",
-        "\u6f22\u5b57",
-        "\u00e9",
-        "e\u0301",
-        "\U0001f389",
-        "<sync/>",
-        "\r",
-    ),
-]
+WORDS = "Tea,tea,the, the,It is ,1. ,- ,12,2024,**,:,., ,   ,<sync/>".split(",")
+WORDS += [".\n\n", "\n", "\n\n", "\t", "\r", "\u201c", "\u6f22\u5b57", "\u00e9", "e\u0301", "\U0001f389"]
 LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -94,7 +64,7 @@ class Codec:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
-        self._text = pasta_tokenizer.Tokenizer.from_json(json.loads(tokenizer.to_str()))
+        self._text = own.Tokenizer.from_json(json.loads(tokenizer.to_str()))
         self.end: int = tokenizer.get_vocab_size()
         self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self._text.tags or (), strict=True))
         self.encode = self._text.encode

@@ -215,17 +215,17 @@ class Lost(judges.Judge):
 
 
 def test_another_judge_comes_by_its_name(tmp_path: Path) -> None:
-    _, qualities = scored(tmp_path, f"{__name__}:ByLength")
+    _, qualities = scored(tmp_path, f"{__name__}:ByLength", judge_model="")
     assert (qualities["a", 0], qualities["b", 1]) == (0.6, 0.5)
     for name in ("nowhere.to:find", "builtins:object", f"{__name__}:Unasked"):
         with pytest.raises(InvalidRequestError, match=f"--judge {name}"):
-            scored(tmp_path, name)
+            scored(tmp_path, name, judge_model="")
 
 
 @pytest.mark.parametrize("prompt", ["high", "none", "nothing", "words", "raises"])
 def test_what_another_judge_does_wrong_is_told_with_its_name(prompt: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=f"{__name__}:Lost .*{prompt}"):
-        scored(tmp_path, f"{__name__}:Lost", prompts=(prompt_of(prompt, "good"),))
+        scored(tmp_path, f"{__name__}:Lost", judge_model="", prompts=(prompt_of(prompt, "good"),))
 
 
 # Scores --------------------------------------------------------------------------------------------------
