@@ -125,12 +125,12 @@ async def test_text_is_in_spans_only_if_asked_for(traces: Traces) -> None:
 
 
 async def test_a_failure_marks_its_request_and_its_answer(traces: Traces) -> None:
-    backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1, kind="cut")])
+    backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1)])
     with pytest.raises(ThreadFailedError):
         await Client(backend, observers=[Tracing(traces.provider)]).generate("x")
     failed = [span for span in traces.spans("") if span.status.status_code is StatusCode.ERROR]
     assert sorted(span.name for span in failed) == ["chat scripted", "text_completion scripted"]
-    assert attributes(traces.spans("chat")[0])["error.type"] == "BackendProtocolError"
+    assert attributes(traces.spans("chat")[0])["error.type"] == "BackendError"
 
 
 async def test_a_cancelled_answer_ends_all_its_spans(traces: Traces) -> None:
