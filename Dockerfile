@@ -2,6 +2,7 @@
 #
 #   docker build --tag pasta-async .
 #   docker run --publish 127.0.0.1:8000:8000 --env PASTA_BACKEND=http://engine:30000 \
+#       --env PASTA_TOKENIZER=/model --volume /models/my-model:/model:ro \
 #       --env PASTA_SERVER_API_KEYS=a-long-secret pasta-async
 #
 # docs/serving.md tells more; compose.yaml starts it with the engine.
@@ -17,7 +18,7 @@ ENV PYTHONUNBUFFERED=1
 COPY constraints.txt /install/constraints.txt
 COPY --from=build /wheels /install/wheels
 RUN wheel=$(ls /install/wheels/*.whl) \
-    && pip install --no-cache-dir --constraint /install/constraints.txt "pasta_async[cli,server] @ file://$wheel" \
+    && pip install --no-cache-dir --constraint /install/constraints.txt "pasta_async[server] @ file://$wheel" \
     && rm -r /install \
     && useradd --system --uid 10001 --no-create-home pasta
 USER 10001

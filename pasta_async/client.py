@@ -328,7 +328,7 @@ def _open(
     url = settings.backend if backend is None else backend
     if url.startswith(("http:", "https:")):
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        options = {"api_key": key, **options}
+        options = {"api_key": key, "tokenizer": settings.tokenizer, **options}
     return open_backend(url, **options), True
 
 

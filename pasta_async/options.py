@@ -208,13 +208,15 @@ class Settings(Limits, BaseSettings):
     """Defaults from the environment, limits among them: each field is read from `PASTA_<NAME>`."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(  # pyright: ignore[reportIncompatibleVariableOverride]
-        env_prefix="PASTA_", frozen=True
+        env_prefix="PASTA_", env_ignore_empty=True, frozen=True
     )
 
     backend: str = "local:"
     """`local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` or `sglang:/path`."""
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
+    tokenizer: str | None = None
+    """The tokenizer of an HTTP backend's model: a folder, a `tokenizer.json` or a name on the hub."""
 
     @classmethod
     def _field_label(cls, path: tuple[int | str, ...]) -> str:

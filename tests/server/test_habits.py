@@ -12,6 +12,7 @@ from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, runn
 from samples import Samples
 from starlette.testclient import TestClient
 
+from pasta_async.options import Settings
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
 
@@ -118,7 +119,10 @@ def test_a_slash_at_the_end_changes_nothing() -> None:
 def test_empty_variables_of_the_environment_are_as_if_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ServerSettings.model_fields:
         monkeypatch.setenv(f"PASTA_SERVER_{name.upper()}", "")
+    for name in Settings.model_fields:
+        monkeypatch.setenv(f"PASTA_{name.upper()}", "")
     assert ServerSettings() == ServerSettings(host="127.0.0.1")
+    assert (Settings().backend, Settings().api_key) == ("local:", None)
 
 
 # Errors -----------------------------------------------------------------------------------------------------
