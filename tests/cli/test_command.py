@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -137,22 +136,6 @@ def test_a_main_prints_the_text_that_its_work_returns(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "from there\n"
 
 
-def test_a_main_runs_a_coroutine_and_prints_a_dict_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    async def work(settings: Copy) -> dict[str, int]:
-        return {"times": settings.times}
-
-    assert not code_of(work, "there")
-    assert json.loads(capsys.readouterr().out) == {"times": 1}
-
-
-def test_other_errors_are_not_hidden() -> None:
-    def work(settings: Copy) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        command(Copy, work, "copy", "", positional=["source"])(["there"])
-
-
 @pytest.mark.parametrize("resumes", [False, True])
 def test_ctrl_c_is_130_and_says_whether_the_same_command_goes_on(
     resumes: bool, capsys: pytest.CaptureFixture[str]
@@ -198,11 +181,3 @@ def test_a_process_that_is_sent_ctrl_c() -> None:
         _, errors = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in errors
-
-
-def test_a_process_that_fails() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PROGRAM, "--fail"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == "InvalidRequestError: no\n"

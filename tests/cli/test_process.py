@@ -138,13 +138,6 @@ def test_output_or_input_that_fails_is_told_in_words(shell: str, arguments: list
     assert done.stderr.count("\n") == 1
 
 
-def test_python_dash_m_is_the_same_program() -> None:
-    command = [sys.executable, "-m", "pasta_async", "check", "-"]
-    done = subprocess.run(command, input="<sync/>", env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout.startswith("<stdin>:1:1: sync-idle")
-
-
 def test_without_its_extra_it_says_what_to_install() -> None:
     program = f"import sys; sys.modules['rich'] = None\n{ANSWERING}"
     command = [sys.executable, "-c", program, "generate", "x", "--live"]

@@ -45,7 +45,22 @@ def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:
         {"guided_json": None, "truncate_prompt_tokens": None, "temperature": None, "n": None, "pasta": None},
         {"pasta": {"parallel": None, "baseline": None, "limits": {"timeout": None}, "record": None}},
         {"max_tokens": 5, "max_completion_tokens": 5},
-        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "logprobs": False},
+        {
+            "tools": [],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+            "logprobs": False,
+            "top_logprobs": 0,
+        },
+        {"response_format": {"type": "text"}, "logit_bias": {}, "frequency_penalty": 0, "audio": None},
+        {
+            "user": "me",
+            "metadata": {"a": "b"},
+            "service_tier": "auto",
+            "store": False,
+            "modalities": ["text"],
+        },
+        {"messages": [{"role": "developer", "content": "Be kind."}, USER]},
         {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
         {"top_p": 0, "top_k": -1, "seed": -5, "temperature": 2},
         {"stop": None},
@@ -184,13 +199,18 @@ def test_an_app_starts_as_often_as_it_is_asked_to() -> None:
             assert client.get("/metrics").status_code == 200
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_completion_keeps_what_stands_in_a_thinking_block(stream: bool) -> None:
+def test_thinking_stands_beside_an_answer_and_in_the_text_of_a_completion() -> None:
     with running(ScriptedBackend("<think>Tea first.</think>Both are fine."), model_names=("m",)) as server:
-        reply = ask(server, COMPLETIONS, max_tokens=99, stream=stream)
-    if stream:
-        lines = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
-        text = "".join(choice["text"] for line in lines for choice in line["choices"])
-    else:
-        text = reply.json()["choices"][0]["text"]
-    assert "Tea first." in text and text.endswith("Both are fine.")
+        message = ask(server).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Tea first.", "Both are fine.")
+        deltas = [choice["delta"] for choice in streamed(ask(server, stream=True))]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Tea first."
+        assert "".join(delta.get("content", "") for delta in deltas) == "Both are fine."
+        whole = ask(server, COMPLETIONS, max_tokens=99).json()["choices"][0]["text"]
+        parts = [choice["text"] for choice in streamed(ask(server, COMPLETIONS, max_tokens=99, stream=True))]
+    assert whole == "".join(parts) == "Tea first.Both are fine."
+
+
+def streamed(reply: httpx.Response) -> list[Any]:
+    lines = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    return [choice for line in lines for choice in line["choices"]]

@@ -90,13 +90,6 @@ async def test_a_scrape_after_answers() -> None:
     assert 2**24 < samples.value("process_resident_memory_bytes") < 2**35, "of a Python with this library"
 
 
-def test_metrics_need_the_key() -> None:
-    with running(ScriptedBackend(DOCUMENT), api_keys=("secret",)) as live:
-        assert httpx.get(f"{live.url}/metrics").status_code == 401
-        scrape = httpx.get(f"{live.url}/metrics", headers={"Authorization": "Bearer secret"})
-    assert Samples(scrape.text).value("pasta_http_responses_total", path="/metrics", status="401") == 1
-
-
 async def test_spans_continue_the_callers_trace(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
