@@ -320,15 +320,12 @@ def answer_limits(request: GenerateRequest, limits: Limits) -> Limits:
     return wanted.over(limits)
 
 
-_TEXTS = {"stop"}
-"""Options that are texts; all others are numbers, and texts and booleans are not taken for them."""
-
-
 def _checked(kind: type[_Options], values: Mapping[str, Any], prefix: str = "") -> _Options:
     """Options made of a request's values; an `ApiError` names the first bad one."""
     for name, value in values.items():
         try:
-            if isinstance(value, bool) or (name not in _TEXTS and not isinstance(value, int | float)):
+            # Texts and booleans are no numbers, which all options but this one are.
+            if isinstance(value, bool) or (name != "stop" and not isinstance(value, int | float)):
                 raise InvalidRequestError(f"it needs to be a number, not {value!r:.40}")
             kind(**{name: value})
         except InvalidRequestError as error:
