@@ -135,11 +135,11 @@ def _annotations(
     annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=0, caching_path=None)
     decoder: Any = next(iter(annotator.annotators.values()))
     decoder.fn_completions = complete
-    outputs = [
+    theirs, ours = (
         [{"instruction": one.question, "output": one.text, "generator": one.method} for one in answers]
         for answers in (plain, parallel)
-    ]
-    rows: list[Any] = annotator.annotate_head2head(*outputs, chunksize=None)
+    )
+    rows: list[Any] = annotator.annotate_head2head(theirs, ours, chunksize=None)
     if [row["instruction"] for row in rows] != [answer.question for answer in plain]:
         raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
     (config,) = utils.load_configs(str(annotator.annotators_config)).values()

@@ -26,6 +26,7 @@ from pydantic import Field
 
 from pasta_async import Sampling
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local.options import DType
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.evals.report import cores, environment, grouped, markdown_table, measurements, opened_journal
@@ -44,7 +45,7 @@ class EngineSettings(CommandSettings):
     """Settings of a measurement."""
 
     model: str = Field(description="what stands behind `local:`: a folder, a GGUF file, a name")
-    dtypes: tuple[str, ...] = Field(default=("int8",), description="number formats of the embedded engine")
+    dtypes: tuple[DType, ...] = Field(default=("int8",), description="number formats of the embedded engine")
     llama_cpp: tuple[Path, ...] = Field(default=(), description="GGUF files for llama.cpp")
     threads: tuple[Count, ...] = Field(default=(1, 2, 4, 8, 16), description="threads that decode at once")
     prefix: Count = Field(default=256, description="tokens that they share")
@@ -57,7 +58,7 @@ class EngineSettings(CommandSettings):
 class Local:
     """The embedded engine through its backend, as a client uses it. Times are in seconds."""
 
-    def __init__(self, path: str, dtype: str, cpus: int) -> None:
+    def __init__(self, path: str, dtype: DType, cpus: int) -> None:
         self.name: str = f"local {dtype}"
         self._runner = asyncio.Runner()
         self._backend = LocalBackend(path, dtype=dtype, device="cpu", slots=_SLOTS, threads=cpus)

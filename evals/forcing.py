@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -142,16 +142,21 @@ def unwrapped(backend: Backend) -> Backend:
 
 
 class ForcedBackend(WrappingBackend):
-    """Another backend whose answers are given documents, one for each prompt.
+    """Another backend whose answers are given documents, by the question in the prompt.
 
     Each request is matched with the document's views (`pasta_async.lang.views`): its context has to be that
     of its thread there, token by token, and the engine is made to write the rest of the view. An answer
-    without tags (`baseline=True`) gets the visible text. Prompts are single user messages. The inner backend
-    (see `force`) stays open when this one is closed.
+    without tags (`baseline=True`) gets the visible text. The inner backend (see `force`) stays open when this
+    one is closed.
+
+    Attributes:
+        model: The model of the inner backend, once it is connected.
 
     Raises:
         InvalidRequestError: A document is not complete.
     """
+
+    model: Model
 
     def __init__(self, backend: Backend, documents: Mapping[str, Document]) -> None:
         for prompt, document in documents.items():
@@ -159,10 +164,8 @@ class ForcedBackend(WrappingBackend):
                 raise InvalidRequestError(f"the answer to {prompt!r:.80} has a promise without its chunk")
         super().__init__(backend)
         self._documents = documents
-        self._encoded: dict[str, _EncodedViews] = {}  # by prompt, as text
-        self._prompts: dict[Ids, _EncodedViews] = {}
-        self._answers: dict[str, Ids] = {}  # the prompt of each answer
-        self._model: Model | None = None
+        self._views: dict[str, _EncodedViews] = {}  # by question
+        self._answers: dict[str, tuple[int, _EncodedViews]] = {}  # tokens of its prompt, and its views
 
     async def connect(self) -> Model:
         """Reach or load the inner backend and encode the documents, so that no answer has to wait for that.
@@ -170,23 +173,55 @@ class ForcedBackend(WrappingBackend):
         Cancelling it leaves the inner backend as it says there.
 
         Raises:
-            UnsupportedModelError: The tags are not in its model's vocabulary, so no engine could write them.
+            UnsupportedModelError: The tags, or an end-of-text, are not in its model's vocabulary.
         """
-        if self._model is None:
-            self._model = model = await self.inner.connect()
-            tags_of(model)
-            for prompt, document in self._documents.items():
-                self._encoded[prompt] = _encode(model, document)
-                for plain in (False, True):
-                    self.prepare(prompt, prompt, plain=plain)
-        return self._model
+        self.model = await self.inner.connect()
+        if self.model.tags is None or not self.model.end_ids:
+            raise UnsupportedModelError(
+                f"{self.model.name} lacks the tag tokens or an end-of-text token: take a model that has them"
+            )
+        for prompt, document in self._documents.items():
+            if prompt not in self._views:
+                self._views[prompt] = self._encode_views(document)
+        return self.model
 
-    def prepare(self, prompt: str, known: str, *, plain: bool) -> Ids:
-        """Ids of a prompt, asked with or without tags, whose answer is a known prompt's document."""
-        assert self._model is not None
-        ids = ask(self._model, prompt, plain=plain)
-        self._prompts[ids] = self._encoded[known]
-        return ids
+    @property
+    def tags(self) -> TagIds:
+        """Ids of the tags."""
+        assert self.model.tags is not None
+        return self.model.tags
+
+    @property
+    def end(self) -> Ids:
+        """End-of-text."""
+        return self.model.end_ids[:1]
+
+    def encode(self, text: str) -> Ids:
+        """Ids of a text as data."""
+        return tuple(self.model.tokenizer.encode(text))
+
+    def ask(self, prompt: str, *, plain: bool = True) -> Ids:
+        """Ids of a user's message by the chat template; a plain one asks for an answer without tags."""
+        form = {"pasta": False} if plain else {}
+        return tuple(self.model.tokenizer.encode_chat([{"role": "user", "content": prompt}], form))
+
+    def encode_segments(self, segments: Iterable[Segment]) -> Ids:
+        """Ids of segments: one for a tag, each run of text encoded alone."""
+        ids: list[int] = []
+        for segment in segments:
+            if segment.is_tag:
+                ids.append(self.tags[TAG_TOKENS.index(segment.text)])
+            else:
+                ids += self.encode(segment.text)
+        return tuple(ids)
+
+    def _encode_views(self, document: Document) -> _EncodedViews:
+        """Context and target of each thread's views; the visible text as if a thread `_PLAIN` wrote it."""
+        result: _EncodedViews = {_PLAIN: [((), self.encode(document.text) + self.end)]}
+        for view in views(document):
+            target = self.encode_segments(view.target) + (self.end if view.ends_answer else ())
+            result.setdefault(view.thread, []).append((self.encode_segments(view.context), target))
+        return result
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode what the document says here; closing it early aborts the request, as in the inner backend.
@@ -207,16 +242,17 @@ class ForcedBackend(WrappingBackend):
 
     def _next(self, request: DecodeRequest) -> Ids:
         """What the document has behind this context."""
-        assert self._model is not None
-        prompt = self._answers.setdefault(request.answer, request.ids)
-        if prompt not in self._prompts:
-            text = self._model.tokenizer.decode(prompt)
-            raise InvalidRequestError(f"there is no document to force for the prompt {text!r:.200}")
-        written = request.ids[len(prompt) :]
-        plain = request.thread == 0 and tags_of(self._model).sync not in request.stop_ids  # the baseline
-        views_of_thread = self._prompts[prompt].get(_PLAIN if plain else request.thread, [])
+        if request.answer not in self._answers:  # its first request is its prompt
+            text = self.model.tokenizer.decode(request.ids)
+            question = max((known for known in self._views if known.strip() in text), key=len, default=None)
+            if question is None:
+                raise InvalidRequestError(f"there is no document to force for the prompt {text!r:.200}")
+            self._answers[request.answer] = len(request.ids), self._views[question]
+        prompt_tokens, encoded = self._answers[request.answer]
+        written = request.ids[prompt_tokens:]
+        plain = request.thread == 0 and self.tags.sync not in request.stop_ids  # nobody reads tags
         # The latest view that fits: an earlier one may be its beginning.
-        for context, target in reversed(views_of_thread):
+        for context, target in reversed(encoded.get(_PLAIN if plain else request.thread, [])):
             begun = written[len(context) :]
             if written[: len(context)] == context and target[: len(begun)] == begun != target:
                 return target[len(begun) :]
@@ -224,51 +260,3 @@ class ForcedBackend(WrappingBackend):
             f"thread {request.thread} has {len(written)} tokens in its context that are not the document's: "
             "give the client FORCED_LIMITS and FORCED_SAMPLING"
         )
-
-
-def _encode(model: Model, document: Document) -> _EncodedViews:
-    """Context and target of each thread's views, and the visible text as if a thread `_PLAIN` wrote it."""
-    end, encoded = model.end_ids[:1], dict[Segment, Ids]()
-    result: _EncodedViews = {_PLAIN: [((), (*model.tokenizer.encode(document.text), *end))]}
-
-    def ids(segments: Sequence[Segment]) -> Ids:
-        for segment in segments:
-            if segment not in encoded:
-                encoded[segment] = encode_segments(model, [segment])
-        return tuple(token for segment in segments for token in encoded[segment])
-
-    for view in views(document):
-        target = ids(view.target) + (end if view.ends_answer else ())
-        result.setdefault(view.thread, []).append((ids(view.context), target))
-    return result
-
-
-def tags_of(model: Model) -> TagIds:
-    """The ids of a model's tags.
-
-    Raises:
-        UnsupportedModelError: They, or an end-of-text token, are not in its vocabulary.
-    """
-    if model.tags is None or not model.end_ids:
-        raise UnsupportedModelError(
-            f"{model.name} lacks the tag tokens or an end-of-text token, so no document can be forced on "
-            "it: take a model whose tokenizer has them"
-        )
-    return model.tags
-
-
-def ask(model: Model, prompt: str, *, plain: bool) -> Ids:
-    """Ids of a user's message by the chat template; a plain one asks for an answer without tags."""
-    messages = [{"role": "user", "content": prompt}]
-    return tuple(model.tokenizer.encode_chat(messages, {"pasta": False} if plain else {}))
-
-
-def encode_segments(model: Model, segments: Sequence[Segment]) -> Ids:
-    """Ids of segments: one for a tag, each run of text encoded alone."""
-    tags, ids = tags_of(model), list[int]()
-    for segment in segments:
-        if segment.is_tag:
-            ids.append(tags[TAG_TOKENS.index(segment.text)])
-        else:
-            ids += model.tokenizer.encode(segment.text)
-    return tuple(ids)

@@ -78,7 +78,7 @@ async def drive(
     Everything is encoded before the first arrival. Arrivals of an open loop are a Poisson process: one round,
     `number`, has the same times for every method. Cancelling it aborts all answers under way.
     """
-    work = [method.prepare(engine, case.fresh()) for case in cases]
+    work = [method.prepare(engine.forced, case.fresh()) for case in cases]
     draw, clock = random.Random(number), engine.clock
     times = [*accumulate(draw.expovariate(level) for _ in cases)]
     written: dict[int, tuple[float, Answer]] = {}

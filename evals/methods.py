@@ -23,7 +23,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from pydantic import Field
@@ -40,18 +40,14 @@ from pasta_async.evals.forcing import (
     FORCED_SAMPLING,
     ForcedBackend,
     ForcedSettings,
-    ask,
-    encode_segments,
     force,
     read_documents,
-    tags_of,
 )
 from pasta_async.evals.report import cores, markdown_table, opened_journal
 from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document, Node, Promise, Segment, Sync, Text, parse, segments
-from pasta_async.protocol import DecodeRequest, Model
-from pasta_async.tag_tokens import TagIds
+from pasta_async.protocol import DecodeRequest
 
 Ids = tuple[int, ...]
 Work = Callable[["Track"], Awaitable[int]]
@@ -92,35 +88,12 @@ def cases_of(documents: Mapping[str, Document]) -> list[Case]:
 # The engine, and one answer under way ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A backend that can be forced, and its model."""
+class Engine(NamedTuple):
+    """A backend that is forced, and the library on it."""
 
-    backend: Backend
     forced: ForcedBackend
-    """The same backend, with the documents of all cases."""
     client: Client
-    """The library, on `forced`."""
-    model: Model
     clock: Clock
-
-    @property
-    def tags(self) -> TagIds:
-        """Ids of the tags."""
-        return tags_of(self.model)
-
-    @property
-    def end(self) -> Ids:
-        """End-of-text."""
-        return self.model.end_ids[:1]
-
-    def encode(self, text: str) -> Ids:
-        """Ids of a text as data."""
-        return tuple(self.model.tokenizer.encode(text))
-
-    def ask(self, prompt: str, *, plain: bool = True) -> Ids:
-        """Ids of a user's message; see `pasta_async.evals.forcing.ask`."""
-        return ask(self.model, prompt, plain=plain)
 
 
 @asynccontextmanager
@@ -134,7 +107,8 @@ async def open_engine(
     """
     forced = ForcedBackend(backend, {WARM_UP.question: WARM_UP.document, **documents})
     async with Client(forced, limits=FORCED_LIMITS, clock=clock) as client:
-        yield Engine(backend, forced, client, await client.connect(), clock)
+        await client.connect()
+        yield Engine(forced, client, clock)
 
 
 class Track:
@@ -159,7 +133,7 @@ class Track:
 
         Each thread has a number of its own; `notify` is called with the number of tokens so far, at each.
         """
-        backend = self.engine.backend
+        backend = self.engine.forced.inner
         request = DecodeRequest(self._answer, thread, context, len(target), Sampling())
         written = cached = 0
         async with aclosing(backend.decode(force(backend, request, target))) as pieces:
@@ -192,7 +166,7 @@ class Method:
     name: str
     source: str
     """The paper or program that it follows."""
-    prepare: Callable[[Engine, Case], Work]
+    prepare: Callable[[ForcedBackend, Case], Work]
     """Encodes what it needs, then gives what is timed."""
 
 
@@ -204,7 +178,7 @@ async def warm_up(engine: Engine, methods: Iterable[Method]) -> None:
 
 async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Answer:
     """Write a case's answer by a method; see `time_work`. What it encodes beforehand is not timed."""
-    return await time_work(engine, method, case, method.prepare(engine, case.fresh()), number)
+    return await time_work(engine, method, case, method.prepare(engine.forced, case.fresh()), number)
 
 
 async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Answer:
@@ -228,13 +202,13 @@ async def time_work(engine: Engine, method: Method, case: Case, work: Work, numb
 # each request has. None knows the answer's text before a model would.
 
 
-def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
+def _pasta(forced: ForcedBackend, case: Case, **options: Any) -> Work:
     """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
-    ids = engine.forced.prepare(case.prompt, case.question, plain="baseline" in options)
+    ids = forced.ask(case.prompt, plain="baseline" in options)
     options = {"parallel": "always", **options}
 
     async def work(track: Track) -> int:
-        return track.take(await engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
+        return track.take(await track.engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
 
     return work
 
@@ -242,13 +216,11 @@ def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
 _sequential = partial(_pasta, baseline=True)
 
 
-def _auto(engine: Engine, case: Case) -> Work:
+def _auto(forced: ForcedBackend, case: Case) -> Work:
     """The library as it is by default: it decides by the load, and so has to encode the prompt itself."""
-    for plain in (False, True):
-        engine.forced.prepare(case.prompt, case.question, plain=plain)
 
     async def work(track: Track) -> int:
-        return track.take(await engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
+        return track.take(await track.engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
 
     return work
 
@@ -312,7 +284,7 @@ def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
     return work
 
 
-def _skeleton(engine: Engine, case: Case) -> Work:
+def _skeleton(forced: ForcedBackend, case: Case) -> Work:
     """An outline first, then every point of it at once, each from a prompt of its own.
 
     It follows the authors' code (`outline_batch_scheduler.py` of imagination-research/sot). An answer without
@@ -320,25 +292,25 @@ def _skeleton(engine: Engine, case: Case) -> Work:
     """
     parts = [part for own in rounds(case.document) for part in own]
     if len(parts) < 2:
-        return _sequential(engine, case)
+        return _sequential(forced, case)
     skeleton = "\n".join(f"{number}. {part.topic or 'Conclusion'}" for number, part in enumerate(parts, 1))
-    asked = engine.ask(
+    asked = forced.ask(
         "Give only the skeleton of an answer to the following question, not its content: a numbered list of "
         f"points, each of three to five words.\n\n{case.prompt}"
     )
-    asked += engine.encode(skeleton[:2])  # the first number is given to the model
-    outline = engine.encode(skeleton[2:]) + engine.end
+    asked += forced.encode(skeleton[:2])  # the first number is given to the model
+    outline = forced.encode(skeleton[2:]) + forced.end
     points: list[tuple[Ids, Ids]] = []
     for number, (line, part) in enumerate(zip(skeleton.splitlines(), parts, strict=True), 1):
-        context = engine.ask(
+        context = forced.ask(
             f"Write one point, and no other, of the answer to the following question.\n\n{case.prompt}\n\n"
             f"The skeleton of the answer is\n\n{skeleton}\n\nContinue point {number}."
         )
-        points.append((context + engine.encode(line), engine.encode(part.text) + engine.end))
+        points.append((context + forced.encode(line), forced.encode(part.text) + forced.end))
     return _in_rounds([[(asked, outline)], points])
 
 
-def _apar(engine: Engine, case: Case) -> Work:
+def _apar(forced: ForcedBackend, case: Case) -> Work:
     """A fork for each detail, by one control token, while the parent goes on; nothing is ever joined.
 
     It follows the authors' code (THUDM/APAR: `fastchat/vs.py` decodes, `data/filter_structured.py` says what
@@ -349,18 +321,18 @@ def _apar(engine: Engine, case: Case) -> Work:
 
     document = annotate_by_structure(case.document.text, cut="details")
     if not document.promises:
-        return _sequential(engine, case)
-    fork, child = engine.tags.promise, engine.tags.open_async  # two tokens that text does not have
-    prompt = engine.ask(case.prompt, plain=False)
+        return _sequential(forced, case)
+    fork, child = forced.tags.promise, forced.tags.open_async  # two tokens that text does not have
+    prompt = forced.ask(case.prompt, plain=False)
     main: list[int] = []
     children: dict[int, Ids] = {}  # by the number of main's tokens before them
     for node in document.nodes:
         if isinstance(node, Promise):
             main.append(fork)
-            children[len(main)] = engine.encode(node.text) + engine.end
+            children[len(main)] = forced.encode(node.text) + forced.end
         elif isinstance(node, Text):
-            main += engine.encode(node.text)
-    whole = (*main, *engine.end)
+            main += forced.encode(node.text)
+    whole = (*main, *forced.end)
 
     async def work(track: Track) -> int:
         threads = itertools.count(1)
@@ -377,26 +349,26 @@ def _apar(engine: Engine, case: Case) -> Work:
     return work
 
 
-def _plan_then_fork(engine: Engine, case: Case) -> Work:
+def _plan_then_fork(forced: ForcedBackend, case: Case) -> Work:
     """Main plans, stops, and waits behind a barrier until all threads are done; then it reads them all again.
 
     A thread sees the whole plan (main's text between the promises, too) and the name of its part. Behind the
     barrier main's context is the plan and all threads, of which the cache has the first one's text alone.
     """
-    context = engine.ask(case.prompt, plain=False)
+    context = forced.ask(case.prompt, plain=False)
     planned: list[list[tuple[Ids, Ids]]] = []
     for nodes in stretches(case.document.nodes):
         plan: list[Segment] = []
         for node in nodes:
             plan += [Segment(node.text)] if isinstance(node, Text) else segments(node.source)
-        written = encode_segments(engine.model, plan)
+        written = forced.encode_segments(plan)
         threads: list[tuple[Ids, Ids]] = []
         for node in nodes:
             if isinstance(node, Promise):
-                start = (engine.tags.open_async, *engine.encode(f"{node.topic}: "))
-                threads.append((start, (*engine.encode(node.text), engine.tags.close_async)))
+                start = (forced.tags.open_async, *forced.encode(f"{node.topic}: "))
+                threads.append((start, (*forced.encode(node.text), forced.tags.close_async)))
         behind = (*context, *written)
-        end = () if nodes and isinstance(nodes[-1], Sync) else engine.end
+        end = () if nodes and isinstance(nodes[-1], Sync) else forced.end
         planned += [[(context, written + end)], [(behind + start, body) for start, body in threads]]
         context = (*behind, *(token for start, body in threads for token in (*start, *body)))
     return _in_rounds(planned)
@@ -405,9 +377,9 @@ def _plan_then_fork(engine: Engine, case: Case) -> Work:
 def llama_cpp(peer: LlamaCpp) -> Method:
     """What someone without this library runs: llama.cpp writes the same plain text, token by token."""
 
-    def prepare(engine: Engine, case: Case) -> Work:
-        ids = engine.ask(case.prompt)
-        text = (*engine.encode(case.document.text), *engine.end)
+    def prepare(forced: ForcedBackend, case: Case) -> Work:
+        ids = forced.ask(case.prompt)
+        text = (*forced.encode(case.document.text), *forced.end)
 
         async def work(track: Track) -> int:
             await asyncio.to_thread(peer.write, ids, text)

@@ -100,7 +100,7 @@ def test_no_answer_finds_anothers_kv(measured: list[Answer]):
 async def test_every_method_writes_the_whole_text():
     world = World()
     async with world.opened() as backend, open_engine(backend, DOCUMENTS) as engine:
-        recorder, tokenizer = world.made[0], engine.model.tokenizer
+        recorder, tokenizer = world.made[0], engine.forced.model.tokenizer
         for name in NAMES:
             begun = len(recorder.requests)
             row = await play(engine, METHODS[name], Case(0, "many", DOCUMENTS["many"]))
@@ -117,12 +117,15 @@ async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_on
     async with world.opened() as backend, open_engine(backend, DOCUMENTS) as engine:
         await play(engine, METHODS["apar"], Case(0, "many", DOCUMENTS["many"]))
         main, *children = world.made[0].requests
-        texts = [engine.model.tokenizer.decode(ids) for ids in world.made[0].written]
+        texts = [engine.forced.model.tokenizer.decode(ids) for ids in world.made[0].written]
     assert "1. Apples:" in texts[0] and "2. Pears:" in texts[0] and "word" not in texts[0]
     assert [text.count("word") for text in texts[1:]] == [30, 40, 25]
+    tags = engine.forced.tags
     for number, child in enumerate(children, 1):
-        assert child.ids[-2:] == (engine.tags.promise, engine.tags.open_async)
-        assert child.ids.count(engine.tags.promise) == number  # the forks before it, not what they write
+        assert child.ids[-2:] == (engine.forced.tags.promise, engine.forced.tags.open_async)
+        assert (
+            child.ids.count(engine.forced.tags.promise) == number
+        )  # the forks before it, not what they write
         assert child.ids[:-1] == (*main.ids, *world.made[0].written[0])[: len(child.ids) - 1]
 
 
