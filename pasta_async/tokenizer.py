@@ -263,14 +263,10 @@ class Tokenizer:
             ) from error
         if limit is None:
             return
-        # A text that is far too long is not encoded as a whole. Growing beginnings of it are, until one has
-        # more tokens than fit. Most texts have more than a token for eight characters. Each beginning is four
-        # times as long as the one before, so that all together cost little more than the last.
-        size = 8 * max(limit, 1)
-        while len(text) > size:
-            if len(_token_ids(self._data, text[:size])) > limit + SLACK:
-                raise PromptTooLongError(f"the text has more than the {limit} tokens that fit", limit=limit)
-            size *= 4
+        # Of a text that is far too long only a beginning is encoded: most have a token for eight characters.
+        beginning = text[: 8 * max(limit, 1)]
+        if len(beginning) < len(text) and len(_token_ids(self._data, beginning)) > limit + SLACK:
+            raise PromptTooLongError(f"the text has more than the {limit} tokens that fit", limit=limit)
 
     def _encode_data(self, text: str) -> list[int]:
         ids = _token_ids(self._data, text)

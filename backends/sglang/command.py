@@ -87,7 +87,6 @@ def server_command(
     host: str = "127.0.0.1",
     port: int = 30000,
     extra: Sequence[str] = (),
-    without: Sequence[str] = (),
 ) -> ServerCommand:
     """The command that serves `model` by SGLang.
 
@@ -97,7 +96,6 @@ def server_command(
         host: Address to listen at.
         port: Port to listen at.
         extra: Further arguments of SGLang, which win over those chosen here.
-        without: Names in Python of options that are not to be chosen here.
 
     Raises:
         BackendError: SGLang is not installed.
@@ -111,7 +109,7 @@ def server_command(
     settings = _COMMON | (_CUDA if device == "cuda" else _CPU) | _model_settings(model)
     for name, (value, why) in settings.items():
         flag = "--" + name.replace("_", "-")
-        if flag not in given and name not in without:
+        if flag not in given:
             chosen[flag if value is True else f"{flag} {value}"] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
@@ -155,7 +153,7 @@ class LaunchedBackend(SGLangBackend):
         path: A model folder.
         device: Where to run; None looks for a GPU.
         server_args: Further options of SGLang's server by their names in Python (`mem_fraction_static=0.8`),
-            which win over those chosen here, `log_level="error"` among them; None and False leave one out.
+            which win over those chosen here, `log_level="error"` among them.
 
     Raises:
         BackendError: From `connect`, besides: SGLang is missing, or could not start.
@@ -168,7 +166,6 @@ class LaunchedBackend(SGLangBackend):
         self._path = Path(path)
         self._device: Device | None = device
         self._flags = [*_flags({"log_level": "error", **server_args})]
-        self._left_out = [name for name, value in server_args.items() if value is None or value is False]
         self._process: subprocess.Popen[bytes] | None = None
 
     async def _learn(self) -> ServedModel:
@@ -187,9 +184,7 @@ class LaunchedBackend(SGLangBackend):
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the server in a process group of its own, which ends if this program is killed."""
-        command = server_command(
-            str(self._path), device=self._device, port=self._port, extra=self._flags, without=self._left_out
-        )
+        command = server_command(str(self._path), device=self._device, port=self._port, extra=self._flags)
         guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())]
         self._process = subprocess.Popen(
             [*(guard if sys.platform == "linux" else []), *command.argv],

@@ -17,7 +17,7 @@ from real_server import RealServer, require_sglang, running_server, until
 from pasta_async import Client, Generation
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.errors import BackendConnectError, InvalidRequestError
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.forcing import force
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
@@ -186,17 +186,6 @@ async def test_cancelling_and_closing_leave_nothing_running(
     await until(server, 1)
     await pieces.aclose()
     await until(server, 0)
-
-
-async def test_a_wrong_address_is_named(server: RealServer) -> None:
-    nobody = SGLangBackend("http://127.0.0.1:1")
-    with pytest.raises(BackendConnectError, match=r"127\.0\.0\.1:1"):
-        await nobody.connect()
-    await nobody.aclose()
-    beside = SGLangBackend(server.url + "/v2")
-    with pytest.raises(BackendConnectError):
-        await beside.connect()
-    await beside.aclose()
 
 
 async def test_a_client_of_the_caller_is_used_and_left_open(server: RealServer) -> None:
