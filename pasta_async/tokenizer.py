@@ -264,7 +264,7 @@ class Tokenizer:
         if limit is None:
             return
         # Of a text that is far too long only a beginning is encoded: most have a token for eight characters.
-        beginning = text[: 8 * max(limit, 1)]
+        beginning = text[: 8 * (limit + SLACK)]
         if len(beginning) < len(text) and len(_token_ids(self._data, beginning)) > limit + SLACK:
             raise PromptTooLongError(f"the text has more than the {limit} tokens that fit", limit=limit)
 

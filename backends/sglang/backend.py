@@ -35,7 +35,7 @@ ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router with `--policy manual` keeps requests together; others ignore it."""
 
 ABORT_SECONDS = 5.0
-"""How long a cancelled request may take to be aborted before its cancellation goes on regardless."""
+"""Seconds that the abort of a cancelled request may take before its cancellation goes on regardless."""
 
 NEVER = -1e4
 """Added to the logits of what is banned: a probability of 0, and less than what forces a token."""
@@ -157,7 +157,7 @@ class SGLangBackend:
                 raise BackendProtocolError(f"{self.url} ended the stream without a finish reason")
 
     async def load(self) -> EngineLoad | None:
-        """How busy the server was in the last quarter of a second; a router's workers, together.
+        """The server's load, at most a quarter of a second old; of a router, that of its workers together.
 
         Raises:
             BackendError: It could not be learned.

@@ -47,10 +47,10 @@ if os.getppid() == int(sys.argv[1]):
 """Has Linux send SIGTERM to a program once the thread that started it is gone, and becomes that program."""
 
 _POLL_SECONDS = 0.25
-"""Between two looks whether a server is ready."""
+"""Time between two looks at a server that is not ready yet."""
 
 _STOP_SECONDS = 30.0
-"""How long a server may take to end before it is killed."""
+"""Time for a server to end before it is killed."""
 
 _Settings = dict[str, tuple[str | int | bool, str]]
 _COMMON: _Settings = {
@@ -118,7 +118,7 @@ def server_command(
 
 
 def _model_settings(model: str) -> _Settings:
-    """What SGLang does not read by itself of a model folder's `generation_config.json`, as flags.
+    """Flags for those parts of a model folder's `generation_config.json` that SGLang does not read by itself.
 
     With a repetition penalty its scheduler does not overlap: it would count a running request's last token
     again instead of the next one whenever another request, a fork say, is prefilled

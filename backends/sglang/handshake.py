@@ -1,4 +1,4 @@
-"""What must be known of an SGLang server before the first request, and what is wrong with it.
+"""The handshake with an SGLang server: its version, model and tokenizer, or the reason why it cannot be used.
 
 A router (`sglang-router` 0.3.2, sgl-model-gateway) passes `/generate` and the OpenAI endpoints on to one of
 its workers, and closes that request when its own connection is closed. It has no `/tokenize` of SGLang's
@@ -30,7 +30,7 @@ from pasta_async.tokenizer import Tokenizer
 from pasta_async_sglang import ON, STATE
 
 MINIMUM_VERSION = "0.5.23"
-"""The oldest SGLang this was tested with. Some older ones decode on when their client has gone."""
+"""The oldest SGLang in the tests. Some older ones decode on when their client has gone."""
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"),
@@ -62,7 +62,7 @@ class About(_Reply):
 
 
 class PreferredSampling(_Reply):
-    """What a server was told to prefer (`--preferred-sampling-params`), as far as it is the model's own."""
+    """Sampling that a server prefers (`--preferred-sampling-params`), as far as it is the model's own."""
 
     repetition_penalty: float = 1.0
     """Where a request asks for none."""
@@ -102,13 +102,13 @@ class _Workers(_Reply):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What was learned of a server."""
+    """A server's model, and the settings of the server that change a request."""
 
     model: Model
     about: About
     preferred: PreferredSampling
     publishes: bool
-    """Whether a fork that names its parent finds what that has decoded so far (`pasta_async_sglang`)."""
+    """A fork that names its parent finds the tokens that the parent has decoded (`pasta_async_sglang`)."""
 
 
 async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | None) -> ServedModel:

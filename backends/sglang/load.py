@@ -1,4 +1,4 @@
-"""How busy an SGLang server is: `/v1/loads` (0.5.23: entrypoints/v1_loads.py, managers/load_snapshot.py)."""
+"""The load of an SGLang server: `/v1/loads` (0.5.23: entrypoints/v1_loads.py, managers/load_snapshot.py)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pasta_async.errors import BackendError, BackendTimeoutError
 from pasta_async.load import EngineLoad, StepTimes
 
 FRESH_SECONDS = 0.25
-"""How long a reading serves; no server is asked more often."""
+"""Time that a reading serves; no server is asked more often."""
 
 WAIT_SECONDS = 0.5
-"""How long a reading may take: an answer waits for it, and does without it then."""
+"""Time that a reading may take: an answer waits for it, and then does without."""
 
 PAUSE_SECONDS = 2.0
-"""After a failure nobody asks again for so long."""
+"""Time after a failure in which nobody asks again."""
 
 _NO_MOMENTS = [0.0] * 6
 
@@ -41,7 +41,7 @@ class _Loads(BaseModel):
 
 
 class LoadReader:
-    """Reads the load of a server, or of a router's workers together, for all who want to know it."""
+    """Reads the load of a server, or of a router's workers together, once for all answers."""
 
     def __init__(self, http: HTTPClient) -> None:
         self._http = http

@@ -136,7 +136,7 @@ def backend(server: OddServer, **options: Any) -> SGLangBackend:
 
 
 async def pieces_of(made: SGLangBackend, **fields: Any) -> list[Piece]:
-    """What is decoded for a request with these fields."""
+    """The pieces that are decoded for a request with these fields."""
     fields = {
         "answer": "a",
         "thread": 0,

@@ -52,7 +52,7 @@ class RealServer(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """What came of a request that was forked while it ran."""
+    """A request that was forked while it ran."""
 
     main: list[int]
     """Its own tokens."""

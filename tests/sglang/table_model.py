@@ -23,13 +23,13 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 ANSWER = 'A<promise topic="q" tokens="10"/>B<sync/>S!'
-"""What main writes behind the chat template, if nobody forks and tags that it may not write are banned."""
+"""Main's text behind the chat template, if nobody forks and tags that it may not write are banned."""
 CHUNK = "chk</async>"
-"""What is written behind `<async>`, in the same case."""
+"""The text behind `<async>`, in the same case."""
 STRAY = ("A<async>", "B</async>", "c<async>", 'h"/>')
-"""What is written instead where it is not banned."""
+"""The text instead where it is not banned."""
 ENDLESS = "Zz"
-"""What is written over and over behind a Z."""
+"""The text behind a Z, over and over."""
 
 
 def tokenizer() -> Any:

@@ -1,4 +1,4 @@
-"""What the HTTP backend asks a server, or a router, first, and what may be wrong with what they are."""
+"""The HTTP backend's handshake with a server or a router: tokenizers, proxies, event loops, errors."""
 
 from __future__ import annotations
 

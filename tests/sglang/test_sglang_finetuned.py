@@ -1,4 +1,4 @@
-"""What either stage exports is served by SGLang, and writes what it writes on the embedded engine."""
+"""SGLang serves the models of both stages, with the answers of the embedded engine."""
 
 # torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -1,4 +1,4 @@
-"""How busy a server is, by what it says in `/v1/loads`."""
+"""A server's load, by its `/v1/loads`."""
 
 from __future__ import annotations
 

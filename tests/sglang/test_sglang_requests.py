@@ -1,4 +1,4 @@
-"""What the HTTP backend sends, what comes back, and how a request ends: aborts, time-outs, closing."""
+"""Requests of the HTTP backend: bodies, events, errors, aborts, time-outs, closing."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_what_does_not_fit_the_model_is_never_sent(ids: Any) -> None:
 
 
 def cumulative(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same events in the form that repeats what was said."""
+    """Events in the form that repeats all ids so far."""
     ids: list[int] = []
     result: list[dict[str, Any]] = []
     for each in events:
