@@ -27,9 +27,9 @@ async def test_a_fault_ends_its_own_answer_by_name_and_no_other(server: RealServ
         Fault("status 503", 1): "right",
         Fault("status 400", 2): "BackendStatusError",
         Fault("html", 1): "right",
-        Fault("cut", 0, 3100): "BackendProtocolError",
+        Fault("cut", 0, 3100): "BackendTransportError",
         Fault("reset", 0, 3100): "BackendTransportError",
-        Fault("garbage", 0, 3100): "BackendProtocolError",
+        Fault("garbage", 0, 3100): "BackendTransportError",
         Fault("stalled", 0, 3100): "BackendTimeoutError",
     }
     async with through_proxy(server.url, PROMPTS) as trials:

@@ -12,68 +12,42 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tests.pasta_tiny import PASTA_TINY
+from tests.sglang.real_server import running_server
+from tests.torture.cancellation import LocalEngine, ServerEngine, break_off
+from tests.torture.faults import inject
+from tests.torture.inputs import generate
 from tests.torture.plan import Figures, Plan
+from tests.torture.soak import soak
+
+Part = Callable[[Plan], Awaitable[Figures]]
 
 
-def cancel_local(plan: Plan) -> Figures:
-    """Answers of the embedded engine, broken off at random moments."""
-    from tests.torture.cancellation import LocalEngine, break_off
+def on_sglang(part: Callable[[Plan, str], Awaitable[Figures]]) -> Part:
+    """A part that needs the URL of a real SGLang server, whose start does not count as time of the part."""
 
-    return asyncio.run(break_off(plan, LocalEngine()))
+    async def run(plan: Plan) -> Figures:
+        with tempfile.TemporaryDirectory() as folder:
+            with running_server(PASTA_TINY, Path(folder) / "log") as (url, _):
+                return await part(replace(plan, began=time.monotonic()), url)
 
-
-def cancel_sglang(plan: Plan) -> Figures:
-    """Answers of a real SGLang server, broken off at random moments."""
-    from tests.torture.cancellation import ServerEngine, break_off
-
-    return _on_sglang(plan, lambda plan, url: break_off(plan, ServerEngine(url)))
+    return run
 
 
-def faults(plan: Plan) -> Figures:
-    """Faults of the connection between the library and a real SGLang server."""
-    from tests.torture.faults import inject
-
-    return _on_sglang(plan, inject)
-
-
-def inputs(plan: Plan) -> Figures:
-    """Generated inputs for the parser, the tokenizer and the API."""
-    from tests.torture.inputs import generate
-
-    return asyncio.run(generate(plan))
-
-
-def soak(plan: Plan) -> Figures:
-    """`pasta-async serve` with clients that come, go, stall and misbehave."""
-    from tests.torture.soak import soak
-
-    return asyncio.run(soak(plan))
-
-
-def _on_sglang(plan: Plan, part: Callable[[Plan, str], Coroutine[Any, Any, Figures]]) -> Figures:
-    from tests.sglang.real_server import running_server
-
-    with tempfile.TemporaryDirectory() as folder:
-        with running_server(PASTA_TINY, Path(folder) / "log") as (url, _):
-            return asyncio.run(part(replace(plan, began=time.monotonic()), url))
-
-
-PARTS: dict[str, Callable[[Plan], Figures]] = {
-    "cancel-local": cancel_local,
-    "cancel-sglang": cancel_sglang,
-    "inputs": inputs,
-    "faults": faults,
+PARTS: dict[str, Part] = {
+    "cancel-local": lambda plan: break_off(plan, LocalEngine()),
+    "cancel-sglang": on_sglang(lambda plan, url: break_off(plan, ServerEngine(url))),
+    "inputs": generate,
+    "faults": on_sglang(inject),
     "soak": soak,
 }
 
 
-def main() -> None:
+async def main() -> None:
     """Run the parts that are named, or all, one after another; the figures of each are printed as JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("part", nargs="*", choices=[*PARTS, []], metavar="PART", help=", ".join(PARTS))
@@ -86,8 +60,8 @@ def main() -> None:
     names = options.part or [*PARTS]
     for name in names:
         plan = Plan(options.seed, options.count, options.hours * 3600 / len(names), options.first)
-        print(json.dumps({"part": name, "seed": plan.seed} | PARTS[name](plan)), flush=True)
+        print(json.dumps({"part": name, "seed": plan.seed} | await PARTS[name](plan)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

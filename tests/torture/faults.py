@@ -29,9 +29,9 @@ NAMED: dict[Kind, type[PastaError]] = {
     "dropped": BackendTransportError,
     "html": BackendProtocolError,
     "reset": BackendTransportError,
-    "cut": BackendProtocolError,
+    "cut": BackendTransportError,
     "stalled": BackendTimeoutError,
-    "garbage": BackendProtocolError,
+    "garbage": BackendTransportError,  # it breaks the chunks of the reply
 }
 """What an answer ends with, if the fault ends it; statuses are told by `BackendStatusError`."""
 

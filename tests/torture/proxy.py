@@ -5,53 +5,48 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import httpx
 
-Kind = Literal[
-    "dropped", "status 400", "status 429", "status 503", "html", "reset", "cut", "stalled", "garbage"
-]
+Kind = Literal["dropped", "status 400", "status 503", "html", "reset", "cut", "stalled", "garbage"]
+
+REPLIES: dict[Kind, bytes] = {
+    "status 400": b'400 X\r\ncontent-type: application/json\r\n\r\n{"error": {"message": "no"}}',
+    "status 503": b'503 X\r\ncontent-type: application/json\r\n\r\n{"error": {"message": "no"}}',
+    "html": b"200 X\r\ncontent-type: text/html\r\n\r\n<html>Welcome</html>",
+}
+"""Replies that come in place of the server's."""
 
 
 @dataclass(eq=False)
 class Fault:
-    """What goes wrong with a request.
+    """What goes wrong with a request to `/generate`.
 
     Attributes:
-        kind: How. `dropped`: the connection is reset before a byte of a reply. `reset`, `cut`: it is reset,
-            or ends, in the middle. `stalled`: nothing more comes. `garbage`: bytes that mean nothing come.
+        kind: How. `dropped`: the connection is reset before the request is handed on. `reset`, `cut`: it is
+            reset, or ends, in the middle. `stalled`: nothing more comes. `garbage`: meaningless bytes come.
         request: Which of the requests that come, from 0.
         at: Bytes of its reply that come through before.
-        path: Of the request.
-        struck: Whether it happened; a reply may be shorter, and requests fewer.
+        struck: Set as soon as it happens; a reply may be shorter, and requests fewer.
     """
 
     kind: Kind
     request: int = 0
     at: int = 0
-    path: str = "/generate"
     struck: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class _Request(NamedTuple):
-    method: str
-    target: str
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class FaultProxy:
-    """Hands requests on to a server, and its replies back, but for one that is to be spoilt."""
+    """Hands bytes on to a server, and its bytes back, but for one request that is to be spoilt."""
 
     def __init__(self, target: str) -> None:
-        self._target = target
+        self._target = httpx.URL(target)
         self._fault: Fault | None = None
         self._seen = 0
-        self._client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=0))
         self._connections: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -66,97 +61,74 @@ class FaultProxy:
             for task in self._connections:
                 task.cancel()
             await asyncio.gather(*self._connections, return_exceptions=True)
-            await self._client.aclose()
 
     def expect(self, fault: Fault | None) -> None:
         """Spoil this next."""
         self._fault, self._seen = fault, 0
 
-    def _due(self, request: _Request) -> Fault | None:
-        """The fault, if it is this request's."""
-        fault = self._fault
-        if not fault or request.target.partition("?")[0] != fault.path:
-            return None
-        self._seen += 1
-        return fault if self._seen == fault.request + 1 else None
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Copy both ways until one side ends."""
         task = asyncio.current_task()
         assert task
         self._connections.add(task)
+        far_reader, far_writer = await asyncio.open_connection(self._target.host, self._target.port)
+        due: list[Fault] = []  # the fault of the request that this connection is about
+        copies = [
+            asyncio.create_task(self._send(reader, far_writer, writer, due)),
+            asyncio.create_task(self._reply(far_reader, writer, due)),
+        ]
         try:
-            with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                request = await _read_request(reader)
-                answering = asyncio.create_task(self._answer(request, writer))
-                left = asyncio.create_task(reader.read(1))  # nothing comes before the client leaves
-                try:
-                    await asyncio.wait((answering, left), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    answering.cancel()
-                    left.cancel()
-                    await asyncio.gather(answering, left, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for copy in copies:
+                copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
             writer.close()
+            far_writer.close()
             self._connections.discard(task)
 
-    async def _answer(self, request: _Request, writer: asyncio.StreamWriter) -> None:
-        """Reply on a connection that ends behind this request."""
-        fault = self._due(request)
-        if (fault and fault.kind in ("dropped", "html")) or (fault and fault.kind.startswith("status")):
-            fault.struck.set()
-            if fault.kind == "dropped":
-                return _reset(writer)
-            status = 200 if fault.kind == "html" else int(fault.kind.removeprefix("status "))
-            body = b"<html>Welcome</html>" if fault.kind == "html" else b'{"error": {"message": "no"}}'
-            writer.write(_head(status, "text/html" if fault.kind == "html" else "application/json") + body)
-            return await writer.drain()
-        passed = ("content-type", "authorization")
-        sent = self._client.stream(
-            request.method,
-            self._target + request.target,
-            content=request.body,
-            headers={name: value for name, value in request.headers.items() if name in passed},
-        )
-        async with sent as response:
-            writer.write(_head(response.status_code, response.headers.get("content-type", "")))
-            async with aclosing(_spoilt(response.aiter_bytes(), fault)) as chunks:
-                async for chunk in chunks:
-                    if chunk is None:
+    async def _send(
+        self,
+        reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+        writer: asyncio.StreamWriter,
+        due: list[Fault],
+    ) -> None:
+        while data := await reader.read(2**16):
+            if self._fault and data.startswith(b"POST /generate"):
+                self._seen += 1
+                if self._seen == self._fault.request + 1:
+                    due[:] = [self._fault]
+                    if self._fault.kind == "dropped" or self._fault.kind in REPLIES:
+                        self._fault.struck.set()
+                        if self._fault.kind == "dropped":
+                            return _reset(writer)
+                        writer.write(b"HTTP/1.1 " + REPLIES[self._fault.kind])
+                        return await writer.drain()
+            far_writer.write(data)
+            await far_writer.drain()
+
+    async def _reply(
+        self, far_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, due: list[Fault]
+    ) -> None:
+        sent = 0  # bytes of the reply that is to be spoilt
+        while data := await far_reader.read(2**16):
+            if due and not due[0].struck.is_set():
+                fault, left = due[0], due[0].at - sent
+                sent += len(data)
+                if sent > fault.at:
+                    fault.struck.set()
+                    writer.write(data[:left])
+                    if fault.kind == "reset":
                         return _reset(writer)
-                    writer.write(chunk)
-                    await writer.drain()
-
-
-async def _spoilt(chunks: AsyncIterator[bytes], fault: Fault | None) -> AsyncGenerator[bytes | None, None]:
-    """The body of a reply as it is handed on; None: the connection is reset here."""
-    done = 0
-    async for chunk in chunks:
-        if fault is None or fault.struck.is_set() or done + len(chunk) <= fault.at:
-            yield chunk
-            done += len(chunk)
-            continue
-        before, rest = chunk[: fault.at - done], chunk[fault.at - done :]
-        yield before
-        fault.struck.set()
-        if fault.kind == "reset":
-            yield None
-        if fault.kind in ("reset", "cut"):
-            return
-        if fault.kind == "stalled":
-            await asyncio.Event().wait()
-        yield b"\x00\xff]}\n\ndata: {\xfe\n\n" + rest
-
-
-def _head(status: int, kind: str) -> bytes:
-    return f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode()
-
-
-async def _read_request(reader: asyncio.StreamReader) -> _Request:
-    head = await reader.readuntil(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-    method, target, _ = first.split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return _Request(method, target, headers, await reader.readexactly(int(headers.get("content-length", 0))))
+                    if fault.kind == "cut":
+                        return await writer.drain()
+                    if fault.kind == "stalled":
+                        await asyncio.Event().wait()
+                    data = b"\x00\xff]}\n\ndata: {\xfe\n\n" + data[left:]
+            writer.write(data)
+            await writer.drain()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
