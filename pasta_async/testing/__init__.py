@@ -1,7 +1,4 @@
-"""Tools for tests of your own code: a scripted model, faults in it, a virtual clock.
-
-`pasta_async.testing.fixtures` has them as a fixture for pytest.
-"""
+"""Tools for tests of your own code: a scripted model, faults in it, a virtual clock."""
 
 from pasta_async.testing.backend import Fault, Play, ScriptedBackend
 from pasta_async.testing.clock import VirtualClock

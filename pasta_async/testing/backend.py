@@ -28,8 +28,8 @@ from pasta_async.testing.script import (
 from pasta_async.testing.tokenizer import word_tokenizer
 from pasta_async.tokenizer import Tokenizer
 
-_IDLE_ANSWERS = 100
-"""Answers without an open request that are remembered where nothing is recorded."""
+_MOST_ANSWERS = 500
+"""Answers of which it is remembered what they asked for; the oldest are forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,6 @@ class ScriptedBackend:
         self._asked = Counter[int]()  # requests of each thread so far
         self._cache = PrefixCache() if record else None
         self._answers: dict[str, AnswerState] = {}
-        self._idle: dict[str, None] = {}  # answers without an open request, the longest idle one first
         self._tokenized: dict[tuple[int, bool], Passages] = {}
         self._closed = asyncio.Event()
         self._model = Model(
@@ -239,6 +238,8 @@ class ScriptedBackend:
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(ids)
+            if len(self._answers) > _MOST_ANSWERS:
+                del self._answers[next(iter(self._answers))]
         passage = answer.find(thread, ids)
         number = self._asked[thread]
         self._asked[thread] += 1
@@ -274,7 +275,6 @@ class ScriptedBackend:
             play.cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
         self.open.add(play)
         self.max_open = max(self.max_open, len(self.open))
-        self._idle.pop(request.answer, None)
         return play
 
     def _leave(self, play: Play, finish_reason: FinishReason) -> None:
@@ -283,13 +283,6 @@ class ScriptedBackend:
         self.open.remove(play)
         if self._cache is not None:  # the last token was never fed in, so it has no KV
             self._cache.add((*play.request.ids, *play.ids[:-1]))
-            return
-        answer = play.request.answer
-        if all(other.request.answer != answer for other in self.open):
-            self._idle[answer] = None
-            if len(self._idle) > _IDLE_ANSWERS:
-                oldest = next(iter(self._idle))
-                del self._idle[oldest], self._answers[oldest]
 
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a passage into pieces, up to what ends the request or breaks it."""

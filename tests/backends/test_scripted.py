@@ -299,9 +299,9 @@ async def test_a_request_finds_what_earlier_ones_computed() -> None:
 async def test_nothing_is_kept_without_a_record() -> None:
     player = await Player.ask(ScriptedBackend(WARS, record=False))
     objects: list[int] = []
-    for number in range(600):
+    for number in range(1200):
         assert (await player.pieces(answer=str(number)))[-1].cached_tokens == 0
-        if number in (299, 599):
+        if number in (599, 1199):
             gc.collect()
             objects.append(len(gc.get_objects()))
     assert objects[1] - objects[0] < 100

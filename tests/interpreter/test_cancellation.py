@@ -163,23 +163,6 @@ async def test_cancelling_while_the_model_is_connected_leaves_nothing() -> None:
         assert backend.clock.time() == 0
 
 
-async def test_a_time_out_of_the_callers_own_ends_everything() -> None:
-    backend = ScriptedBackend(RICH, faults=[Fault(2, 2, "stall")])
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await answer(backend)
-    nothing_is_left(backend)
-
-
-async def test_an_error_of_the_callers_own_ends_everything() -> None:
-    backend = ScriptedBackend(RICH, latency=1.0)
-    with pytest.raises(KeyError):
-        async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:
-            await first_events(stream, 30)
-            raise KeyError("mine")
-    nothing_is_left(backend)
-
-
 async def test_a_stream_that_is_left_at_once_leaves_nothing() -> None:
     backend = ScriptedBackend(RICH)
     async with Client(backend) as client:

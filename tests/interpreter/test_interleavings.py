@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pasta_async import Client, Event, Generation, Limits, Sampling
+from pasta_async import Client, Event, Generation, Limits
 from pasta_async.lang import Document, Promise, Sync, parse
-from pasta_async.testing import Fault, ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, promise
 from tests.interpreter.vocabularies import tokenizer
 
@@ -48,49 +48,20 @@ async def test_main_does_not_stop_at_a_promise() -> None:
     check_whole(backend, generation, TWO)
 
 
-async def test_main_ahead_of_its_threads_waits_at_the_sync_for_the_last_of_them() -> None:
-    backend = scripted(TWO, thread_latency={1: 10.0, 2: 3.0})
+@pytest.mark.parametrize(
+    ("latencies", "open_threads", "joined_at"),
+    [({1: 10.0, 2: 3.0}, (1, 2), 58.0), ({1: 0.1, 2: 0.1}, (), 15.0)],
+)
+async def test_main_waits_at_the_sync_for_the_last_of_its_threads(
+    latencies: dict[int, float], open_threads: tuple[int, ...], joined_at: float
+) -> None:
+    backend = scripted(TWO, thread_latency=latencies)
     events, generation = await watched(backend)
     waiting = next(event for event in events if event.type == "sync.waiting")
     joined = next(event for event in events if event.type == "sync.joined")
-    assert waiting.threads == (1, 2)
-    assert (waiting.time, joined.time) == (15.0, 8.0 + 5 * 10.0)
+    assert (waiting.threads, waiting.time, joined.time) == (open_threads, 15.0, joined_at)
     assert backend.played[-1].started == joined.time
     check_whole(backend, generation, TWO)
-
-
-async def test_threads_ahead_of_main_cost_no_waiting() -> None:
-    backend = scripted(TWO, thread_latency={1: 0.1, 2: 0.1})
-    events, generation = await watched(backend)
-    waiting = next(event for event in events if event.type == "sync.waiting")
-    joined = next(event for event in events if event.type == "sync.joined")
-    assert waiting.threads == ()
-    assert (waiting.time, joined.time) == (15.0, 15.0)
-    check_whole(backend, generation, TWO)
-
-
-async def test_several_rounds() -> None:
-    backend = scripted(RICH)
-    events, generation = await watched(backend)
-    assert [event.type for event in events if event.type in ("promise.opened", "sync.joined")] == [
-        *("promise.opened", "promise.opened", "sync.joined"),
-        *("promise.opened", "promise.opened", "sync.joined"),
-        "promise.opened",
-    ]
-    assert len(generation.threads) == 6
-    check_whole(backend, generation, RICH)
-
-
-async def test_after_a_sync_main_sees_the_chunks_and_before_it_does_not() -> None:
-    backend = scripted(TWO)
-    await answer(backend)
-    contexts = [backend.tokenizer.decode(request.ids) for request in backend.requests]
-    first, chunk_a, chunk_b, second = [context.split("<|answer|>")[1] for context in contexts]
-    bare = TWO[: TWO.index("<sync/>")]
-    assert first == ""
-    assert chunk_a == 'One. <promise topic="a" tokens="20"/><async>'
-    assert chunk_b == 'One. <promise topic="a" tokens="20"/> <promise topic="b" tokens="20"/><async>'
-    assert second == bare + "<sync/>"
 
 
 async def test_a_sync_with_nothing_open_has_no_effect() -> None:
@@ -126,24 +97,6 @@ async def test_the_end_of_the_answer_joins_what_is_open() -> None:
     assert generation.threads[0].ended == 9.0
     assert generation.threads[1].ended == generation.elapsed == 8.0 + 6 * 5.0
     assert "sync.joined" not in [event.type for event in events]  # nothing is decoded after it
-    check_whole(backend, generation, script)
-
-
-async def test_adjacent_promises_do_not_see_each_other() -> None:
-    script = f"{promise('a', 'Alpha.')}{promise('b', 'Beta.')}{promise('c', 'Gamma.')}<sync/>."
-    backend = scripted(script)
-    generation = await answer(backend)
-    chunks = [backend.tokenizer.decode(r.ids) for r in backend.requests if r.thread]
-    assert not any(name in context for context in chunks for name in ("Alpha", "Beta", "Gamma"))
-    check_whole(backend, generation, script)
-
-
-async def test_an_empty_chunk() -> None:
-    script = f"One {promise('a', '')}two{promise('b', '')}<sync/>three."
-    backend = scripted(script)
-    generation = await answer(backend)
-    assert [thread.tokens for thread in generation.threads[1:]] == [1, 1]
-    assert generation.text == "One twothree."
     check_whole(backend, generation, script)
 
 
@@ -207,13 +160,3 @@ async def test_the_text_streams_in_document_order_and_what_is_ready_early_comes_
         deltas = [(delta, backend.clock.time()) async for delta in stream.text_deltas()]
     assert "".join(delta for delta, _ in deltas) == parse(TWO).text
     assert (" Delta.", 58.0) in deltas  # thread 2 was done long before, and waited for thread 1
-
-
-async def test_a_stalled_thread_keeps_nobody_else_from_writing() -> None:
-    backend = scripted(TWO, faults=[Fault(1, 1, "stall")])
-    limits = Limits(timeout=100)
-    with pytest.raises(TimeoutError) as caught:
-        await answer(backend, limits=limits, sampling=Sampling())
-    partial = getattr(caught.value, "partial")  # noqa: B009
-    assert partial.document.format().startswith('One. <promise topic="a" tokens="20"/><async>Alpha</async>')
-    assert "<async>Delta.</async>" in partial.document.format()

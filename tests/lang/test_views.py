@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -167,27 +166,3 @@ def test_views_cover_what_was_generated_once_and_nothing_that_was_forced(documen
 @given(texts)
 def test_views_of_whatever_was_read(text: str) -> None:
     check_views(parse(text))
-
-
-@thorough
-@given(canonical_documents())
-def test_a_fork_is_a_prefix_of_what_main_has(document: Document) -> None:
-    main: tuple[Segment, ...] = ()
-    for view in views(document):
-        if view.thread == 0:
-            main = (*view.context, *view.target)
-        else:
-            promise = document.promises[view.thread - 1]
-            assert promise.chunk is not None
-            opened = (*segments(promise.gap), *segments(promise.chunk.opened))
-            fork = view.context[: len(view.context) - len(opened)]
-            assert view.context == (*fork, *opened)
-            assert fork == main[: len(fork)]
-
-
-@thorough
-@given(canonical_documents())
-def test_every_context_of_main_goes_on_from_the_one_before(document: Document) -> None:
-    contexts = [view.context for view in views(document) if view.thread == 0]
-    for before, after in pairwise(contexts):
-        assert after[: len(before)] == before

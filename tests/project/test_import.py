@@ -29,7 +29,6 @@ LATE = {
     "evals/judge": {"torch", "safetensors"},
     "evals/forcing": {"torch"},
     "pasta_async/jobs": {"rich"},
-    "pasta_async/testing/fixtures": {"pytest"},
     "pasta_async/server": {"opentelemetry"},
 }
 """Imported late, by whoever asks for it: what SGLang brings, what
