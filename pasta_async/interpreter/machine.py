@@ -24,14 +24,8 @@ from pasta_async.tag_tokens import TagGrammar, TagIds
 class Machine:
     """One answer: its threads, what they have written, and what must be decoded next.
 
-    Args:
-        model: Who writes it.
-        tags: Ids of the tags that are read; None for an answer without tags.
-        start: The options of the answer.
-        prompt: Its ids, in front of every context.
-        thinking: Whether the answer begins inside a thinking block.
-        listen: Whether somebody reads `events`.
-        notes: Remarks for `Generation.notes`.
+    Without `tags` nothing is read as a tag. `prompt` stands in front of every context. `thinking` is True if
+    the answer begins inside a thinking block, `listen` if somebody reads `events`.
     """
 
     def __init__(
@@ -181,7 +175,7 @@ class Machine:
             if thread.state != "done":
                 self._close(thread, thread.finish_reason, "interrupted", now)
         if cut := self.transcript.cut:
-            self._replace(self.transcript.truncate(cut))
+            self._tell_changes(self.transcript.truncate(cut))
             self._show(self._visible.close_at(cut, self.transcript.document().text), now)
         elif not self.transcript.truncated:
             self._show(self._visible.close(), now)
@@ -254,12 +248,11 @@ class Machine:
                 thread.state = "done"
                 thread.ended = now
                 self.dropped.append(thread.number)
-            self._replace(self.transcript.end_at_stop_text(cut))
+            self._tell_changes(self.transcript.end_at_stop_text(cut))
             for thread in over:
                 self._report_end(thread)
 
-    def _replace(self, texts: Mapping[int, str]) -> None:
-        """Threads have these texts from here, whatever was told of them."""
+    def _tell_changes(self, texts: Mapping[int, str]) -> None:
         for number, text in texts.items():
             self._tell(ev.ThreadReplaced(number, text))
 

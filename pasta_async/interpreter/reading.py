@@ -75,11 +75,8 @@ class ReasoningRead(NamedTuple):
 class Reader:
     """Reads what one thread writes, token by token.
 
-    Args:
-        tokenizer: The model's.
-        tags: Ids of the tags that are read; None for an answer without tags.
-        main: Whether it is the main thread, which alone may have a thinking block.
-        thinking: Whether the thread begins inside such a block.
+    Without `tags` nothing is read as a tag. Only the main thread may have a thinking block; `thinking` is True
+    if it begins inside one.
     """
 
     def __init__(

@@ -41,15 +41,8 @@ def thread_seed(seed: int | None, thread: int) -> int | None:
 class Runner:
     """Runs one answer, as the machine decides, on a backend that is connected.
 
-    Args:
-        backend: Where the tokens come from.
-        machine: The answer, at its beginning.
-        slots: The answer's slots of the client.
-        clock: Measures the deadline and the waits between retries.
-        began: The clock's time when the answer began.
-        deadline: The clock's time at which it has to be done; None: never.
-        emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
-        observer: Is told of turns and requests.
+    `began` and `deadline` are times of the clock. `emit` receives events; it may wait, and then so does the
+    thread that emits them.
     """
 
     def __init__(
