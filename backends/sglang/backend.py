@@ -11,11 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import anyio
 import httpx
-from pydantic import Field, InstanceOf, StrictStr
 
 from pasta_async.backends.sglang.client import DEFAULT_TIMEOUT, Events, HTTPClient
 from pasta_async.backends.sglang.handshake import ServedModel, find_engines, shake_hands
@@ -28,7 +27,6 @@ from pasta_async.errors import (
     InvalidRequestError,
 )
 from pasta_async.load import EngineLoad
-from pasta_async.options import Options
 from pasta_async.protocol import DecodeRequest, Model, Piece
 
 ROUTING_KEY = "X-SMG-Routing-Key"
@@ -39,15 +37,6 @@ ABORT_SECONDS = 5.0
 
 NEVER = -1e4
 """Added to the logits of what is banned: a probability of 0, and less than what forces a token."""
-
-
-class SGLangOptions(Options):
-    """The options of `SGLangBackend`, for the check of their types and ranges."""
-
-    api_key: Annotated[StrictStr, Field(pattern=r"^[!-~]*$")] | None
-    """Characters of a header, without white space: a key from a file often ends with a line break."""
-    timeout: InstanceOf[httpx.Timeout] | Annotated[float, Field(gt=0, strict=True)]
-    tokenizer: StrictStr | Path | None
 
 
 class SGLangBackend:
@@ -72,8 +61,8 @@ class SGLangBackend:
         tokenizer: The model's tokenizer: a folder, a `tokenizer.json`, or a name on the hub.
 
     Raises:
-        InvalidRequestError: The URL, or an option, is of the wrong type or out of range, or the proxy
-            settings of the environment cannot be used.
+        InvalidRequestError: The URL is none of an HTTP server, the key cannot be sent, or the proxy settings
+            of the environment cannot be used.
     """
 
     def __init__(
@@ -85,7 +74,6 @@ class SGLangBackend:
         timeout: httpx.Timeout | float = DEFAULT_TIMEOUT,
         tokenizer: str | Path | None = None,
     ) -> None:
-        SGLangOptions(api_key=api_key, timeout=timeout, tokenizer=tokenizer)
         self._http = HTTPClient(url, api_key, client, timeout)
         self._tokenizer = tokenizer
         self._connecting = anyio.Lock()

@@ -11,6 +11,7 @@ import urllib.request
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 import anyio
@@ -43,15 +44,28 @@ DRAIN_SECONDS = 1.0
 """Seconds to read the rest of a stream before its connection is closed."""
 
 
+def http_client(url: str, **options: Any) -> httpx.AsyncClient:
+    """A client for a server by the environment's proxies (`InvalidRequestError`: they cannot be used).
+
+    A loopback server is never asked through a proxy. The options are those of `httpx.AsyncClient`.
+    """
+    try:
+        return httpx.AsyncClient(trust_env=not _is_loopback(url), **options)
+    except (ImportError, httpx.InvalidURL, ValueError) as error:
+        names = [name for name, value in os.environ.items() if name.lower().endswith("_proxy") and value]
+        raise InvalidRequestError(
+            f"the proxy settings in {', '.join(names)} cannot be used: {error}"
+        ) from error
+
+
 class HTTPClient:
     """The connections to a server, and to its workers if it is a router.
 
-    A loopback server is never asked through a proxy of the environment. The arguments are those of
-    `SGLangBackend`.
+    The arguments are those of `SGLangBackend`.
 
     Raises:
-        InvalidRequestError: The URL is none of an HTTP server, or the proxy settings of the environment
-            cannot be used.
+        InvalidRequestError: The URL is none of an HTTP server, the key cannot be sent, or the proxy settings
+            of the environment cannot be used.
     """
 
     def __init__(
@@ -62,26 +76,21 @@ class HTTPClient:
         timeout: httpx.Timeout | float = DEFAULT_TIMEOUT,
     ) -> None:
         self.url: str = _checked_url(url)
+        if api_key and not re.fullmatch(r"[!-~]+", api_key):
+            raise InvalidRequestError("api_key: a header cannot hold it; does it end with a line break?")
         self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx.Timeout(timeout)
         self._short_timeout = httpx.Timeout(timeout)
         self._short_timeout.read = min(self._timeout.read or SHORT_READ, SHORT_READ)
         self._is_own = client is None
         self._through = "" if client else _proxy_note(self.url)
+        # Requests wait for their turn in the client and on the server, never for a connection.
+        self._new_client = partial(http_client, url, limits=httpx.Limits(keepalive_expiry=KEEPALIVE))
         self._client = client or self._new_client()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: AsyncGenerator[None] | None = None
         self._waits: set[anyio.CancelScope] = set()
         self._closed = False
-
-    def _new_client(self) -> httpx.AsyncClient:
-        # Requests wait for their turn in the client and on the server, never for a connection.
-        limits = httpx.Limits(keepalive_expiry=KEEPALIVE)
-        try:
-            return httpx.AsyncClient(limits=limits, trust_env=not _is_loopback(self.url))
-        except (ImportError, httpx.InvalidURL, ValueError) as error:
-            names = ", ".join(_proxy_variables()) or "the environment"
-            raise InvalidRequestError(f"the proxy settings in {names} cannot be used: {error}") from error
 
     async def _connected(self) -> httpx.AsyncClient:
         """The httpx client of the running event loop: connections belong to the loop that opened them."""
@@ -307,11 +316,6 @@ def _is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
-
-
-def _proxy_variables() -> list[str]:
-    """The variables of the environment that are set and say which proxy to use."""
-    return [name for name, value in os.environ.items() if name.lower().endswith("_proxy") and value]
 
 
 def _proxy_note(url: str) -> str:

@@ -168,9 +168,9 @@ def _load_tokenizer(source: str | Path, server: str, revision: str | None) -> To
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
         raise UnsupportedModelError(
             f"there is no tokenizer for {server}: {source!r} is no folder on this machine, nor on the hub "
-            f"({error}). Pass tokenizer= (or set PASTA_TOKENIZER): a folder, a tokenizer.json or a name on the "
-            "hub; or have the folder that the server loaded on this machine, too; or start the server by a name on the hub "
-            "(HF_TOKEN opens what is gated)"
+            f"({error}). Pass tokenizer= (or set PASTA_TOKENIZER): a folder, a tokenizer.json or a name on the"
+            " hub; or have the folder that the server loaded on this machine, too; or start the server by a name "
+            "on the hub (HF_TOKEN opens what is gated)"
         ) from error
     return Tokenizer.from_folder(folder)
 

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Any
 
-import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,12 +17,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from pasta_async.backends.sglang.client import http_client
 from pasta_async.client import Client
 from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.errors import ApiError
 from pasta_async.server.guards import KeyGuard, Requests
 from pasta_async.server.operations import Operations
+from pasta_async.server.proxy import HttpEngine
 from pasta_async.server.replies import respond
 from pasta_async.server.requests import ChatRequest, CompletionRequest
 from pasta_async.server.service import Admission, Service, service_of
@@ -68,7 +69,8 @@ def create_app(
         client, admission = make_client(), Admission(settings)
         try:
             info = await client.connect()
-            async with httpx.AsyncClient(timeout=None) as http:  # the answer's own limit counts
+            url = client.backend.url if isinstance(client.backend, HttpEngine) else "http://localhost"
+            async with http_client(url, timeout=None) as http:  # the answer's own limit counts
                 app.state.service = Service(client, info, settings, admission, http)
                 with operations.watching(client, admission):
                     yield
