@@ -216,8 +216,8 @@ async def show_answer(
     if options.compare:
         await client.generate("Hello.", sampling=_WARM_UP)
     answers: list[Generation] = []
-    for baseline in [False, True] if options.compare else [False]:
-        async with client.stream(messages, baseline=baseline, **kwargs) as stream:
+    for kwargs["baseline"] in [False, True] if options.compare else [False]:
+        async with client.stream(messages, **kwargs) as stream:
             display.begin(stream)
             async for event in stream:
                 display.show(event)

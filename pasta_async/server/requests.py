@@ -162,9 +162,8 @@ class GenerateRequest(_Body):
         """The first field that only the engine's own endpoint can honour; None: the library answers."""
         for name in _ENGINE_ONLY:
             value = getattr(self, name, None)
-            if name == "logprobs" and value == 0 and value is not False:  # those of the chosen tokens
-                return name
-            if value and value != {"type": "text"}:
+            chosen = name == "logprobs" and type(value) is int  # 0 asks for those of the chosen tokens
+            if chosen or (value and value != {"type": "text"}):
                 return name
         return None
 

@@ -139,14 +139,21 @@ const pasta = (() => {
     host.replaceChildren(list);
   }
 
-  /** What was gained, as [value, meaning] pairs; the first is the one to look at. */
+  /** The tokens in sequence that an answer is compared with, and their time: its own text, or the shorter baseline. */
+  function inSequence(answer, baseline) {
+    const plain = baseline.usage.completion_tokens;
+    const count = Math.min(answer.text_tokens + 1, plain);
+    return { count, elapsed: (baseline.elapsed * count) / (plain || 1), own: count < plain };
+  }
+
+  /** The gain as [value, meaning] pairs; the first is the one to look at. */
   function numbers(answer, baseline) {
     const told = [];
     if (baseline) {
-      const measured = baseline.elapsed / answer.elapsed;
-      told.push([times(measured), `speed-up, measured: ${seconds(answer.elapsed)} instead of ${seconds(baseline.elapsed)}`]);
-      const theory = baseline.usage.completion_tokens / answer.critical_path;
-      told.push([times(theory), `in theory: ${baseline.usage.completion_tokens} / ${answer.critical_path} tokens`]);
+      const { count, elapsed, own } = inSequence(answer, baseline);
+      const instead = `${seconds(answer.elapsed)} instead of ${seconds(elapsed)}${own ? " for the same text" : ""}`;
+      told.push([times(elapsed / answer.elapsed), `speed-up, measured: ${instead}`]);
+      told.push([times(count / answer.critical_path), `in theory: ${count} / ${answer.critical_path} tokens`]);
     } else {
       told.push([times(answer.text_speedup), "speed-up by counting: text / critical path"]);
       told.push([seconds(answer.elapsed), "from start to end"]);
@@ -165,5 +172,5 @@ const pasta = (() => {
     );
   }
 
-  return { make, tint, nameOf, seconds, times, tokens, timeline, showNumbers };
+  return { make, tint, nameOf, seconds, times, tokens, timeline, inSequence, showNumbers };
 })();

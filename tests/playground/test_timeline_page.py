@@ -40,6 +40,17 @@ async def test_it_draws_the_timeline_from_the_file_alone(page: Page, tmp_path: P
     await expect(row).to_contain_text(f"decoded from {record.started:.1f} s to {record.ended:.1f} s")
 
 
+async def test_an_answer_is_not_faster_for_saying_less(page: Page) -> None:
+    backend, long = ScriptedBackend(WRITTEN, latency=1.0), ScriptedBackend("word " * 400, latency=1.0)
+    async with Client(backend, clock=backend.clock) as client, Client(long, clock=long.clock) as plain:
+        answer = await client.generate("Why?")
+        baseline = await plain.generate("Why?", baseline=True)
+    await page.set_content(timeline_page(answer, baseline, prompt="Why?"))
+    measured = answer.measured_speedup(baseline)
+    assert measured < 2 < baseline.elapsed / answer.elapsed
+    await expect(page.locator("#numbers dd").first).to_have_text(f"{measured:.2f}×")
+
+
 @pytest.mark.parametrize("thread", range(3))
 async def test_an_answer_that_failed_is_drawn_as_far_as_it_went(page: Page, thread: int) -> None:
     backend = ScriptedBackend(WRITTEN, latency=1.0, faults=[Fault(thread, 2)])

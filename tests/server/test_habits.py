@@ -36,38 +36,37 @@ def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:
     return httpx.post(server.url + path, json={"model": "m", **prompt, **fields}, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"messages": [USER, REPLAYED, {**USER, "vendor": 1, "name": None}]},
-        {"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Why?", "cache_control": {}}]}]},
-        {"guided_json": None, "truncate_prompt_tokens": None, "temperature": None, "n": None, "pasta": None},
-        {"pasta": {"parallel": None, "baseline": None, "limits": {"timeout": None}, "record": None}},
-        {"max_tokens": 5, "max_completion_tokens": 5},
-        {
-            "tools": [],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
-            "logprobs": False,
-            "top_logprobs": 0,
-        },
-        {"response_format": {"type": "text"}, "logit_bias": {}, "frequency_penalty": 0, "audio": None},
-        {
-            "user": "me",
-            "metadata": {"a": "b"},
-            "service_tier": "auto",
-            "store": False,
-            "modalities": ["text"],
-        },
-        {"messages": [{"role": "developer", "content": "Be kind."}, USER]},
-        {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-        {"top_p": 0, "top_k": -1, "seed": -5, "temperature": 2},
-        {"stop": None},
-        {"stop": []},
-    ],
-    ids=lambda fields: "-".join(fields),
-)
+TAKEN: list[dict[str, Any]] = [
+    {"messages": [USER, REPLAYED, {**USER, "vendor": 1, "name": None}]},
+    {"messages": [USER, {"role": "assistant", "content": None, "refusal": "No."}, USER]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "Why?", "cache_control": {}}]}]},
+    {"guided_json": None, "truncate_prompt_tokens": None, "temperature": None, "n": None, "pasta": None},
+    {"pasta": {"parallel": None, "baseline": None, "limits": {"timeout": None}, "record": None}},
+    {"max_tokens": 5, "max_completion_tokens": 5},
+    {
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "logprobs": False,
+        "top_logprobs": 0,
+    },
+    {"response_format": {"type": "text"}, "logit_bias": {}, "frequency_penalty": 0, "audio": None},
+    {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "store": False,
+        "modalities": ["text"],
+    },
+    {"messages": [{"role": "developer", "content": "Be kind."}, USER]},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"top_p": 0, "top_k": -1, "seed": -5, "temperature": 2},
+    {"stop": None},
+    {"stop": []},
+]
+
+
+@pytest.mark.parametrize("fields", TAKEN, ids="-".join)
 def test_what_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
     reply = ask(server, **fields)
     assert reply.status_code == 200, reply.text

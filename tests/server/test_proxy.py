@@ -32,8 +32,11 @@ class Engine:
         self.reply: Response | None = None
         self.app = Starlette(
             routes=[Route(path, self.answer, methods=["POST"]) for path in (CHAT, COMPLETIONS)]
-            + [Route("/", lambda _: PlainTextResponse("ready"))]
+            + [Route("/", self.ready)]
         )
+
+    async def ready(self, _: Request) -> Response:
+        return PlainTextResponse("ready")
 
     async def answer(self, request: Request) -> Response:
         self.bodies.append(await request.json())
@@ -79,7 +82,7 @@ def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:
 def test_a_reply_comes_byte_for_byte(server: LiveServer, engine: Engine) -> None:
     content = b'{"choices":   [1, 2], "odd" : 1e3}'
     engine.reply = Response(content, media_type="application/json")
-    for path, fields in (
+    cases: list[tuple[str, dict[str, Any]]] = [
         (CHAT, {"tools": TOOLS}),
         (CHAT, {"response_format": {"type": "json_object"}}),
         (CHAT, {"logprobs": True}),
@@ -87,7 +90,8 @@ def test_a_reply_comes_byte_for_byte(server: LiveServer, engine: Engine) -> None
         (CHAT, {"messages": [{"role": "tool", "tool_call_id": "1", "content": "5"}]}),
         (COMPLETIONS, {"logprobs": 0}),
         (COMPLETIONS, {"echo": True}),
-    ):
+    ]
+    for path, fields in cases:
         reply = ask(server, path, **fields)
         assert (reply.status_code, reply.content) == (200, content), reply.text
         assert reply.headers["x-pasta-mode"] == "passed-through"
@@ -97,7 +101,8 @@ def test_a_reply_comes_byte_for_byte(server: LiveServer, engine: Engine) -> None
 def test_the_engine_gets_what_was_asked_with_the_servers_defaults(server: LiveServer, engine: Engine) -> None:
     engine.reply = Response(b"{}")
     message = {"role": "user", "content": "Why?", "vendor": {"a": [1]}}
-    pasta, nulls = {"limits": {"timeout": 5}}, {"regex": None, "guided_json": None}
+    pasta: dict[str, Any] = {"limits": {"timeout": 5}}
+    nulls: dict[str, Any] = {"regex": None, "guided_json": None}
     assert ask(server, messages=[message], tools=TOOLS, user="me", pasta=pasta, **nulls).status_code == 200
     assert engine.bodies == [
         {

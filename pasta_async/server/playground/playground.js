@@ -2,7 +2,7 @@
 
 /* The page: asks, shows what comes, compares, shares. Text of the model is only ever put in as text. */
 (() => {
-  const { make, seconds, timeline, showNumbers } = pasta;
+  const { make, seconds, timeline, inSequence, showNumbers } = pasta;
   const { Lane, Prose, Clock, promiseTag, syncTag } = views;
   const by = (id) => document.getElementById(id);
   const DRAW_EVERY = 80; // milliseconds
@@ -154,7 +154,7 @@
         this.tellHowMany();
       },
       "thread.failed"({ thread, error, action }) {
-        const words = { retry: "tries again", sequence: "is taken up later", fail: "failed" };
+        const words = { retry: "tries again", fail: "failed" };
         this.lanes[thread].state(action === "fail" ? "failed" : "queued", words[action]);
         this.lanes[thread].card.title = error.message;
       },
@@ -199,9 +199,9 @@
     finish() {
       this.draw({ now: true });
       showNumbers(by("numbers"), answered.generation, this.generation);
-      const ratio = this.generation.elapsed / answered.generation.elapsed;
+      const ratio = inSequence(answered.generation, this.generation).elapsed / answered.generation.elapsed;
       const words = ratio >= 1 ? `${ratio.toFixed(2)} times as fast as` : `slower than`;
-      tell(`The parallel answer was ${words} the baseline, which decodes one token after another.`);
+      tell(`The parallel answer was ${words} the same text one token after another.`);
     }
 
     on = {
