@@ -75,8 +75,8 @@ class ReasoningRead(NamedTuple):
 class Reader:
     """Reads what one thread writes, token by token.
 
-    Without `tags` nothing is read as a tag. Only the main thread may have a thinking block; `thinking` is True
-    if it begins inside one.
+    Without `tags` nothing is read as a tag. Only the main thread may have a thinking block; `thinking` is
+    True if it begins inside one.
     """
 
     def __init__(
