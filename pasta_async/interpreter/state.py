@@ -184,12 +184,14 @@ class TokenBudget:
         """Where the answer ends, once all that comes before is done; None if it fits."""
         if self._known() <= self._max_tokens:
             return None
+        # Walk through the round in document order: `left` is the budget for main's tokens, once the chunks
+        # passed so far are paid for.
         left = self._max_tokens - self._joined
         for thread in self.round:
             if left < thread.origin:
-                break
+                break  # main's text ends the answer before this promise
             if left - thread.origin <= thread.kept:
-                return Cut(thread.number, left - thread.origin)
+                return Cut(thread.number, left - thread.origin)  # it ends inside this chunk
             left -= thread.kept
         return Cut(0, left)
 

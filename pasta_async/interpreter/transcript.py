@@ -53,10 +53,11 @@ class StopSearch:
     def _step(self, index: int, piece: str) -> int | None:
         """Match one stop text on; the index in the piece behind it if it is complete."""
         stop = self._stops[index]
-        matched = self._matched[index]
+        matched = self._matched[index]  # so many of its characters stand at the end of the text
         if not matched and stop[0] not in piece:
             return None
         for position, character in enumerate(piece, 1):
+            # Where the next character differs, a shorter beginning of the stop text may still be matched.
             while matched and stop[matched] != character:
                 matched = self._fallbacks[index][matched - 1]
             matched += stop[matched] == character
@@ -137,8 +138,9 @@ class Visible:
         text = ""
         while not self.stopped:
             front = self._lanes[0]
-            for place, piece in self._certain(front.pending):
-                text += self._show(piece, Cut(front.thread, place - front.origin))
+            for number, piece in self._certain(front.pending):
+                text += self._show(piece, Cut(front.thread, number - front.origin))
+            # The next lane has its turn once the front one is over and all of its text is out.
             if front.pending or not front.done or len(self._lanes) == 1:
                 break
             self._chunk_tokens += front.tokens
