@@ -167,10 +167,10 @@ def _load_tokenizer(source: str | Path, server: str, revision: str | None) -> To
         folder = hub.snapshot_download(str(source), revision=revision, allow_patterns=[*TOKENIZER_FILES])
     except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
         raise UnsupportedModelError(
-            f"there is no tokenizer for {server}: {source!r} is no folder on this machine, nor on the hub "
-            f"({error}). Pass tokenizer= (or set PASTA_TOKENIZER): a folder, a tokenizer.json or a name on the"
-            " hub; or have the folder that the server loaded on this machine, too; or start the server by a name "
-            "on the hub (HF_TOKEN opens what is gated)"
+            f"there is no tokenizer for {server}: {source!r} is no folder here, nor on the hub ({error}). "
+            "Pass tokenizer=, or set PASTA_TOKENIZER: a folder, a tokenizer.json or a name on the hub. Or "
+            "have the server's model folder on this machine, or start the server by a name on the hub "
+            "(HF_TOKEN opens gated models)"
         ) from error
     return Tokenizer.from_folder(folder)
 
