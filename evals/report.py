@@ -1,6 +1,6 @@
 """Tables, result files, and a picture of models by speed and quality.
 
-    python -m pasta_async.evals.report results/baseline results/lambda1 results/lambda4 --out report
+    python -m pasta_async.evals.report --results results/lambda1 --results results/lambda4 --out report
 
 reads results of `evals.quality`, and writes `report.md` and `frontier.png`.
 """
@@ -220,7 +220,7 @@ def _reach(estimate: Mapping[str, float | None]) -> list[list[float]]:
     return [[value - low], [high - value]]
 
 
-main: Command = command(ReportSettings, write_report, "report", __doc__, positional=("results",))
+main: Command = command(ReportSettings, write_report, "report", __doc__)
 
 if __name__ == "__main__":
     main()

@@ -42,8 +42,8 @@ class Judge:
 
     def __init__(self, opinion: Opinion) -> None:
         self.opinion = opinion
-        self.prefix = ""
-        """Stands before every name that it replies, as a space does with some tokenizers."""
+        self.prefix: Callable[[int], str] = lambda number: ""
+        """Stands before the names in a reply, as a space does with some tokenizers."""
         self.trouble: Callable[[int, str], Trouble | None] = no_trouble
         """What goes wrong with a request, by its number and its prompt."""
         self.closing = threading.Event()
@@ -64,7 +64,7 @@ class Judge:
             trouble(self, handler)
         else:
             first, second = _OUTPUT.findall(text)
-            send(handler, 200, _completion(body, self.opinion(first, second), self.prefix))
+            send(handler, 200, _completion(body, self.opinion(first, second), self.prefix(number)))
 
 
 def rate_limited(judge: Judge, handler: BaseHTTPRequestHandler) -> None:

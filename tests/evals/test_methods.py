@@ -14,7 +14,6 @@ from recorder import Recorder
 from pasta_async.backends.local import LocalBackend
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.methods import METHODS, Case, main, measure, open_engine, play, rounds, summarise
-from pasta_async.jobs import Journal
 from pasta_async.lang import parse
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
@@ -122,30 +121,9 @@ async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_on
     assert [text.count("word") for text in texts[1:]] == [30, 40, 25]
     tags = engine.forced.tags
     for number, child in enumerate(children, 1):
-        assert child.ids[-2:] == (engine.forced.tags.promise, engine.forced.tags.open_async)
-        assert (
-            child.ids.count(engine.forced.tags.promise) == number
-        )  # the forks before it, not what they write
+        assert child.ids[-2:] == (tags.promise, tags.open_async)
+        assert child.ids.count(tags.promise) == number  # the forks before it, not what they write
         assert child.ids[:-1] == (*main.ids, *world.made[0].written[0])[: len(child.ids) - 1]
-
-
-async def test_a_run_that_broke_off_goes_on(tmp_path: Path):
-    methods, file = [METHODS["sequential"], METHODS["pasta"]], tmp_path / "rows.jsonl"
-
-    async def go_on() -> tuple[list[Answer], int]:
-        world = World()
-        with Journal(file, {"benchmark": "methods"}) as journal:
-            rows = await measure(world.opened, DOCUMENTS, methods, passes=1, journal=journal)
-        answers = {request.answer for backend in world.made for request in backend.requests}
-        return rows, len(answers)
-
-    whole, asked = await go_on()
-    assert asked == len(methods) + len(whole), "each warms up once"
-    lines = file.read_text().splitlines()
-    file.write_text("\n".join(lines[:2]) + '\n{"prompt": 0, "meth')
-    rows, asked = await go_on()
-    assert [(row.prompt, row.method) for row in rows] == [(row.prompt, row.method) for row in whole]
-    assert asked == len(methods) + len(whole) - 1
 
 
 def test_the_rounds_of_a_document_are_its_visible_text():

@@ -157,18 +157,9 @@ def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     refused(main, f"--answers {tmp_path}/missing.jsonl {out}")
 
 
-def test_a_file_that_speed_wrote_is_read_in_order_of_the_prompts(tmp_path: Path) -> None:
-    rows = [Answer(place, form) for place in (2, 0, 1) for form in ("parallel", "baseline", "brief")]
-    write_rows(tmp_path / "a.jsonl", [{"benchmark": "speed"}, {"environment": {}}, *map(asdict, rows)])
-    _, answers = read_answers(tmp_path / "a.jsonl")
-    assert [answer.prompt for answer in answers if answer.method == "baseline"] == [0, 1, 2]
-    run(main, f"--answers {tmp_path}/a.jsonl --out {tmp_path}/out")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
-        "",
         "--backend local:",
         "--answers a.jsonl --backend local: --prompts p.txt",
         "--backend local: --prompts p.txt --passes 2",
@@ -221,13 +212,16 @@ def test_a_report_has_a_row_for_each_model_and_a_picture(
         write_rows(tmp_path / f"{name}.jsonl", [{"made": "up"}, *map(asdict, rows)])
         run(main, f"--answers {tmp_path}/{name}.jsonl --out {tmp_path}/{name}")
     capsys.readouterr()
-    run(report.main, f"{tmp_path}/fast {tmp_path}/slow --figure soundness --out {tmp_path}/report")
+    run(
+        report.main,
+        f"--results {tmp_path}/fast --results {tmp_path}/slow --figure soundness --out {tmp_path}/report",
+    )
     table = capsys.readouterr().out
     assert "| fast |" in table and "| 2.55 |" in table
     assert (tmp_path / "report" / "report.md").read_text().startswith(table.strip())
     assert (tmp_path / "report" / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    refused(report.main, f"{tmp_path}/fast --figure magic --out {tmp_path}/report")
-    refused(report.main, f"{tmp_path} --out {tmp_path}/report")
+    refused(report.main, f"--results {tmp_path}/fast --figure magic --out {tmp_path}/report")
+    refused(report.main, f"--results {tmp_path} --out {tmp_path}/report")
 
 
 def test_points_that_no_other_one_beats() -> None:

@@ -6,10 +6,8 @@ import json
 import os
 import shutil
 import signal
-import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +16,9 @@ from commands_run import refused
 from commands_run import run as run_command
 
 from pasta_async import Client, Limits
-from pasta_async.errors import BackendError, InvalidRequestError
-from pasta_async.evals import load, methods, speed
-from pasta_async.evals.answers import Answer, Form, Prompt, cold_backend, of_method, read_prompts
+from pasta_async.errors import InvalidRequestError
+from pasta_async.evals import load, speed
+from pasta_async.evals.answers import Answer, Form, Prompt, of_method, read_prompts
 from pasta_async.evals.report import cell, environment, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.jobs import Journal
@@ -294,28 +292,15 @@ def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
     assert out.read_text().startswith(measured)
 
 
-@pytest.mark.parametrize(
-    ("main", "arguments"),
-    [
-        (speed.main, "--prompts {0}/p.txt --max-tokens 4 --passes 1"),
-        (load.main, "--documents {0}/documents.jsonl --at-once 1 --answers 1 --rounds 1"),
-        (methods.main, "--documents {0}/documents.jsonl --methods pasta --passes 1"),
-    ],
-)
-def test_figures_of_other_weights_at_the_same_path_are_not_gone_on_with(
-    main: Any, arguments: str, tmp_path: Path
-):
+def test_figures_of_other_weights_at_the_same_path_are_not_gone_on_with(tmp_path: Path):
     model = tmp_path / "model"
     shutil.copytree(PASTA_TINY, model)
     (tmp_path / "p.txt").write_text("Tell me of tea.")
-    (tmp_path / "documents.jsonl").write_text(
-        '{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n'
-    )
-    given = f"--backend local:{model} {arguments.format(tmp_path)} --out {tmp_path}/out"
-    run_command(main, given)
+    given = f"--backend local:{model} --prompts {tmp_path}/p.txt --max-tokens 4 --passes 1"
+    run_command(speed.main, f"{given} --out {tmp_path}/out")
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert "(weights: " in refused(main, given)
+    assert "(weights: " in refused(speed.main, f"{given} --out {tmp_path}/out")
 
 
 @pytest.mark.parametrize(
@@ -334,29 +319,3 @@ def test_what_does_not_fit_ends_a_command_with_one_line(arguments: str, tmp_path
         '{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n'
     )
     assert "\n" not in refused(load.main, arguments.format(tmp_path))
-
-
-async def test_the_key_of_the_environment_is_sent_to_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, str | None] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            asked[self.path] = self.headers["authorization"]
-            self.send_response(200 if self.path == "/flush_cache" else 404)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        do_GET = do_POST = answer
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    monkeypatch.setenv("PASTA_API_KEY", "open-sesame")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        with pytest.raises(BackendError):  # it is no SGLang
-            async with cold_backend(f"http://127.0.0.1:{http.server_port}"):
-                pass
-        http.shutdown()
-    assert len(asked) > 1
-    assert {*asked.values()} == {"Bearer open-sesame"}
