@@ -85,7 +85,7 @@ class Client:
         """Told of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._admission = Admission(self.limits.client_threads, self._backend.load, clock)
+        self._admission = Admission(self.limits.client_threads, self._backend.load)
         self._connecting = SingleFlight[Model]()
         self._model: Model | None = None
         self._closed = False
@@ -155,7 +155,7 @@ class Client:
         if self._loop is not None:
             if self._loop.is_running():
                 raise InvalidStateError("this client is used by another event loop; make one for each")
-            self._admission = Admission(self.limits.client_threads, self._backend.load, self._clock)
+            self._admission = Admission(self.limits.client_threads, self._backend.load)
             self._connecting = SingleFlight[Model]()
         self._loop = loop
 

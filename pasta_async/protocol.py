@@ -115,11 +115,11 @@ class Backend(Protocol):
     async def load(self) -> EngineLoad | None:
         """Read the engine's load; None if it does not tell: then the client counts its own requests.
 
-        It is asked when an answer starts, at each promise, and twice a second while threads wait for room, so
-        a backend that asks a server does that a few times a second at most.
+        It is asked when an answer starts and at each promise, so a backend that asks a server does that a few
+        times a second at most.
 
         Raises:
-            BackendError: It could not be learned. That ends no answer; the load before it serves for seconds.
+            BackendError: It could not be learned. That ends no answer.
 
         Cancelling it leaves nothing behind.
         """

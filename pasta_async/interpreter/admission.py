@@ -13,33 +13,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from math import inf
 
-from pasta_async.clock import Clock, time_limit
 from pasta_async.errors import BackendError
 from pasta_async.load import LIGHT_THREADS, EngineLoad, room
 
-_READ_AGAIN_SECONDS = 0.5
-"""The time between two readings of the load while threads wait for room."""
-
 
 class Admission:
-    """The slots of a client, and who waits for one.
+    """The slots of a client, and the threads that wait for one.
 
     Args:
         slots: Threads over all answers that decode at once.
         load: Tells how busy the engine is (`pasta_async.protocol.Backend.load`).
-        clock: What waiting threads look at.
     """
 
-    def __init__(self, slots: int, load: Callable[[], Awaitable[EngineLoad | None]], clock: Clock) -> None:
-        self.clock: Clock = clock
+    def __init__(self, slots: int, load: Callable[[], Awaitable[EngineLoad | None]]) -> None:
         self._slots, self._load = slots, load
         self._answers: list[AnswerSlots] = []
         self._waiting: dict[asyncio.Future[None], Slot] = {}  # in order of asking
         self._latest: EngineLoad | None = None
-        self._read_at = -inf
         self._room = inf
         self._foreign = 0  # requests of others on the engine
 
@@ -56,20 +49,15 @@ class Admission:
             yield slots
         finally:
             self._answers.remove(slots)
-            self.admit()
+            self._admit()
 
-    async def read_load(self, *, older_than: float = 0.0) -> str | None:
-        """Read the engine's load, unless the latest reading is younger than so many seconds.
+    async def read_load(self) -> str | None:
+        """Read the engine's load. Cancelling it is safe.
 
         Returns:
             Why the load is not known, if it could not be read.
-
-        Cancelling it is safe.
         """
-        if older_than and self.clock.time() - self._read_at < older_than:
-            return None
         held = self._held
-        self._read_at = self.clock.time()
         try:
             load = await self._load()
         except BackendError as error:
@@ -88,51 +76,64 @@ class Admission:
 
         There is if each answer could have a second thread.
         """
-        active = sum(answer.active for answer in self._answers)
-        for threads, answers in ((self._slots, active), (self._room, active + self._foreign)):
+        for threads, answers in ((self._slots, self._active), (self._room, self._active + self._foreign)):
             if 2 * answers > threads:
                 return f"{answers} answers at once, and parallel decoding pays up to {threads / 2:.0f} here"
         return None
 
-    def shortage(self) -> str:
-        """The reason why threads wait."""
-        active = sum(answer.active for answer in self._answers)
-        threads = min(self._slots, self._room)
-        return f"{active + self._foreign} answers at once, and there is room for {threads:.0f} threads here"
-
-    def ask(self, slot: Slot) -> asyncio.Future[None]:
-        """Queue for a slot. The future is done once it is granted."""
+    async def take(self, slot: Slot) -> None:
+        """Wait until a slot is granted. Cancelling it gives up the place in the queue."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = slot
-        return turn
+        try:
+            if slot.needs_room and slot.answer.held:  # else it needs no room, whatever the load
+                await slot.answer.read_load()
+            self._admit()
+            if slot.needs_room and slot.answer.held and not turn.done():
+                answers, threads = self._active + self._foreign, min(self._slots, self._room)
+                slot.waited = f"{answers} answers at once, and room for {threads:.0f} threads"
+            await turn
+        except BaseException:
+            self._waiting.pop(turn, None)
+            self.give_back(slot)  # it may have been granted in the moment of the cancellation
+            raise
 
-    def withdraw(self, turn: asyncio.Future[None]) -> None:
-        """Leave the queue."""
-        self._waiting.pop(turn, None)
+    def give_back(self, slot: Slot) -> None:
+        """Let others have a slot; nothing happens if it is not held."""
+        if slot.held:
+            slot.held = False
+            slot.answer.held -= 1
+            self._admit()
 
-    def admit(self) -> None:
+    def _admit(self) -> None:
         """Grant slots, as many as there are, to whoever is next."""
         while self._held < self._slots and (turn := self._next()):
             slot = self._waiting.pop(turn)
             if not turn.done():  # a thread that is being cancelled takes none
                 turn.set_result(None)
-                slot.hold()
-
-    @property
-    def _held(self) -> int:
-        return sum(answer.held for answer in self._answers)
+                slot.held = True
+                slot.answer.held += 1
+                slot.answer.begun = True
 
     def _next(self) -> asyncio.Future[None] | None:
         """Whose turn it is. Among equals, that of who asked first: within an answer, document order."""
         idle = [turn for turn, slot in self._waiting.items() if not slot.answer.held]
         if idle:  # answers that have begun go before new ones
             return next((turn for turn in idle if self._waiting[turn].answer.begun), idle[0])
-        answers = sum(answer.active for answer in self._answers)
         extra = sum(max(0, answer.held - 1) for answer in self._answers)
-        if answers + extra >= self._slots:
+        if self._active + extra >= self._slots:
             return None
-        full = answers + extra + self._foreign >= self._room
+        full = self._active + extra + self._foreign >= self._room
         return next((turn for turn, slot in self._waiting.items() if not (full and slot.needs_room)), None)
+
+    @property
+    def _held(self) -> int:
+        return sum(answer.held for answer in self._answers)
+
+    @property
+    def _active(self) -> int:
+        """Answers that use the engine, or are about to: not those whose threads all wait for readers."""
+        return sum(answer.held > 0 or answer.paused == 0 for answer in self._answers)
 
 
 class AnswerSlots:
@@ -143,6 +144,7 @@ class AnswerSlots:
         held: The number of slots that decoding threads hold.
         paused: Threads without a slot that wait for their reader, or to send a request again.
         begun: Whether a thread of the answer has ever had a slot.
+        trouble: Why the engine's load is not known, if it could not be read for this answer.
     """
 
     def __init__(self, admission: Admission, *, limited: bool) -> None:
@@ -152,12 +154,6 @@ class AnswerSlots:
         self.paused: int = 0
         self.begun: bool = False
         self.trouble: str | None = None
-        """Why the engine's load is not known, if it could not be read for this answer."""
-
-    @property
-    def active(self) -> bool:
-        """It uses the engine, or is about to. One whose threads all wait for their reader does not."""
-        return self.held > 0 or self.paused == 0
 
     async def crowded(self) -> str | None:
         """The reason not to decode the answer in parallel; None if it is worth it. Cancelling it is safe."""
@@ -167,75 +163,35 @@ class AnswerSlots:
         await asyncio.sleep(0)  # answers that begin in the same moment count too
         return self.admission.crowd()
 
-    async def read_load(self, *, older_than: float = 0.0) -> None:
+    async def read_load(self) -> None:
         """Read the engine's load, and keep why it is not known. Cancelling it is safe."""
-        self.trouble = await self.admission.read_load(older_than=older_than) or self.trouble
+        self.trouble = await self.admission.read_load() or self.trouble
 
     @asynccontextmanager
     async def thread(self) -> AsyncGenerator[Slot]:
         """Hold a slot while a thread decodes. Cancelling it gives up the slot, or the place in the queue."""
         slot = Slot(self)
-        await slot.take()
+        await self.admission.take(slot)
         try:
             yield slot
         finally:
-            slot.give_back()
+            self.admission.give_back(slot)
 
 
 class Slot:
     """The slot of one thread.
 
     Attributes:
+        held: Whether the thread has it now.
         waited: Why the thread had to wait for room on the engine, if it had to.
         needs_room: Whether it takes only what the engine has room for.
     """
 
     def __init__(self, answer: AnswerSlots) -> None:
         self.answer: AnswerSlots = answer
+        self.held: bool = False
         self.waited: str | None = None
         self.needs_room: bool = answer.limited
-        self._held = False
-
-    def hold(self) -> None:
-        """It is granted."""
-        self._held = True
-        self.answer.held += 1
-        self.answer.begun = True
-
-    def give_back(self) -> None:
-        """Let others have it; nothing happens if it is not held."""
-        if self._held:
-            self._held = False
-            self.answer.held -= 1
-            self.answer.admission.admit()
-
-    async def take(self) -> None:
-        """Wait until it is granted. Cancelling it gives up the place in the queue."""
-        answer, admission = self.answer, self.answer.admission
-        turn = admission.ask(self)
-        try:
-            if self.needs_room and answer.held:  # else it needs no room, whatever the load
-                await answer.read_load()
-            admission.admit()
-            if self.needs_room and answer.held and not turn.done():
-                self.waited = admission.shortage()
-                await self._wait_for_room(turn)
-            await turn
-        except BaseException:
-            admission.withdraw(turn)
-            self.give_back()  # it may have been granted in the moment of the cancellation
-            raise
-
-    async def _wait_for_room(self, turn: asyncio.Future[None]) -> None:
-        """Wait for a turn; others leave the engine meanwhile, so its load is read from time to time."""
-        admission = self.answer.admission
-        while not turn.done():
-            with suppress(TimeoutError):
-                async with time_limit(admission.clock, _READ_AGAIN_SECONDS):
-                    await asyncio.wait([turn])
-            if not turn.done():
-                await self.answer.read_load(older_than=_READ_AGAIN_SECONDS)
-                admission.admit()
 
     @asynccontextmanager
     async def released(self) -> AsyncGenerator[None]:
@@ -245,10 +201,10 @@ class Slot:
         it leaves the thread without a slot.
         """
         self.answer.paused += 1
-        self.give_back()
+        self.answer.admission.give_back(self)
         try:
             yield
         finally:
             self.answer.paused -= 1
         self.needs_room = False
-        await self.take()
+        await self.answer.admission.take(self)

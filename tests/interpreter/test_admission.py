@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from support import promise
 
 from pasta_async import Client, Generation, Limits
-from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import BackendStatusError
-from pasta_async.events import PromiseOpened, ThreadStarted
+from pasta_async.events import ThreadStarted
 from pasta_async.interpreter.admission import Admission
 from pasta_async.lang import parse
 from pasta_async.load import LIGHT_THREADS, EngineLoad
@@ -118,38 +117,6 @@ async def test_threads_that_wait_go_on_as_others_end() -> None:
         answers = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(3)))
     assert [(answer.text, answer.width) for answer in answers] == [(TEXT, "limited")] * 3
     assert backend.max_open == 64
-
-
-async def test_threads_that_wait_begin_soon_after_others_have_left_the_engine() -> None:
-    backend, left = Busy("A." + promise("x", "Chunk one here.") + " word" * 5000, others=70), 0.0
-    async with on(backend) as client, client.stream(await ids_of(backend)) as answer:
-        async for event in answer:
-            if isinstance(event, PromiseOpened):
-                backend.others, left = 0, backend.clock.time()
-            elif isinstance(event, ThreadStarted) and event.thread == 1:
-                assert backend.clock.time() - left < 1.0
-        generation = await answer.result()
-    main, chunk = generation.threads
-    assert main.ended is not None and chunk.started is not None and chunk.started < main.ended
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_the_load_is_read_again_while_threads_wait_and_no_longer(cancelled: bool) -> None:
-    backend, before = Busy(others=62), asyncio.all_tasks()
-    async with on(backend) as client:
-        tasks = [asyncio.create_task(client.generate(await ids_of(backend))) for _ in range(3)]
-        await backend.clock.sleep(1.0)
-        asked = backend.asked
-        await backend.clock.sleep(10.0)
-        assert asked + 15 <= backend.asked <= asked + 25  # once for all threads that wait
-        if cancelled:
-            for task in tasks:
-                task.cancel()
-        await asyncio.wait(tasks)
-        assert asyncio.all_tasks() == before
-        asked = backend.asked
-        await backend.clock.sleep(10.0)
-        assert backend.asked == asked
 
 
 async def test_the_clients_own_answers_count_where_the_engine_says_nothing() -> None:
@@ -338,7 +305,7 @@ async def test_threads_that_are_cancelled_in_the_queue_or_with_a_slot_in_hand_ta
     async def silent() -> EngineLoad | None:
         return None
 
-    admission, decoding = Admission(2, silent, REAL_CLOCK), set[int]()
+    admission, decoding = Admission(2, silent), set[int]()
 
     async def decode(number: int) -> None:
         async with slots.thread() as slot:
