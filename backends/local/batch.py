@@ -1,9 +1,9 @@
-"""One step's work, laid out for the model: a flat batch of tokens, and what each of them attends to.
+"""One step's work, laid out for the model: a flat batch of tokens, and the slots that each attends to.
 
 Threads of one answer share most of their context. So attention runs over *groups*: all queries of an answer
 meet the union of its threads' slots, and a mask says which of them each query may see. Keys and values of the
-shared part are read once, and one product serves all threads. What only one thread has is attended to apart
-(`OwnPart`): others need not look at it.
+shared part are read once, and one product serves all threads. Slots that only one thread sees are attended to
+apart (`PrivatePart`), so that the other threads' queries skip them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
 _HOLES = 0.2  # share of pages between those attended to that is read along rather than copied without them
 _TOGETHER = 16  # new tokens of an entry from which on the compiled step has them attend together
 _MOST_QUERIES = 64  # of a prompt in one product: a part does not read the keys of those behind it
-_LARGE = 32  # queries of a group that is worth a product of its own
+_MANY_QUERIES = 32  # queries of a group that is worth a product of its own
 _WASTE = 1.5  # groups share a block while padding makes it at most this much larger
 _COPIED = 128  # pages that are copied for one product: they stay in the processor's cache
 
@@ -41,13 +41,13 @@ class Entry:
 
     @property
     def count(self) -> int:
-        """How many tokens are new."""
+        """The number of new tokens."""
         return len(self.slots) - self.start
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPart:
-    """What each query alone sees."""
+class PrivatePart:
+    """The keys that each query alone sees."""
 
     table: torch.Tensor  # pages to copy, int64 `[queries * pages]`
     mask: torch.Tensor  # 0 or -inf, `[queries, 1, keys]`
@@ -62,7 +62,7 @@ class Block:
     queries: int
     table: slice | torch.Tensor  # the one group's slots, in place; or pages to copy, int64 `[groups * pages]`
     mask: torch.Tensor | None  # 0 or -inf, `[groups, 1, queries, keys]`; None: all is seen
-    own: OwnPart | None = None  # what is seen besides, for one group of one query for each thread
+    private: PrivatePart | None = None  # further keys, for one group of one query for each thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ class _Group(NamedTuple):
     rows: Ints
     table: slice | Ints  # slots that stand together, or pages
     mask: Floats | None  # `[rows, keys]`
-    own: OwnPart | None = None
+    private: PrivatePart | None = None
 
     @property
     def pages(self) -> int:
-        """How many pages are to be copied."""
+        """The number of pages to copy."""
         return 0 if isinstance(self.table, slice) else len(self.table)
 
 
@@ -141,12 +141,13 @@ class BatchMaker:
     def _group(self, members: list[tuple[Entry, int]], few: bool) -> _Group:
         """The attention of entries, each given with the end of its rows."""
         rows = np.concatenate([np.arange(end - entry.count, end) for entry, end in members])
-        own, entries = None, [entry for entry, _ in members]
+        private, entries = None, [entry for entry, _ in members]
         if few:
-            own, entries = self._own_part(entries)
+            private, entries = self._private_part(entries)
         table, keys = self._table(entries, in_place=few)
         if len(rows) == len(entries) and all(len(entry.slots) == keys for entry in entries):
-            return _Group(rows, table, None, own)
+            return _Group(rows, table, None, private)
+        # A row per query, a column per slot of the table: 0 where the query may look, -inf elsewhere.
         mask = np.full((len(rows), keys), -np.inf, np.float32)
         top = 0
         for entry in entries:
@@ -156,34 +157,36 @@ class BatchMaker:
             if count > 1:  # a new token does not see those behind it
                 visible[:, columns[entry.start :]] = np.triu(np.full((count, count), -np.inf, np.float32), 1)
             top += count
-        return _Group(rows, table, mask, own)
+        return _Group(rows, table, mask, private)
 
-    def _own_part(self, entries: list[Entry]) -> tuple[OwnPart | None, list[Entry]]:
-        """What single threads alone see, where it can be looked at apart, and the entries without it."""
+    def _private_part(self, entries: list[Entry]) -> tuple[PrivatePart | None, list[Entry]]:
+        """The slots that single threads alone see, where that pays, and the entries without them."""
         if len(entries) == 1 or any(entry.count > 1 for entry in entries):
             return None, entries
-        seen = np.concatenate([entry.slots for entry in entries])
-        low = int(seen.min())
-        seen_by = np.bincount(seen - low)
-        shared = [_shared(seen_by[entry.slots - low]) for entry in entries]
+        # Count for each slot how many threads see it. Slots behind the last shared one are a thread's own.
+        slots = np.concatenate([entry.slots for entry in entries])
+        lowest = int(slots.min())
+        readers = np.bincount(slots - lowest)
+        shared = [_shared_length(readers[entry.slots - lowest]) for entry in entries]
         if not all(shared):
             return None, entries
-        own = [entry.slots[known:] for entry, known in zip(entries, shared, strict=True)]
-        found = [(self._pages(slots), self._column[slots]) for slots in own]  # threads may share a page
-        if not (most := max(len(pages) for pages, _ in found)):
+        # Each thread's own slots, by their pages (which threads may share) and their columns within these.
+        own_slots = [entry.slots[length:] for entry, length in zip(entries, shared, strict=True)]
+        own_pages = [(self._pages(own), self._column[own]) for own in own_slots]
+        if not (most := max(len(pages) for pages, _ in own_pages)):
             return None, entries
-        table = np.concatenate([_pad(pages, most) for pages, _ in found])
+        table = np.concatenate([_pad(pages, most) for pages, _ in own_pages])
         mask = np.full((len(entries), 1, most * PAGE), -np.inf, np.float32)
-        for query, (_, columns) in enumerate(found):
+        for query, (_, columns) in enumerate(own_pages):
             mask[query, 0, columns] = 0
         rest = [
-            replace(entry, slots=entry.slots[:known], start=known - 1)
-            for entry, known in zip(entries, shared, strict=True)
+            replace(entry, slots=entry.slots[:length], start=length - 1)
+            for entry, length in zip(entries, shared, strict=True)
         ]
-        return OwnPart(self._tensor(table), self._tensor(mask)), rest
+        return PrivatePart(self._tensor(table), self._tensor(mask)), rest
 
     def _table(self, entries: list[Entry], *, in_place: bool) -> tuple[slice | Ints, int]:
-        """Where all is that any entry sees, and how many keys that are; sets the column of each of its slots.
+        """The slots that any entry sees, as a slice or as pages, and their number; sets each slot's column.
 
         Pages that nobody sees may be among them, if they are few (a mask hides them).
         """
@@ -207,7 +210,7 @@ class BatchMaker:
             (group,) = groups
             mask = None if group.mask is None else self._tensor(group.mask[None, None])
             table = group.table if isinstance(group.table, slice) else self._tensor(group.table)
-            return Block(self._place(group.rows), 1, queries, table, mask, group.own)
+            return Block(self._row_index(group.rows), 1, queries, table, mask, group.private)
         # Padding repeats a group's first row, which is then computed several times alike, and masks slots.
         index = np.stack([_pad(group.rows, queries) for group in groups])
         table = np.stack([_pad(cast("Ints", group.table), pages) for group in groups])
@@ -216,10 +219,10 @@ class BatchMaker:
             shown = 0 if group.mask is None else group.mask
             mask[i, 0, : len(group.rows), : group.pages * PAGE] = shown
             mask[i, 0, len(group.rows) :] = mask[i, 0, 0]
-        chosen = self._place(index.reshape(-1))
-        return Block(chosen, len(groups), queries, self._tensor(table.reshape(-1)), self._tensor(mask))
+        rows = self._row_index(index.reshape(-1))
+        return Block(rows, len(groups), queries, self._tensor(table.reshape(-1)), self._tensor(mask))
 
-    def _place(self, rows: Ints) -> slice | torch.Tensor:
+    def _row_index(self, rows: Ints) -> slice | torch.Tensor:
         in_order = bool((np.diff(rows) == 1).all())
         return slice(int(rows[0]), int(rows[-1]) + 1) if in_order else self._tensor(rows)
 
@@ -237,9 +240,9 @@ def _new_tokens(entries: Sequence[Entry]) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def _shared(seen_by: Ints) -> int:
-    """How many slots of a sequence stand before those that no other has; given how many see each."""
-    shared = np.flatnonzero(seen_by != 1)
+def _shared_length(readers: Ints) -> int:
+    """Slots of a sequence up to the last that others see as well, by the number of readers of each slot."""
+    shared = np.flatnonzero(readers != 1)
     return int(shared[-1]) + 1 if len(shared) else 0
 
 
@@ -270,11 +273,11 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
 
 
 def _fits(group: _Group, block: list[_Group], area: int) -> bool:
-    """Whether a group shares the block of others, which have no fewer rows; `area`: of all, unpadded."""
-    for one in (group, block[-1]):
-        if len(one.rows) >= _LARGE or not one.pages or one.own is not None:
+    """True if a group may share the block of others, which have no fewer rows; `area`: of all, unpadded."""
+    for member in (group, block[-1]):
+        if len(member.rows) >= _MANY_QUERIES or not member.pages or member.private is not None:
             return False  # its attention is a product of its own
-    pages = (len(block) + 1) * max(other.pages for other in (*block, group))
+    pages = (len(block) + 1) * max(member.pages for member in (*block, group))
     return pages <= _COPIED and len(block[0].rows) * pages <= _WASTE * area
 
 

@@ -59,35 +59,36 @@ class SlotPool:
 
     def __init__(self, slots: int) -> None:
         self.size = slots
-        self.free: int = slots  # how many are free
+        self.free: int = slots
+        """The number of free slots."""
         self._unused = np.ones(slots, np.bool_)
         self._left = np.full(slots // PAGE, PAGE)  # free slots of each page
 
     @property
     def free_in_pages(self) -> int:
-        """How many slots are in pages that are free as a whole."""
+        """The number of slots in pages that are free as a whole."""
         return PAGE * int(np.count_nonzero(self._left == PAGE))
 
     def take(self, count: int, behind: int | None = None) -> Ids:
         """Claim `count` slots, if possible those behind the sequence's last one; so many must be free."""
         parts = [] if behind is None else [self._claim(self._stretch(behind + 1, count))]
         while (missing := count - sum(map(len, parts))) > 0:
-            parts.append(self._claim(self._place(missing)))
+            parts.append(self._claim(self._free_stretch(missing)))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def give(self, slots: Ids) -> None:
         """Give slots back."""
         self._mark(slots, free=True)
 
-    def _place(self, most: int) -> Ids:
-        """Free slots: from a page on that is free as a whole, or else any."""
+    def _free_stretch(self, most: int) -> Ids:
+        """At most so many free slots: from the first page that is free as a whole, or else any."""
         whole = np.flatnonzero(self._left == PAGE)
         if len(whole):
             return self._stretch(int(whole[0]) * PAGE, most)
         return np.flatnonzero(self._unused)[:most]
 
     def _stretch(self, start: int, most: int) -> Ids:
-        """The free slots from one on, up to the first that is not free."""
+        """At most so many free slots from `start` on, up to the first that is not free."""
         window = self._unused[start : start + most]
         return np.arange(start, start + (len(window) if window.all() else int(window.argmin())))
 
@@ -166,6 +167,7 @@ class RadixCache:
 
     def evict(self, count: int) -> Ids:
         """Forget at least `count` slots (fewer if there are not so many) and return them."""
+        # Leaves by age. A parent becomes a leaf when its last child goes, and joins the heap then.
         heap = [(node.used, id(node), node) for node in self.nodes() if _loose(node)]
         heapq.heapify(heap)
         freed: list[Ids] = []
@@ -188,6 +190,7 @@ class RadixCache:
             yield node
 
     def _walk(self, node: Node, ids: Ids) -> tuple[Node, int]:
+        """The node at the end of the longest known part of `ids` below a node, and that part's length."""
         self._clock += 1
         for step in node.path():
             step.used = self._clock
@@ -237,6 +240,7 @@ def _slots_between(upper: Node, lower: Node) -> Ids:
 
 
 def _loose(node: Node) -> bool:
+    """True for a leaf that no sequence stands on: it may be evicted."""
     return not node.locks and not node.children
 
 
@@ -317,7 +321,7 @@ def _system_memory(root: Path) -> Iterator[int]:
 
 
 def _group_rooms(root: Path) -> Iterator[int]:
-    """What each control group above this process leaves; pages that only cache files do not count as used."""
+    """Bytes that each control group above this process leaves; cached files do not count as used."""
     mounted, lines = root / "sys/fs/cgroup", list[str]()
     with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The model's 8-bit products, and whole steps of it, through the kernels that numba compiles (`kernels`)."""
+"""The int8 kernels' weights, threads and calls: a step of the whole model is one call (`kernels`)."""
 
 # torch leaves some of its types open.
 # pyright: reportUnknownMemberType=false
@@ -29,7 +29,7 @@ class Team:
     They wait actively for some milliseconds, longer than between two steps, and then sleep.
 
     Args:
-        size: How many threads, the caller's counted.
+        size: The number of threads, the caller's included.
     """
 
     def __init__(self, size: int) -> None:
@@ -68,7 +68,7 @@ class CompiledLinear:
 
     Args:
         rounded: int8 `[out, in]`.
-        scales: `[out, 1]`, what a step of each row is worth.
+        scales: `[out, 1]`, the value of a row's 1.
         bias: `[out]`, or None.
     """
 
@@ -89,7 +89,7 @@ class CompiledLinear:
         self.kernel_arguments: NDArray[np.int64] = np.array(
             [*(array.ctypes.data for array in self._arrays), weights.shape[1] // 4]
         )
-        """Addresses of the weights, scales, sums and biases, and how many steps of 4 inputs there are."""
+        """Addresses of the weights, scales, sums and biases, and the number of steps of 4 inputs."""
 
 
 class CompiledStep:
@@ -125,7 +125,7 @@ class CompiledStep:
         self._epsilons = np.float32(epsilon), np.float32(config.norm_eps)
         self._kernel = step
         self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // LANES)
-        self._most = 0  # rows that there is scratch for
+        self._scratch_rows = 0
         self._scratch: tuple[NDArray[Any], ...] = ()
 
     def __call__(self, x: torch.Tensor, batch: RowBatch, cache: KVCache) -> torch.Tensor:
@@ -133,7 +133,7 @@ class CompiledStep:
 
         Args:
             x: Embedded tokens, float32 `[rows, hidden]`; they are changed.
-            batch: What they are.
+            batch: Their positions and slots.
             cache: Gets their keys and values.
         """
         c, rows, outputs = self._config, len(x), len(batch.last)
@@ -166,17 +166,17 @@ class CompiledStep:
         return torch.from_numpy(logits)[:, : c.vocab_size]
 
     def _transposed(self, batch: RowBatch) -> NDArray[np.float32]:
-        """Where the keys of a prompt are put, `[kv_heads, blocks, head_dim, BLOCK]`."""
+        """Memory for the keys of a prompt in columns, `[kv_heads, blocks, head_dim, BLOCK]`."""
         seen = batch.positions[batch.prompts[:, 1] - 1]
         blocks = (int(seen.max()) // BLOCK + 1) if len(seen) else 0
         return _room((self._config.kv_heads, blocks, self._config.head_dim, BLOCK), np.float32)
 
     def _private(self, rows: int) -> tuple[NDArray[Any], ...]:
-        """What each thread has for itself: quantised rows, their sizes and zeros, scores of a row's heads."""
-        if rows > self._most:
+        """Scratch memory of each thread: quantised rows, their sizes and zeros, scores of a row's heads."""
+        if rows > self._scratch_rows:
             c, threads = self._config, self._team.size
             widest = max(c.hidden, c.heads * c.head_dim, c.intermediate)
-            self._most = rows
+            self._scratch_rows = rows
             self._scratch = (
                 _room((threads, rows, widest), np.uint8 if VNNI else np.int16),
                 _room((threads, rows), np.float32),

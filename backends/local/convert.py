@@ -207,7 +207,7 @@ class _GGUFFile:
         return torch.from_numpy(values).view(entry.shape)
 
     def _raw_config(self) -> dict[str, Any]:
-        """A config.json that says the same, but for the ids of special tokens."""
+        """The metadata as a config.json has them, but for the ids of special tokens."""
         meta, tensors = self.metadata, self._tensors
         prefix = self._prefix
         if prefix not in _ARCHITECTURES:
@@ -237,7 +237,7 @@ class _GGUFFile:
         return f"{self._prefix}.{key}" in self.metadata
 
     def _get(self, key: str, default: Any = None) -> Any:
-        """What the metadata say under a key of the architecture's."""
+        """The metadata's value of a key of the architecture's."""
         return self.metadata.get(f"{self._prefix}.{key}", default)
 
     def _number(self, key: str) -> Any:
@@ -330,29 +330,17 @@ class _Header:
         if kind is GGUFValueType.STRING:
             return self._string()
         if kind is not GGUFValueType.ARRAY:
-            return self._take(_LAYOUTS[kind])[0]
+            return self._numbers(kind, 1)[0]
         of, count = self._take("IQ")
         if of == GGUFValueType.STRING:
             return [self._string() for _ in range(count)]
         if of == GGUFValueType.ARRAY:
             raise ValueError("it has arrays of arrays in its metadata")
-        layout = np.dtype("<" + _LAYOUTS[GGUFValueType(of)])
-        return np.frombuffer(self._bytes(count * layout.itemsize), layout).tolist()
+        return self._numbers(GGUFValueType(of), count)
 
-
-_LAYOUTS = {
-    GGUFValueType.UINT8: "B",
-    GGUFValueType.INT8: "b",
-    GGUFValueType.UINT16: "H",
-    GGUFValueType.INT16: "h",
-    GGUFValueType.UINT32: "I",
-    GGUFValueType.INT32: "i",
-    GGUFValueType.FLOAT32: "f",
-    GGUFValueType.BOOL: "?",
-    GGUFValueType.UINT64: "Q",
-    GGUFValueType.INT64: "q",
-    GGUFValueType.FLOAT64: "d",
-}
+    def _numbers(self, kind: GGUFValueType, count: int) -> list[Any]:
+        dtype = np.dtype(kind.name.lower()).newbyteorder("<")  # uint8, float32, bool, ...
+        return np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
 
 
 def _halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -466,7 +454,7 @@ class _Vocabulary:
         return kinds
 
     def _byte_level(self) -> dict[str, Any]:
-        """As GPT-2 has it."""
+        """`tokenizer.json` of a byte-level tokenizer, GPT-2's kind."""
         kind = self._given.get("pre", "default")
         if kind == "default":
             _LOG.warning("the GGUF file does not say how texts are cut into words; GPT-2's way is taken")
@@ -492,7 +480,7 @@ class _Vocabulary:
         }
 
     def _sentencepiece(self) -> dict[str, Any]:
-        """As Llama 2 has it."""
+        """`tokenizer.json` of a SentencePiece tokenizer, Llama 2's kind."""
         vocabulary = self._by_text()
         prefix = [{"type": "Prepend", "prepend": "▁"}] if self._given.get("add_space_prefix", True) else []
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -533,7 +521,7 @@ class _Vocabulary:
         ]
 
     def _merges(self, vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-        """Every way to put a token together from two others, best token first: what its scores amount to."""
+        """Every way to put a token together from two others, best token first, as the scores order them."""
         unmerged = (_UNKNOWN, _CONTROL, _BYTE)
         pieces = {token: i for token, i in vocabulary.items() if self._kinds[i] not in unmerged}
         ways = [

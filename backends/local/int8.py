@@ -1,50 +1,46 @@
-"""Weights as 8-bit integers, the basis in which that loses little, and torch's own products of them.
-
-On x86 CPUs our own kernels compute the products (`compiled`, `kernels`); elsewhere torch's operators do.
-"""
+"""Weights as 8-bit integers, the basis in which that loses little, and the CPUs that compute with them."""
 
 from __future__ import annotations
 
 import importlib
 import math
-import warnings
 from collections.abc import Generator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from pasta_async.backends.local.checkpoint import ModelConfig
 
 GROUP = 64
-"""Outputs that our own kernels compute in one thread."""
+"""Outputs that the kernels compute in one thread."""
 
 BLOCK = 64
-"""Keys of a prompt that our own kernels multiply a query with at once."""
+"""Keys of a prompt that the kernels multiply a query with at once."""
 
 
 def cpu_has(name: str) -> bool:
-    """Whether the CPU has some instructions, as far as torch says."""
+    """True if the CPU has some instructions, as far as torch says."""
     check: Any = getattr(torch.cpu, f"_is_{name}_supported", None)
     return check is not None and bool(check())
 
 
 VNNI: bool = cpu_has("vnni")
-"""Whether the CPU has AVX512-VNNI, which adds four products of 8-bit numbers at once."""
+"""AVX512-VNNI adds four products of 8-bit numbers at once."""
 
 AVX2: bool = cpu_has("avx2")
-"""Whether the CPU has AVX2, which adds two products of 16-bit numbers at once."""
+"""AVX2 adds two products of 16-bit numbers at once."""
 
 PANEL: int = GROUP if VNNI else 8
-"""Outputs whose weights stand together for our own kernels, as many as registers hold results of."""
+"""Outputs whose weights stand together for the kernels, as many as registers hold results of."""
 
 LANES = 16
-"""Numbers that one vector of our own kernels has."""
+"""Numbers in a vector of the kernels."""
 
 _BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
 
 
-def compilable(config: ModelConfig) -> bool:
-    """Whether our own kernels can compute this model here: a CPU with AVX2, numba, and sizes that fit."""
+def computes_int8(config: ModelConfig) -> bool:
+    """True if the kernels can compute this model here: a CPU with AVX2, numba, and sizes that fit."""
     sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
     fits = all(size % GROUP == 0 for size in sizes) and config.head_dim % LANES == 0
     return fits and AVX2 and _has_numba()
@@ -75,8 +71,8 @@ class Basis:
             self._hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), self._hadamard)
         self._hadamard /= math.sqrt(fine)
         coarse = hidden // fine
-        place = torch.arange(coarse, dtype=torch.float64)
-        self._cosine = torch.cos(math.pi / coarse * (place + 0.5) * place[:, None]) * math.sqrt(2 / coarse)
+        index = torch.arange(coarse, dtype=torch.float64)
+        self._cosine = torch.cos(math.pi / coarse * (index + 0.5) * index[:, None]) * math.sqrt(2 / coarse)
         self._cosine[0] /= math.sqrt(2)
         self._cosine = self._cosine.float()
 
@@ -94,7 +90,7 @@ class Basis:
 def blocks(
     matrices: Sequence[torch.Tensor], scale: torch.Tensor | None
 ) -> Generator[tuple[slice, torch.Tensor]]:
-    """The matrices below each other, a few rows at a time in float32, and which rows they are."""
+    """The matrices below each other, a few rows at a time in float32, with the rows' numbers."""
     start = 0
     for matrix in matrices:
         count = max(_BLOCK // matrix.shape[1], 1)
@@ -107,7 +103,7 @@ def blocks(
 def quantised(
     matrices: Sequence[torch.Tensor], scale: torch.Tensor | None, basis: Basis | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The matrices as one, int8 `[sum of out, in]`, and what each row's step is worth, `[sum of out, 1]`."""
+    """The matrices as one, int8 `[sum of out, in]`, and the value of a row's 1, float32 `[sum of out, 1]`."""
     rounded = torch.empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=torch.int8)
     steps = torch.empty(len(rounded), 1)
     for rows, part in blocks(matrices, scale):
@@ -115,53 +111,3 @@ def quantised(
         steps[rows] = exact.abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
         rounded[rows] = (exact / steps[rows]).round_()
     return rounded, steps
-
-
-class Int8Linear:
-    """8-bit weights with a scale for each output, and activations quantised at run time.
-
-    torch's operator has one scale for all rows. Some rows are hundreds of times larger than others (the first
-    token's, above all), so rows are brought to one size before; measured on a model of 135 million weights
-    this takes the loss from 9.4% of the bits a token to 0.8%. It also makes a row's result almost independent
-    of what shares the batch.
-    """
-
-    def __init__(self, rounded: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
-        zeros, untyped = torch.zeros(len(scales), dtype=torch.int64), cast("Any", torch)
-        with warnings.catch_warnings():  # torch means to move these operators elsewhere one day
-            warnings.simplefilter("ignore", UserWarning)
-            exact = untyped._make_per_channel_quantized_tensor(rounded, scales[:, 0].double(), zeros, 0)
-        self._bias = None if bias is None else bias.float()
-        self._packed = _pack(exact)
-        # The operator itself, without what looks for tracers in the arguments: a tenth of a small product
-        product = untyped.ops.quantized.linear_dynamic.default
-        self._product: Any = getattr(product, "_op", product)
-        self._reduce_range = not VNNI  # older instructions add pairs in 16 bits, which could overflow
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The product with `x`, float32 `[rows, in]`."""
-        if x.shape[0] == 1:
-            y = self._product(x, self._packed, self._reduce_range)
-        else:
-            size = x.abs().amax(-1, keepdim=True).clamp_min_(1e-30)
-            y = self._product(x / size, self._packed, self._reduce_range).mul_(size)
-        return y if self._bias is None else y.add_(self._bias)
-
-
-def _pack(quantised: torch.Tensor) -> Any:
-    """The engine's layout. torch has one setting for all that is packed, so it is put back."""
-    settings: Any = torch.backends.quantized
-    before = settings.engine
-    settings.engine = torch_engine()
-    try:
-        return torch.ops.quantized.linear_prepack(quantised, None)
-    finally:
-        settings.engine = before
-
-
-def torch_engine() -> str | None:
-    """The fastest of torch's 8-bit engines on this CPU, as measured at 1 to 16 rows; None without any."""
-    settings: Any = torch.backends.quantized
-    if not hasattr(torch, "_make_per_channel_quantized_tensor"):
-        return None
-    return next((name for name in ("x86", "fbgemm", "onednn") if name in settings.supported_engines), None)

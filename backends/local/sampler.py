@@ -17,19 +17,19 @@ from pasta_async.errors import BackendError
 from pasta_async.options import Sampling
 from pasta_async.tag_tokens import TagRule, TagState
 
-_Chosen = Sequence[tuple["TokenSampler", int]]  # with the position of its token
+_Drawing = Sequence[tuple["TokenSampler", int]]  # samplers, with the positions of their tokens
 LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
 _BITS = 2**64 - 1
-_BLOCK = 256  # tokens whose probabilities are added up first
-_CANDIDATES = 128  # likeliest tokens that cuts are tried on first
+_BLOCK = 256  # tokens whose probabilities are added up as one number first
+_CANDIDATES = 128  # likeliest tokens that a cut is tried on before the whole vocabulary
 _BELOW_ONE = 1 - 1e-12  # so that no product with it is rounded up to the whole
-_NO_TOKEN = -1  # among tokens: of a row whose logits leave nothing to choose
+_NO_TOKEN = -1  # stands for the token of a row whose logits leave nothing to choose
 
 
 @dataclass(eq=False)
 class TokenSampler:
-    """How one sequence chooses its tokens."""
+    """Chooses the tokens of one sequence: its options, its random numbers, its state."""
 
     sampling: Sampling  # temperature and cuts
     seed: int | None  # of the random numbers; None for one of its own
@@ -39,9 +39,9 @@ class TokenSampler:
     penalty: float = 1.0  # for repetition, where `sampling` has none of its own
     exempt: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ids never penalised
     tags: TagState | None = None
-    """Says which tags may come next, and is told what was chosen; None for all that are not banned."""
+    """Says which tags may come next, and follows the chosen tokens; None for all that are not banned."""
     generated: list[int] = field(default_factory=list[int], init=False)
-    """What was chosen, for the processor; empty without one."""
+    """The chosen tokens, for the processor; empty without one."""
 
     def __post_init__(self) -> None:
         self.penalty = self.sampling.repetition_penalty or self.penalty
@@ -89,25 +89,25 @@ def sample(
     _exclude(logits, samplers)
     errors = _process(logits, samplers)
     tokens: Any = torch.empty(len(samplers), dtype=torch.int64, device=logits.device)
-    choices = [_choice(sampler.sampling) for sampler in samplers]
-    for choose in dict.fromkeys(choices):
-        rows = [row for row, choice in enumerate(choices) if choice is choose]
-        chosen = [(samplers[row], len(contexts[row])) for row in rows]
-        some = logits if len(rows) == len(samplers) else logits[rows]
-        tokens[rows] = choose(some, chosen)
+    # Rows that choose in the same way (greedily, from all, from a cut) are computed together.
+    ways = [_way(sampler.sampling) for sampler in samplers]
+    for choose in dict.fromkeys(ways):
+        rows = [row for row, way in enumerate(ways) if way is choose]
+        drawing = [(samplers[row], len(contexts[row])) for row in rows]
+        tokens[rows] = choose(logits if len(rows) == len(samplers) else logits[rows], drawing)
     pairs = enumerate(zip(samplers, tokens.tolist(), strict=True))
     return [errors.get(row) or _accept(sampler, token) for row, (sampler, token) in pairs]
 
 
 def _process(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> dict[int, BackendError]:
-    """Have the rows' own processors change them, in place; what those that failed failed with, by row."""
+    """Have the rows' own processors change them, in place. Returns errors of those that failed, by row."""
     errors: dict[int, BackendError] = {}
     for row, sampler in enumerate(samplers):
         if sampler.processor is None:
             continue
-        mine = logits[row]
+        before = logits[row]
         try:
-            if (processed := sampler.processor(sampler.generated, mine)) is not mine:
+            if (processed := sampler.processor(sampler.generated, before)) is not before:
                 logits[row] = processed
         except Exception as error:  # whatever users wrote: it is the failure of one request
             errors[row] = BackendError(f"the request's logits_processor failed: {error!r}")
@@ -116,7 +116,7 @@ def _process(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> dict[int
 
 
 def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
-    """Tell a sampler what was chosen for it."""
+    """Tell a sampler its token."""
     if token == _NO_TOKEN:
         return BackendError("no token can be chosen: the logits are not finite, or leave none possible")
     if sampler.processor is not None:
@@ -128,23 +128,23 @@ def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
 
 def _exclude(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> None:
     """Leave only tokens that may come next, in place."""
-    # Numpy's indexing of a few places is five times as fast as torch's.
+    # Numpy's indexing of a few elements is five times as fast as torch's.
     either: tuple[Any, Any] = (logits.numpy(), np.max) if logits.is_cpu else (logits, torch.amax)
     values, largest = either
-    rows: defaultdict[TagRule, list[int]] = defaultdict(list)
+    rows_by_rule: defaultdict[TagRule, list[int]] = defaultdict(list)
     banned: list[tuple[int, int]] = []
     for row, sampler in enumerate(samplers):
         banned += [(row, token) for token in sampler.banned]
         if sampler.tags is not None:
-            rows[sampler.tags.rule].append(row)
-    for (excluded, instead), some in rows.items():
-        if excluded is None:
-            values[some] = -np.inf
-            values[some, instead] = 0
+            rows_by_rule[sampler.tags.rule].append(row)
+    for (excluded, instead), rows in rows_by_rule.items():
+        if excluded is None:  # `instead` is the only token left
+            values[rows] = -np.inf
+            values[rows, instead] = 0
             continue
-        column = np.array(some)[:, None]
-        if instead is not None:
-            values[some, instead] = largest(values[column, (*excluded, instead)], -1)
+        column = np.array(rows)[:, None]
+        if instead is not None:  # it becomes as likely as the likeliest of the excluded tokens
+            values[rows, instead] = largest(values[column, (*excluded, instead)], -1)
         values[column, excluded] = -np.inf
     if banned:
         values[tuple(np.array(banned).T)] = -np.inf
@@ -157,55 +157,56 @@ def _penalise(
     rows = [row for row, sampler in enumerate(samplers) if sampler.penalty != 1]
     if not rows:
         return
-    exempt = _places(logits, rows, [samplers[row].exempt for row in rows])
-    kept = logits[exempt]
-    at = _places(logits, rows, [contexts[row] for row in rows])
+    exempt = _index(logits, rows, [samplers[row].exempt for row in rows])
+    exempt_logits = logits[exempt]
+    penalised = _index(logits, rows, [contexts[row] for row in rows])
     penalties = [sampler.penalty for sampler in samplers]
-    penalty = torch.tensor(penalties, dtype=torch.float32, device=logits.device)[at[0]]
-    values = logits[at]  # read once: an id that stands twice is not penalised twice
-    logits[at] = torch.where(values > 0, values / penalty, values * penalty)
-    logits[exempt] = kept
+    penalty = torch.tensor(penalties, dtype=torch.float32, device=logits.device)[penalised[0]]
+    values = logits[penalised]  # read once: an id that stands twice is not penalised twice
+    logits[penalised] = torch.where(values > 0, values / penalty, values * penalty)
+    logits[exempt] = exempt_logits
 
 
-def _places(
+def _index(
     logits: torch.Tensor, rows: Sequence[int], ids: Sequence[NDArray[np.int64]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows with ids of theirs, as an index of the logits."""
-    repeated = torch.as_tensor(np.repeat(rows, [len(found) for found in ids]), device=logits.device)
+    """An index of the logits: some ids for each of some rows."""
+    repeated = torch.as_tensor(np.repeat(rows, [len(of_row) for of_row in ids]), device=logits.device)
     return repeated, torch.as_tensor(np.concatenate(ids), device=logits.device)
 
 
-def _parameters(chosen: _Chosen, logits: torch.Tensor) -> _Parameters:
+def _parameters(drawing: _Drawing, logits: torch.Tensor) -> _Parameters:
     rows: list[tuple[float, ...]] = []
-    for sampler, position in chosen:
-        own = sampler.sampling
-        top_k = own.top_k or logits.shape[-1]
-        rows.append((own.temperature, top_k, own.top_p, own.min_p, sampler.draw(position)))
+    for sampler, position in drawing:
+        options = sampler.sampling
+        top_k = options.top_k or logits.shape[-1]
+        rows.append((options.temperature, top_k, options.top_p, options.min_p, sampler.draw(position)))
     table = torch.tensor(rows, dtype=torch.float64, device=logits.device)
     return _Parameters(*table[:, :, None].unbind(1))
 
 
-def _choice(sampling: Sampling) -> Callable[[torch.Tensor, _Chosen], torch.Tensor]:
+def _way(sampling: Sampling) -> Callable[[torch.Tensor, _Drawing], torch.Tensor]:
     if sampling.temperature == 0:
         return _likeliest
     cuts = sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0
     return _draw_cut if cuts else _draw
 
 
-def _likeliest(logits: torch.Tensor, _: _Chosen) -> torch.Tensor:
+def _likeliest(logits: torch.Tensor, _: _Drawing) -> torch.Tensor:
     # Numpy's is thirteen times as fast on a CPU.
     token = torch.as_tensor(logits.numpy().argmax(-1)) if logits.is_cpu else logits.argmax(-1)
     possible = logits.gather(1, token[:, None])[:, 0] > -torch.inf  # NaN, which counts as the largest, is not
     return token.where(possible, _NO_TOKEN)
 
 
-def _draw(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
-    """Invert the whole distribution at the drawn number: first find the block of tokens, then the token.
+def _draw(logits: torch.Tensor, drawing: _Drawing) -> torch.Tensor:
+    """Draw from the whole distribution: invert it at the drawn number.
 
     Only sums of blocks need the precision of float64: adding all probabilities up in it cost as much as a
     step of the model.
     """
-    p = _parameters(chosen, logits)
+    p = _parameters(drawing, logits)
+    # First find the block of tokens in which the drawn share falls, then the token within it.
     weights = _weights(logits, p)
     if padding := -weights.shape[-1] % _BLOCK:  # without any, `pad` would copy all
         weights = F.pad(weights, (0, padding))
@@ -216,35 +217,48 @@ def _draw(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
     return (block * _BLOCK + token).where(rest >= 0, _NO_TOKEN)[:, 0]
 
 
-def _draw_cut(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
-    """Cut to top_k, then top_p of what is left, then min_p; invert the distribution at the drawn number.
-
-    The likeliest tokens are looked at alone, unless more remain: sorting a vocabulary costs more than a step.
-    """
-    p = _parameters(chosen, logits)
+def _draw_cut(logits: torch.Tensor, drawing: _Drawing) -> torch.Tensor:
+    """Draw from what top_k, then top_p of the rest, then min_p leave of the distribution."""
+    p = _parameters(drawing, logits)
     total = _weights(logits, p).sum(-1, keepdim=True, dtype=torch.float64)
-    tokens, inside = _draw_among(min(_CANDIDATES, logits.shape[-1]), logits, p, total)
-    if not inside.all():
-        more = ~inside
-        some = _Parameters(*(column[more] for column in p))
-        tokens[more], _ = _draw_among(logits.shape[-1], logits[more], some, total[more])
+    # Sorting a vocabulary costs more than a step of the model. So the cut is made among the likeliest tokens
+    # first; only rows whose cut reaches beyond these are sorted whole.
+    tokens, complete = _draw_among(min(_CANDIDATES, logits.shape[-1]), logits, p, total)
+    if not complete.all():
+        rest = ~complete
+        rest_parameters = _Parameters(*(column[rest] for column in p))
+        tokens[rest], _ = _draw_among(logits.shape[-1], logits[rest], rest_parameters, total[rest])
     return tokens
 
 
 def _draw_among(
     count: int, logits: torch.Tensor, p: _Parameters, total: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `_draw_cut` draws of the `count` likeliest tokens, and in which rows no others are left."""
-    values, ids = logits.topk(count, dim=-1)
+    """Draw from the cut distribution, given that its tokens are among the `count` likeliest.
+
+    Args:
+        count: Tokens to sort, the likeliest of each row.
+        logits: `[rows, vocabulary]`.
+        p: Parameters of the rows.
+        total: The sum of each row's `_weights` over the vocabulary, float64 `[rows, 1]`.
+
+    Returns the tokens, and for each row whether the cut was inside, so that its token counts.
+    """
+    values, ids = logits.topk(count, dim=-1)  # from the likeliest down
     weights = _weights(values, p).double()
+    # top_k: the rest of the row has no weight any more.
     likely = torch.arange(count, device=logits.device) < p.top_k
     weights *= likely
+    # Weights become shares of all that top_k leaves: of these tokens, or of the whole row if it leaves more.
     weights /= torch.where(p.top_k <= count, weights.sum(-1, keepdim=True), total)
+    # top_p keeps a token while those before it do not suffice; min_p compares it with the likeliest.
     before = weights.cumsum(-1) - weights
     keep = likely & (before < p.top_p) & (weights >= p.min_p * weights[:, :1])
-    place, rest = _invert(weights * keep, p.draw)
-    token = ids.gather(1, place).where(rest >= 0, _NO_TOKEN)
-    known = (p.top_k >= logits.shape[-1]) | (p.top_p >= 1)  # else the cut depends on what top_k keeps beyond
+    column, rest = _invert(weights * keep, p.draw)
+    token = ids.gather(1, column).where(rest >= 0, _NO_TOKEN)
+    # The cut is inside if top_k is, or if the last of these tokens falls out. The second says nothing where
+    # top_k reaches further and top_p is a share of what it leaves there.
+    known = (p.top_k >= logits.shape[-1]) | (p.top_p >= 1)
     return token[:, 0], ((p.top_k <= count) | (known & ~keep[:, -1:]))[:, 0]
 
 
@@ -254,16 +268,22 @@ def _weights(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
 
 
 def _invert(weights: torch.Tensor, draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The place of each row's weights where a share of `draw` stands before, and the share of that place.
+    """Choose an element of each row with a probability proportional to its weight.
 
-    A place without weight is never found. Of weights that are no numbers the share is none either.
+    An element without weight is never chosen.
 
     Args:
         weights: float64 `[rows, n]`.
-        draw: In [0, 1), float64 `[rows, 1]`.
+        draw: A random number for each row, in [0, 1), float64 `[rows, 1]`.
+
+    Returns the elements' columns, int64 `[rows, 1]`, and random numbers in [0, 1) for a choice within the
+    elements, float64 `[rows, 1]`; NaN if the weights are no numbers or all 0.
     """
-    total = weights.cumsum(-1)
-    aim = draw.clamp(max=_BELOW_ONE) * total[:, -1:]
-    place = torch.searchsorted(total, aim, right=True).clamp_(max=weights.shape[-1] - 1)
-    here = weights.gather(1, place)
-    return place, ((aim - total.gather(1, place) + here) / here).clamp(0)
+    # Imagine the weights side by side as stretches of a line: `draw` is a point on it, by its share of the
+    # length. The chosen stretch is the one that holds the point.
+    ends = weights.cumsum(-1)
+    point = draw.clamp(max=_BELOW_ONE) * ends[:, -1:]
+    column = torch.searchsorted(ends, point, right=True).clamp_(max=weights.shape[-1] - 1)
+    length = weights.gather(1, column)
+    inside = point - ends.gather(1, column) + length
+    return column, (inside / length).clamp(0)

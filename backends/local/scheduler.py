@@ -1,4 +1,4 @@
-"""Who decodes in the next step, and who owns which KV slot."""
+"""Plans steps: the jobs that compute in the next one, and the KV slots of each."""
 
 from __future__ import annotations
 
@@ -68,8 +68,7 @@ class Task(NamedTuple):
 class Scheduler:
     """Continuous batching over one pool of KV slots.
 
-    Decoded tokens come first, then prompts, a part at a time, so that a long prompt does not stall the rest;
-    last, and only where there is room, jobs that decode nothing.
+    Decoded tokens come first, then prompts, a part at a time, so that a long prompt does not stall the rest.
     Jobs of answers that have started are admitted before new answers, in order of arrival. When slots run
     out, cached ones are evicted; then paused jobs and then the youngest are preempted: they wait again, and
     what they computed stays cached. The oldest is never preempted for want of slots, and no job may need more
@@ -101,6 +100,8 @@ class Scheduler:
     def plan(self) -> list[Task]:
         """The next step's tasks, with slots assigned to their tokens. Empty: nothing can move."""
         self._admit()
+        # Every job that decodes gets its one token. Prompts share the rest of the step's budget, in the order
+        # of admission; the last one that fits gets a part.
         active = [job for job in self.running if not job.paused]
         tasks = [Task(job, 1) for job in active if job.missing == 1]
         budget = max(self._max_prefill_tokens - len(tasks), 1)
@@ -108,6 +109,7 @@ class Scheduler:
             if job.missing > 1 and budget:
                 tasks.append(Task(job, min(job.missing, budget)))
                 budget -= tasks[-1].tokens
+        # Preemption for want of slots may take tasks away again. The slots go to the tasks that are left.
         tasks = self._make_room(tasks)
         for job, count in tasks:
             taken = self.pool.take(count, job.last_slot)
@@ -121,20 +123,22 @@ class Scheduler:
         return EngineLoad(self._max_running, running, queued, kv_use=1 - self._available / self.pool.size)
 
     def publish(self, job: Job) -> None:
-        """Give the tree what a running job has computed since, so that others find it."""
+        """Give the tree the tokens that a running job has computed since, so that other jobs find them."""
         if job.filled == job.shared or job.node is None:
             return
         new = slice(job.shared, job.filled)
         node, known = self.radix.insert(job.node, job.ids[new], job.slots[new])
-        if len(known):  # another job computed the same: use its slots, free our own
-            same = slice(job.shared, job.shared + len(known))
-            self.pool.give(job.slots[same])
-            job.slots[same] = known
+        if len(known):  # another job computed the same: use its slots, free the job's own
+            duplicate = slice(job.shared, job.shared + len(known))
+            self.pool.give(job.slots[duplicate])
+            job.slots[duplicate] = known
+        # The job now stands further down in the tree: lock the new path before the old one is unlocked.
         self.radix.lock(node)
         self.radix.unlock(job.node)
         job.node, job.shared = node, job.filled
 
     def _admit(self) -> None:
+        """Let waiting jobs in, those of answers that have started first, until one does not fit."""
         if len(self.running) >= self._max_running and not any(job.paused for job in self.running):
             return
         ready = [job for job in self.waiting if not job.paused]
@@ -146,12 +150,15 @@ class Scheduler:
                 return
 
     def _enter(self, job: Job) -> bool:
-        """Admit a job if there is room for its prompt."""
+        """Admit a job if there is room for its prompt; False if there is none."""
+        # Threads of the same answer share most of their context: make all of it known to the tree.
         for other in self.running:
             if other.group == job.group:
                 self.publish(other)
+        # The last token is always computed, for its logits. The lock keeps the prefix from being evicted.
         node, slots = self.radix.match(job.ids[: job.length - 1])
         self.radix.lock(node)
+        # Running jobs need slots for their next tokens, too. Where nobody runs, paused jobs make room.
         active = sum(not other.paused for other in self.running)
         needed = job.length - len(slots) + _HEADROOM * active
         while self._available < needed:
@@ -170,6 +177,7 @@ class Scheduler:
         return True
 
     def _leave(self, job: Job) -> None:
+        """End a job's run; its tokens stay in the tree, as cache."""
         self.publish(job)
         assert job.node is not None
         self.radix.unlock(job.node)
@@ -181,7 +189,7 @@ class Scheduler:
         self.waiting.append(job)
 
     def _preempt_paused(self) -> bool:
-        """Preempt the youngest paused job."""
+        """Preempt the youngest paused job; False if there is none."""
         paused = [job for job in self.running if job.paused]
         if paused:
             self._preempt(max(paused, key=lambda job: job.arrival))
@@ -193,12 +201,14 @@ class Scheduler:
 
     def _make_room(self, tasks: list[Task]) -> list[Task]:
         """Evict, and if need be preempt jobs, until the pool has a slot for every task's token."""
+        # A preempted job's tokens become evictable, and its task needs no slots any more.
         while (needed := sum(count for _, count in tasks)) > self._available:
             if not self._preempt_paused():
                 youngest = max(self.running, key=lambda job: job.arrival)
                 self._preempt(youngest)
                 tasks = [task for task in tasks if task.job is not youngest]
-        if needed > self.pool.free_in_pages:  # single slots are left as a last resort: each would cost a page
+        # Slots are taken from whole free pages if possible: attention reads a whole page for a single slot.
+        if needed > self.pool.free_in_pages:
             spare = max(needed - self.pool.free, self.pool.size // 64)
             self.pool.give(self.radix.evict(spare))
         return tasks

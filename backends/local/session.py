@@ -68,7 +68,7 @@ class Engine:
         self._options = options
         self._device = _usable_device(options.device)
         self._threads = options.threads or torch.get_num_threads()
-        self.dtype: DType = choose_dtype(options.dtype or "auto", self.weights, self._device)
+        self.dtype: DType = choose_dtype(options.dtype or "auto", self.config, self._device)
         self._kv_dtype = kv_dtype(self.dtype, self._device)
         self.slots: int = affordable_slots(
             checkpoint,
@@ -203,12 +203,12 @@ class Stream:
 
     @property
     def full(self) -> bool:
-        """Whether the reader is so far behind that the job should pause."""
+        """True if the reader is so far behind that the job should pause."""
         return self._written - self._read >= _MAX_UNREAD
 
     @property
     def empty(self) -> bool:
-        """Whether the reader has read all that was handed to it."""
+        """True if the reader has read all that was handed to it."""
         return not self._pieces
 
     def write(self, token: int, finish_reason: FinishReason | None) -> Piece | None:

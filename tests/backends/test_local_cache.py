@@ -144,11 +144,11 @@ def test_what_single_threads_see_is_a_part_of_its_own() -> None:
         return [Entry(0, np.zeros(len(own), np.int64), len(own) - 1, own) for own in slots]
 
     (long,) = blocks(maker, entries(8, 80))
-    assert long.own is not None
+    assert long.private is not None
     assert long.table == slice(0, 2 * PAGE)
-    assert torch.equal(long.own.table, torch.arange(2, 2 + 8 * 3))
+    assert torch.equal(long.private.table, torch.arange(2, 2 + 8 * 3))
     (alone,) = blocks(maker, entries(1, 80))
-    assert alone.own is None
+    assert alone.private is None
 
 
 def test_threads_that_share_a_page_each_see_their_own_slots_of_it() -> None:
@@ -156,7 +156,7 @@ def test_threads_that_share_a_page_each_see_their_own_slots_of_it() -> None:
     shared = pool.take(50)
     slots = [np.concatenate((shared, pool.take(20))) for _ in range(3)]
     (block,) = blocks(maker, [Entry(0, np.zeros(70, np.int64), 69, own) for own in slots])
-    assert block.own is not None
-    seen = [np.flatnonzero(mask[0].numpy() == 0).tolist() for mask in block.own.mask]
+    assert block.private is not None
+    seen = [np.flatnonzero(mask[0].numpy() == 0).tolist() for mask in block.private.mask]
     first = [own[50] // PAGE * PAGE for own in slots]
     assert seen == [(own[50:] - start).tolist() for own, start in zip(slots, first, strict=True)]

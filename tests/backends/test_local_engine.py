@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,10 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from pasta_async.backends.local.cache import PAGE
-from pasta_async.backends.local.int8 import VNNI, Basis
-from pasta_async.backends.local.model import choose_dtype, linear
 from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
-from pasta_async.errors import InvalidRequestError
 from pasta_async.options import Sampling
 
 torch.set_num_threads(1)
@@ -161,80 +157,6 @@ def test_half_precision_can_be_asked_for(made: Any, folder: Path, dtype: Any) ->
     tasks = [job([*prompt(40)[:-1], token], 5) for token in (prompt(40)[-1], 7)]
     run(engine, *tasks)
     assert [len(decoded(task)) for task in tasks] == [5, 5]
-
-
-ROUNDING = 1 if VNNI else 2
-"""torch keeps 7 bits of activations instead of 8 without AVX512-VNNI, so errors are twice as large."""
-
-
-def distance(seen: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of vectors, relative to the length of the second."""
-    return ((seen - expected).square().sum() / expected.square().sum()).sqrt().item()
-
-
-@pytest.mark.parametrize("variant", ["llama 3.1, all biases", "qwen3", "9 heads for 3 of keys, 30 layers"])
-def test_int8_is_close_to_float32(variant: str, tmp_path: Path) -> None:
-    local_models.model(**VARIANTS[variant]).save_pretrained(tmp_path)
-    exact, rounded = (
-        Engine(tmp_path, EngineOptions(device="cpu", slots=256, dtype=dtype)) for dtype in ("float32", "int8")
-    )
-    assert (exact.dtype, rounded.dtype) == ("float32", "int8")
-    for ids in (prompt(40), prompt(1)):
-        expected, seen = logits_of(exact, ids), logits_of(rounded, ids)
-        assert distance(seen, expected) < 0.3 * ROUNDING  # of unrelated logits: 1.4
-
-
-@pytest.mark.parametrize("hidden", [64, 72, 576, 15])
-def test_another_basis_keeps_products_and_spreads_what_stands_out(hidden: int) -> None:
-    basis, draw = Basis(hidden), torch.Generator().manual_seed(0)
-    states, reads = torch.randn(5, hidden, generator=draw), torch.randn(7, hidden, generator=draw)
-    writes, bias = torch.randn(hidden, 3, generator=draw), torch.randn(hidden, generator=draw)
-    close: Any = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
-    close(basis.inputs(states) @ basis.inputs(reads).T, states @ reads.T)
-    close(basis.inputs(reads) @ basis.outputs(writes), reads @ writes)
-    close(basis.outputs(bias), basis.inputs(bias[None])[0])
-    peak = torch.eye(hidden)[:1] * 100
-    assert float(basis.inputs(peak).abs().max()) < 100 / hidden**0.25
-
-
-def test_int8_rows_do_not_disturb_each_other() -> None:
-    """A huge activation, as models have at their first token, must not take the precision of other rows."""
-    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
-    product = linear("int8", [weight], [])
-    x[0] *= 1000
-    apart = torch.cat([product(row[None]) for row in x])
-    for row, alone, exact in zip(product(x), apart, x @ weight.T, strict=True):
-        assert distance(row, alone) < 0.02 * ROUNDING
-        assert distance(alone, exact) < 0.02 * ROUNDING
-
-
-def test_int8_without_products_for_it_is_float32_and_said(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delattr(torch, "_make_per_channel_quantized_tensor")
-    engine = Engine(folder, EngineOptions(device="cpu", slots=256, dtype="int8"))
-    assert engine.dtype == "float32"
-    assert len(caplog.records) == 1
-    assert choose_dtype("auto", 10**9, torch.device("cpu")) == "float32"
-
-
-@pytest.mark.parametrize(
-    ("weights", "device", "expected"),
-    [
-        (10**6, "cpu", "float32"),
-        (10**6, "cuda", "float32"),
-        (10**8, "cpu", "int8"),
-        (10**8, "cuda", "bfloat16"),
-    ],
-)
-def test_auto_takes_what_the_device_does_well(weights: int, device: str, expected: str) -> None:
-    assert choose_dtype("auto", weights, torch.device(device)) == expected
-
-
-def test_int8_is_refused_where_there_is_none() -> None:
-    with pytest.raises(InvalidRequestError):
-        choose_dtype("int8", 10**8, torch.device("cuda"))
 
 
 def test_a_fork_finds_what_its_running_parent_has_decoded(made: Any, engine: Engine) -> None:
