@@ -181,20 +181,14 @@ def generate(arguments: Namespace) -> None:
             raise missing_extra("--live", "cli", error) from error
         display = LiveDisplay()
     backend: Backend | str | None = arguments.given_backend or options.backend
-    answer, baseline = asyncio.run(_answer(options, backend, display))
+
+    async def answer_on_a_client() -> tuple[Generation, Generation | None]:
+        async with Client(backend, limits=options.given(Limits)) as client:
+            return await show_answer(client, options, display)
+
+    answer, baseline = asyncio.run(answer_on_a_client())
     if options.html:
         options.html.write_text(timeline_page(answer, baseline, prompt=options.prompt), "utf-8")
-
-
-async def _answer(
-    options: GenerateOptions, backend: Backend | str | None, display: Display
-) -> tuple[Generation, Generation | None]:
-    async with Client(backend, limits=options.given(Limits)) as client:
-        try:
-            return await show_answer(client, options, display)
-        except BaseException:  # a cancellation too: nothing decodes any more, show what there is
-            display.broken()
-            raise
 
 
 async def show_answer(
@@ -213,15 +207,19 @@ async def show_answer(
         "sampling": options.given(Sampling),
         "chat_template_kwargs": dict(map(_pair, options.template)),
     }
-    if options.compare:
-        await client.generate("Hello.", sampling=_WARM_UP)
     answers: list[Generation] = []
-    for kwargs["baseline"] in [False, True] if options.compare else [False]:
-        async with client.stream(messages, **kwargs) as stream:
-            display.begin(stream)
-            async for event in stream:
-                display.show(event)
-            answers.append(await stream.result())
+    try:
+        if options.compare:
+            await client.generate("Hello.", sampling=_WARM_UP)
+        for kwargs["baseline"] in [False, True] if options.compare else [False]:
+            async with client.stream(messages, **kwargs) as stream:
+                display.begin(stream)
+                async for event in stream:
+                    display.show(event)
+                answers.append(await stream.result())
+    except BaseException:  # a cancellation too: nothing decodes any more, show what there is
+        display.broken()
+        raise
     answer, baseline = answers[0], answers[1] if options.compare else None
     display.done(answer, baseline)
     model = await client.connect()  # long since
@@ -252,7 +250,7 @@ def _serve_options() -> type[Any]:
         """The server's settings, its backend, and limits that its client has."""
 
         backend: str | None = None
-        """As for `generate`."""
+        """See `generate`."""
         max_threads: int | None = None
         """Threads of an answer that decode at once."""
         client_threads: int | None = None

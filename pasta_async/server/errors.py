@@ -34,7 +34,7 @@ class ApiError(Exception):
     """An error as a client of the API sees it."""
 
     message: str
-    """What is wrong, and what to do about it."""
+    """The mistake, and what to do about it."""
     status: int = 400
     _: KW_ONLY
     code: str | None = None

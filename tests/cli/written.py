@@ -31,7 +31,7 @@ def scripted(*faults: Fault) -> ScriptedBackend:
 
 
 class Result(NamedTuple):
-    """What a run of the program left."""
+    """The exit code of a run, and its output."""
 
     code: int
     out: str

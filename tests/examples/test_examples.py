@@ -27,7 +27,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), 
 
 
 def run(code: list[str], cwd: Path, backend: str = LOCAL_TINY) -> str:
-    """What a program prints, with warnings as errors and no settings from outside but the default backend."""
+    """Run a program, warnings being errors, and return its output."""
     kept = {key for key in os.environ if not key.startswith("PASTA_") or key == "PASTA_ASYNC_CACHE"}
     environment = {key: os.environ[key] for key in kept}
     environment |= {"PYTHONPATH": str(ROOT), "PASTA_BACKEND": backend}

@@ -78,7 +78,7 @@ def test_long_lists(server: LiveServer, path: str, body: dict[str, Any]) -> None
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[LiveServer]:
-    """As `pasta-async serve` runs it, with small limits."""
+    """A server with small limits, run like `pasta-async serve`."""
     settings = ServerSettings(max_body_bytes=100_000)
     app = create_app(ScriptedBackend("Fine."), settings)
     with serving(app, http=http_protocol(settings)) as url:

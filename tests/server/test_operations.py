@@ -1,4 +1,4 @@
-"""What an operator sees of a server over real sockets: a scrape, spans at a collector."""
+"""A server under an operator's eyes, over real sockets: a scrape, spans at a collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/security.md says of the server, tried over real sockets."""
+"""The rows of docs/security.md about the server, tried over real sockets."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def ask(server: LiveServer, **fields: Any) -> httpx.Response:
 def test_what_a_client_spells_is_text_in_every_field(
     server: LiveServer, local: Noting, fields: dict[str, Any]
 ) -> None:
-    """As many commands as in the same request with a harmless word in that place."""
+    """The prompt has as many commands as with a harmless word instead."""
     counts: list[list[int]] = []
     for word in (SPELLED, "harmless"):
         local.requests.clear()
