@@ -25,6 +25,7 @@ from pasta_async.errors import (
     BackendProtocolError,
     BackendStatusError,
     InvalidRequestError,
+    InvalidStateError,
 )
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece
@@ -169,7 +170,7 @@ class SGLangBackend:
         self._open.add(call)
         try:
             yield call
-        except (BackendStatusError, BackendConnectError, InvalidRequestError):
+        except (BackendStatusError, BackendConnectError, InvalidRequestError, InvalidStateError):
             call.is_over = True  # it was refused, or never arrived
             raise
         finally:
