@@ -172,47 +172,7 @@ def _rotate(value: Tensor, bits: int) -> Tensor:
     return ((value << bits) | (value >> (32 - bits))) & _MASK
 
 
-# Products ---------------------------------------------------------------------------------------------------
-
-
-def _multiply_few_rows_quickly() -> None:
-    """Have torch read each matrix once for a few rows, as a GPU does.
-
-    On this kind of CPU ``x @ weights.T`` takes 1.8 times as long for two rows as for one, 2.3 times for three
-    and 1.7 times for eight. ``weights @ x.T`` takes 0.7 of the first time for one row (doubled) and for two,
-    oneDNN with weights in its own order 0.7 to 0.9 for three to eight.
-    """
-    torch: Any = importlib.import_module("torch")
-    linear, matmul, ops = torch.nn.functional.linear, torch.matmul, torch.ops.mkldnn
-    packed: dict[int, tuple[Any, Any]] = {}  # by the id of the weights, kept so that it stays theirs
-
-    def product(x: Any, weights: Any) -> Any:
-        rows = x.repeat(2, 1) if len(x) == 1 else x
-        return (weights @ rows.t()).t()[: len(x)].contiguous()
-
-    def are_few(x: Any, weights: Any, most: int) -> bool:
-        return x.dim() == weights.dim() == 2 and 0 < len(x) <= most and x.dtype == torch.float32
-
-    def quick_linear(x: Any, weights: Any, bias: Any = None) -> Any:
-        if not isinstance(weights, torch.nn.Parameter) or not are_few(x, weights, 8):
-            return linear(x, weights, bias)
-        if len(x) <= 2:
-            result = product(x, weights)
-            return result if bias is None else result.add_(bias)
-        if id(weights) not in packed:
-            packed[id(weights)] = weights, ops._reorder_linear_weight(weights.detach(), 8)
-        return ops._linear_pointwise(x, packed[id(weights)][1], bias, "none", [], "")
-
-    def quick_matmul(x: Any, y: Any, **options: Any) -> Any:
-        if options or not are_few(x, y, 4) or y.stride(0) != 1:
-            return matmul(x, y, **options)
-        return product(x, y.t())
-
-    torch.nn.functional.linear, torch.matmul = quick_linear, quick_matmul
-
-
 _install()
-_multiply_few_rows_quickly()
 if "--enable-deterministic-inference" in sys.argv:
     _honour_seeds()
 if __name__ == "__main__":
