@@ -107,6 +107,7 @@ class SGLangBackend:
         return (await self._connected()).model
 
     async def _connected(self) -> ServedModel:
+        self._http.check_open()
         async with self._connecting:
             if self._model is None:
                 self._model = await self._learn()
@@ -156,10 +157,8 @@ class SGLangBackend:
         try:
             return await self._load.read(self._engines)
         except BackendConnectError:
-            if self._engines != [
-                self.url
-            ]:  # a router's worker has gone: the next request asks which there are
-                self._model = None
+            if self._engines != [self.url]:
+                self._model = None  # a router's worker has gone: the next request asks which there are
             raise
 
     @asynccontextmanager

@@ -156,24 +156,31 @@ class HTTPClient:
 
     async def abort(self, server: str, request_id: str) -> None:
         """Ask a server for a request's end. Closing its connection asks again, so no failure matters here."""
-        with suppress(BackendError):
-            await self.send(f"{server}/abort_request", {"rid": request_id})
+        client, body = await self._connected(), {"rid": request_id}
+        with suppress(httpx.HTTPError):  # also while the backend is being closed
+            await client.post(
+                f"{server}/abort_request", json=body, headers=self.headers, timeout=self._short_timeout
+            )
 
     @contextmanager
     def waiting(self, url: str) -> Generator[None]:
         """A wait for the server: failures become errors of pasta_async, and `interrupt` ends it."""
-        if not self._closed:
-            with anyio.CancelScope() as scope:
-                self._waits.add(scope)
-                try:
-                    yield
-                except httpx.RequestError as error:
-                    raise self._transport_error(error, url) from error
-                finally:
-                    self._waits.discard(scope)
-            if not scope.cancelled_caught:
-                return
-        raise BackendError(f"{url}: the backend is closed")
+        self.check_open()
+        with anyio.CancelScope() as scope:
+            self._waits.add(scope)
+            try:
+                yield
+            except httpx.RequestError as error:
+                raise self._transport_error(error, url) from error
+            finally:
+                self._waits.discard(scope)
+        if scope.cancelled_caught:
+            self.check_open()
+
+    def check_open(self) -> None:
+        """Raise `BackendError` once the backend was closed."""
+        if self._closed:
+            raise BackendError(f"{self.url}: the backend is closed")
 
     def interrupt(self) -> None:
         """End every wait with an error, and let no other begin."""

@@ -361,7 +361,7 @@ async def test_closing_ends_what_is_open_and_what_comes_after() -> None:
     for work in (anext(idle), pieces_of(made), made.load()):
         with pytest.raises(BackendError):
             await work
-    assert answer.over and waiting.over
+    assert len(server.sent("/abort_request")) == 2 and answer.over and waiting.over
 
 
 async def test_closing_ends_a_connect_that_hangs() -> None:
