@@ -201,10 +201,10 @@ async def test_a_model_that_cannot_be_served_is_refused(shipped: Path, tmp_path:
 
 PROGRAM = """
 import asyncio, sys
-from pasta_async.backends.sglang import launch
+from pasta_async.backends.sglang import command
 argv = [sys.executable, "-c", "import time; time.sleep(1000)"]
-launch.server_command = lambda *given, **options: launch.ServerCommand(argv, {}, {})
-asyncio.run(launch.LaunchedBackend(sys.argv[1]).connect())
+command.server_command = lambda *given, **options: command.ServerCommand(argv, {}, {})
+asyncio.run(command.LaunchedBackend(sys.argv[1]).connect())
 """
 
 
