@@ -46,7 +46,7 @@ from pasta_async.evals.forcing import (
 from pasta_async.evals.report import cores, markdown_table, opened_journal
 from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
 from pasta_async.jobs import Journal
-from pasta_async.lang import Document, Node, Promise, Segment, Sync, Text, parse, segments
+from pasta_async.lang import Document, Promise, Sync, Text, parse
 from pasta_async.protocol import DecodeRequest
 
 Ids = tuple[int, ...]
@@ -234,39 +234,29 @@ class Part:
     text: str
 
 
-def stretches(nodes: Sequence[Node]) -> list[list[Node]]:
-    """The nodes up to each sync, it included, and the rest behind the last one."""
-    stretch: list[Node] = []
-    result = [stretch]
-    for node in nodes:
-        stretch.append(node)
-        if isinstance(node, Sync):
-            stretch = []
-            result.append(stretch)
-    return result
-
-
 def rounds(document: Document) -> list[list[Part]]:
     """The visible text as parts that do not depend on each other, in rounds that have to come one by one.
 
-    A part is a promised chunk with the text before it; text behind the last one of a round belongs to it, and
-    a round without promises is one part.
+    A round ends at a sync. A part is a promised chunk with the text before it; text behind the last one of a
+    round belongs to it, and a round without promises is one part.
     """
     result: list[list[Part]] = []
-    for nodes in stretches(document.nodes):
-        parts: list[Part] = []
-        text = ""
-        for node in nodes:
-            text += node.text
-            if isinstance(node, Promise):
-                parts.append(Part(node.topic, text))
-                text = ""
-        if parts:
-            parts[-1] = Part(parts[-1].topic, parts[-1].text + text)
-        elif text:
-            parts.append(Part("", text))
-        if parts:
-            result.append(parts)
+    parts: list[Part] = []
+    text = ""
+    for node in (*document.nodes, Sync()):
+        text += node.text
+        if isinstance(node, Promise):
+            parts.append(Part(node.topic, text))
+            text = ""
+        elif isinstance(node, Sync):
+            if parts:
+                parts[-1] = Part(parts[-1].topic, parts[-1].text + text)
+            elif text:
+                parts.append(Part("", text))
+            if parts:
+                result.append(parts)
+            parts = []
+            text = ""
     return result
 
 
@@ -349,31 +339,6 @@ def _apar(forced: ForcedBackend, case: Case) -> Work:
     return work
 
 
-def _plan_then_fork(forced: ForcedBackend, case: Case) -> Work:
-    """Main plans, stops, and waits behind a barrier until all threads are done; then it reads them all again.
-
-    A thread sees the whole plan (main's text between the promises, too) and the name of its part. Behind the
-    barrier main's context is the plan and all threads, of which the cache has the first one's text alone.
-    """
-    context = forced.ask(case.prompt, plain=False)
-    planned: list[list[tuple[Ids, Ids]]] = []
-    for nodes in stretches(case.document.nodes):
-        plan: list[Segment] = []
-        for node in nodes:
-            plan += [Segment(node.text)] if isinstance(node, Text) else segments(node.source)
-        written = forced.encode_segments(plan)
-        threads: list[tuple[Ids, Ids]] = []
-        for node in nodes:
-            if isinstance(node, Promise):
-                start = (forced.tags.open_async, *forced.encode(f"{node.topic}: "))
-                threads.append((start, (*forced.encode(node.text), forced.tags.close_async)))
-        behind = (*context, *written)
-        end = () if nodes and isinstance(nodes[-1], Sync) else forced.end
-        planned += [[(context, written + end)], [(behind + start, body) for start, body in threads]]
-        context = (*behind, *(token for start, body in threads for token in (*start, *body)))
-    return _in_rounds(planned)
-
-
 def llama_cpp(peer: LlamaCpp) -> Method:
     """What someone without this library runs: llama.cpp writes the same plain text, token by token."""
 
@@ -400,11 +365,6 @@ METHODS: dict[str, Method] = {
         Method("auto", "the same, as parallel as the load lets it be (`load`)", _auto),
         Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
         Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
-        Method(
-            "plan-then-fork",
-            "like ThreadWeaver (arXiv 2512.07843) and APR (arXiv 2504.15466): plan, barrier, prefill again",
-            _plan_then_fork,
-        ),
     )
 }
 """All methods by name, in the order of the tables."""

@@ -41,7 +41,7 @@ from pasta_async.evals.answers import (
     read_answers,
     read_prompts,
 )
-from pasta_async.evals.report import SPEED, grouped, markdown_table, transposed, write_result
+from pasta_async.evals.report import SPEED, cell, grouped, markdown_table, transposed, write_result
 from pasta_async.evals.speed import counted_speedup
 from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
 from pasta_async.jobs import Journal, progress
@@ -197,26 +197,23 @@ def _level(values: Sequence[float], *, clusters: Sequence[int]) -> Estimate:
     return estimate(values, "arithmetic", clusters=clusters)
 
 
-def lengths(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
-    """Text, promises and ends of answers: what is to be read beside every figure of quality."""
-    return [
-        {
-            "tokens of the text": float(answer.text_tokens),
-            "with promises, %": 100.0 * (answer.promises > 0),
-            "ended by length, %": 100.0 * answer.ended_by_length,
-        }
-        for answer in answers
-    ]
-
-
-def faults_of(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
-    """For each answer 100 or 0 by fault, and for any of them; and its soundness, in percent."""
+def counted(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
+    """Faults of each answer (100 or 0, by name, and for any of them), its soundness, and its length."""
     rows: list[dict[str, float | None]] = []
     for answer in answers:
         document = parse(answer.written)
         faults = count_faults(document, answer.question, well_formed=answer.well_formed, cut=answer.cut)
         each = {name: 100.0 * (getattr(faults, name) > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
-        rows.append({**each, "any fault": max(each.values()), "soundness": 100 * soundness(faults)})
+        rows.append(
+            {
+                **each,
+                "any fault": max(each.values()),
+                "soundness": 100 * soundness(faults),
+                "with promises, %": 100.0 * (answer.promises > 0),
+                "ended by length, %": 100.0 * answer.ended_by_length,
+                "tokens of the text": float(answer.text_tokens),
+            }
+        )
     return rows
 
 
@@ -297,10 +294,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
     """
     path = settings.answers or await write_answers(settings)
     identity, forms = read_forms(path)
-    parts: list[Figures] = [
-        {form: lengths(own) for form, own in forms.items()},
-        {form: faults_of(own) for form, own in forms.items()},
-    ]
+    parts: list[Figures] = [{form: counted(own) for form, own in forms.items()}]
     if settings.likelihood:
         parts.insert(0, await asyncio.to_thread(likelihoods, settings.likelihood, settings.out, forms))
     if settings.ifeval:
@@ -342,9 +336,7 @@ def _merged(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | Non
 def tables(result: dict[str, Any]) -> str:
     """The result as text: a column for each form and difference, speed-ups, AlpacaEval's figures."""
     parts = [markdown_table(transposed({**result["methods"], **result["differences"]}))]
-    parts += [
-        f"{name}: {result[name]['value']:.3g}" for name in result if name.startswith(SPEED) and result[name]
-    ]
+    parts += [f"{name}: {cell(result[name])}" for name in result if name.startswith(SPEED)]
     if "alpaca" in result:
         from pasta_async.evals import alpaca
 

@@ -1,8 +1,8 @@
 """Tables, result files, and a picture of models by speed and quality.
 
-    python -m pasta_async.evals.report --results results/lambda1 --results results/lambda4 --out report
+    python -m pasta_async.evals.report --results lambda1 --results lambda4 --figure "judge, %" --out f.png
 
-reads results of `evals.quality`, and writes `report.md` and `frontier.png`.
+reads results of `evals.quality`, a folder for each model.
 """
 
 # matplotlib leaves many of its types open.
@@ -129,57 +129,41 @@ def measurements(journal: Journal | None) -> list[dict[str, Any]]:
     return [row for row in journal.rows if "environment" not in row] if journal else []
 
 
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Write a result, and where it was measured, as `result.json`; the folder is made if need be."""
+    write_json(folder / "result.json", {**result, "environment": environment()})
+
+
 class ReportSettings(CommandSettings):
     """Settings of a report."""
 
     results: tuple[Path, ...] = Field(
         min_length=1, description="folders of evals.quality, one for each model"
     )
-    out: Path = Field(description="folder to write")
-    figure: str = Field(default="", description="the figure of quality to draw; default: the first one")
+    figure: str = Field(description="the figure of quality to draw, as its table names it")
+    out: Path = Field(description="picture to write (.png, .svg, .pdf)")
 
 
 def write_report(settings: ReportSettings) -> str:
-    """Write `report.md`, a row for each model, and `frontier.png`; the table.
+    """Draw models by speed and quality; the table of what is drawn.
 
     Raises:
-        InvalidRequestError: A folder has no result, or not that figure.
+        InvalidRequestError: A folder has no result, not that figure, or no speed-up.
     """
-    results = {folder.name: _read_result(folder) for folder in settings.results}
-    known = [name for name in next(iter(results.values()))["methods"]["baseline"] if name != "prompts"]
-    figure = settings.figure or known[0]
-    if any(figure not in result["methods"].get("parallel", ()) for result in results.values()):
-        raise InvalidRequestError(f"not every result has {figure!r} of parallel answers; known: {known}")
-    columns = {
-        name: {
-            "answers": result["answers"]["backend"],
-            SPEED: result[SPEED],
-            **{form: own[figure] for form, own in result["methods"].items()},
-            "parallel - baseline": result["differences"]["parallel - baseline"][figure],
-        }
-        for name, result in results.items()
-    }
-    rows = [{figure: name, **own} for name, own in columns.items()]
-    settings.out.mkdir(parents=True, exist_ok=True)
-    table = markdown_table(rows)
-    (settings.out / "report.md").write_text(f"{table}\n\n![](frontier.png)\n", encoding="utf-8")
-    _draw(columns, figure, settings.out / "frontier.png")
-    return table
-
-
-def _read_result(folder: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        if result["methods"]["baseline"] and result[SPEED]:
-            return result
-    except (OSError, ValueError, LookupError) as error:
-        raise InvalidRequestError(f"{folder} holds no result of evals.quality: {error!r}") from error
-    raise InvalidRequestError(f"{folder}: a limit ended every answer, so there is no speed-up")
-
-
-def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Write a result, and where it was measured, as `result.json`; the folder is made if need be."""
-    write_json(folder / "result.json", {**result, "environment": environment()})
+    rows: list[dict[str, Any]] = []
+    for folder in settings.results:
+        try:
+            result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            figures = {form: own[settings.figure] for form, own in result["methods"].items()}
+            rows.append({settings.figure: folder.name, SPEED: result[SPEED], **figures})
+            rows[-1]["difference"] = result["differences"]["parallel - baseline"][settings.figure]
+        except (OSError, ValueError, LookupError) as error:
+            reason = f"{folder} holds no result of evals.quality with {settings.figure!r}: {error!r}"
+            raise InvalidRequestError(reason) from error
+        if not (rows[-1][SPEED] and figures["parallel"] and figures["baseline"]):
+            raise InvalidRequestError(f"{folder} has no speed-up, or no figure: a limit ended every answer")
+    _draw(rows, settings.figure, settings.out)
+    return markdown_table(rows)
 
 
 def unbeaten(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -191,33 +175,22 @@ def unbeaten(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
     return kept[::-1]
 
 
-def _draw(columns: Mapping[str, Mapping[str, Any]], figure: str, path: Path) -> None:
-    """Every model with its intervals, its plain answers at a speed-up of 1, and a line of the unbeaten."""
-    import matplotlib as mpl
+def _draw(rows: Sequence[Mapping[str, Any]], figure: str, path: Path) -> None:
+    """Every model's parallel answers, its plain ones at a speed-up of 1, and a line of the unbeaten."""
     from matplotlib.figure import Figure
 
-    points = {name: (own[SPEED], own["parallel"]) for name, own in columns.items()}
-    points |= {f"{name}, in sequence": ({"value": 1.0}, own["baseline"]) for name, own in columns.items()}
-    with mpl.rc_context(fname=Path(__file__).with_name("report.mplstyle")):
-        picture: Figure = Figure(figsize=(8.0, 4.9))
-        axes = picture.subplots()
-        axes.set(xlabel=SPEED, ylabel=figure)
-        line = unbeaten((x["value"], y["value"]) for x, y in points.values())
-        axes.plot(*zip(*line, strict=True), color="#655d4f", lw=4, alpha=0.25)
-        for name, (x, y) in points.items():
-            place = x["value"], y["value"]
-            axes.errorbar(*place, xerr=_reach(x), yerr=_reach(y), fmt="o", lw=1.6, ms=8)
-            axes.annotate(name, place, (9, 7), textcoords="offset points", fontsize=9.5)
-        axes.margins(x=0.16, y=0.16)
-        picture.savefig(path, dpi=160, metadata={"Software": None})  # the same plot gives the same bytes
-
-
-def _reach(estimate: Mapping[str, float | None]) -> list[list[float]]:
-    """Distances of an interval's ends from its value; 0 if there is none."""
-    value, low, high = estimate["value"], estimate.get("low"), estimate.get("high")
-    if value is None or low is None or high is None:
-        return [[0.0], [0.0]]
-    return [[value - low], [high - value]]
+    picture = Figure(figsize=(8.0, 4.9), layout="constrained")
+    axes = picture.subplots()
+    axes.set(xlabel=SPEED, ylabel=figure)
+    points: list[tuple[float, float]] = []
+    for row in rows:
+        plain, parallel = ((1.0, row["baseline"]["value"]), (row[SPEED]["value"], row["parallel"]["value"]))
+        points += [plain, parallel]
+        axes.plot(*zip(plain, parallel, strict=True), "o--", label=row[figure])
+    axes.plot(*zip(*unbeaten(points), strict=True), color="grey", lw=4, alpha=0.3, zorder=0)
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=160)
 
 
 main: Command = command(ReportSettings, write_report, "report", __doc__)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pasta_async import Backend
 
 ALL = [*METHODS.values()]
-NAMES = ("sequential", "pasta", "skeleton", "apar", "plan-then-fork")
+NAMES = ("sequential", "pasta", "skeleton", "apar")
 
 
 def chunk(topic: str, head: str, words: int) -> str:
@@ -74,14 +74,11 @@ def test_methods_take_turns_and_each_has_its_own_critical_path(measured: list[An
     assert all(row.critical_path <= row.tokens for row in measured)
     # nothing is joined, and a fork costs one token
     assert many["apar"].critical_path < many["pasta"].critical_path
-    # main waits at the barrier until its plan is written before any thread begins
-    assert many["pasta"].critical_path < many["plan-then-fork"].critical_path
     assert {name: many[name].requests for name in NAMES} == {
         "sequential": 1,
         "pasta": 2 + 3,
         "skeleton": 1 + 3,
         "apar": 1 + 3,
-        "plan-then-fork": 2 + 3,
     }
     for name in NAMES[1:]:
         assert single[name].critical_path == single["sequential"].critical_path
@@ -154,11 +151,11 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": SHORT}
     documents.write_text(json.dumps(record) + "\n")
     given = f"--backend {LOCAL_TINY} --documents {documents} --passes 1 --out {out}"
-    run(main, f"{given} --methods pasta --methods plan-then-fork")
+    run(main, f"{given} --methods pasta --methods skeleton")
     head, environment, *rows = map(json.loads, out.read_text().splitlines())
-    assert head["methods"] == [row["method"] for row in rows] == ["sequential", "pasta", "plan-then-fork"]
+    assert head["methods"] == [row["method"] for row in rows] == ["sequential", "pasta", "skeleton"]
     assert environment["environment"]["cores"] >= 1
     assert all(row["cached_tokens"] > 0 for row in rows[1:3])
-    assert "| plan-then-fork | 1 |" in capsys.readouterr().out
+    assert "| skeleton | 1 |" in capsys.readouterr().out
     assert refused(main, given).startswith("InvalidRequestError"), "other methods are in that file"
     assert "magic" in refused(main, f"{given} --methods magic")

@@ -212,16 +212,13 @@ def test_a_report_has_a_row_for_each_model_and_a_picture(
         write_rows(tmp_path / f"{name}.jsonl", [{"made": "up"}, *map(asdict, rows)])
         run(main, f"--answers {tmp_path}/{name}.jsonl --out {tmp_path}/{name}")
     capsys.readouterr()
-    run(
-        report.main,
-        f"--results {tmp_path}/fast --results {tmp_path}/slow --figure soundness --out {tmp_path}/report",
-    )
+    both, out = f"--results {tmp_path}/fast --results {tmp_path}/slow", f"--out {tmp_path}/new/frontier.png"
+    run(report.main, f"{both} --figure soundness {out}")
     table = capsys.readouterr().out
     assert "| fast |" in table and "| 2.55 |" in table
-    assert (tmp_path / "report" / "report.md").read_text().startswith(table.strip())
-    assert (tmp_path / "report" / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    refused(report.main, f"--results {tmp_path}/fast --figure magic --out {tmp_path}/report")
-    refused(report.main, f"--results {tmp_path} --out {tmp_path}/report")
+    assert (tmp_path / "new" / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    refused(report.main, f"{both} --figure magic {out}")
+    refused(report.main, f"--results {tmp_path} --figure soundness {out}")
 
 
 def test_points_that_no_other_one_beats() -> None:
