@@ -47,14 +47,17 @@ def test_the_limits_are_laid_over_those_of_the_environment(
     assert Client("local:", limits=Limits(max_threads=2)).limits == expected
 
 
-def test_an_http_backend_gets_the_key(monkeypatch: pytest.MonkeyPatch, opened: Opened) -> None:
+def test_an_http_backend_gets_the_key_and_the_tokenizer(
+    monkeypatch: pytest.MonkeyPatch, opened: Opened
+) -> None:
     monkeypatch.setenv("PASTA_API_KEY", "secret")
+    monkeypatch.setenv("PASTA_TOKENIZER", "models/mine")
     Client("http://host:30000")
-    Client("http://host:30000", api_key="mine")
+    Client("http://host:30000", api_key="mine", tokenizer="other")
     Client("local:")
     assert opened == [
-        ("http://host:30000", {"api_key": "secret"}),
-        ("http://host:30000", {"api_key": "mine"}),
+        ("http://host:30000", {"api_key": "secret", "tokenizer": "models/mine"}),
+        ("http://host:30000", {"api_key": "mine", "tokenizer": "other"}),
         ("local:", {}),
     ]
 

@@ -88,15 +88,15 @@ def declared(extra: str | None) -> set[str]:
 
 def imported(folder: str) -> dict[str, set[str]]:
     """Packages from elsewhere that modules of a folder import, with the modules."""
-    found: dict[str, set[str]] = {}
+    modules: dict[str, set[str]] = {}
     for path in (ROOT / folder).rglob("*.py"):
         module = str(path.relative_to(ROOT))
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - OWN:
-                found.setdefault(name, set()).add(module)
-    return found
+                modules.setdefault(name, set()).add(module)
+    return modules
 
 
 @pytest.mark.parametrize("folder", ["pasta_async", "pasta_async_sglang", "backends", "training", "evals"])

@@ -49,56 +49,32 @@ def wheel_names(wheel: Path) -> set[str]:
 
 
 def the(folder: Path, pattern: str) -> Path:
-    (found,) = folder.glob(pattern)
-    return found
+    (path,) = folder.glob(pattern)
+    return path
 
 
-def test_the_wheel_puts_the_library_and_the_plug_in_into_site_packages(built: Path) -> None:
-    tops = {name.split("/")[0] for name in wheel_names(the(built, "*.whl"))}
-    assert tops == {"pasta_async", "pasta_async_sglang", "pasta_async-0.1.0.dist-info"}
-
-
-def test_sglang_finds_the_plug_in_in_the_wheel(built: Path) -> None:
-    with zipfile.ZipFile(the(built, "*.whl")) as archive:
-        declared = archive.read("pasta_async-0.1.0.dist-info/entry_points.txt").decode()
-    assert "[sglang.srt.plugins]\npasta_async = pasta_async_sglang:register" in declared
-
-
-def test_the_wheel_holds_every_module_and_the_typing_marker(built: Path) -> None:
-    tree = [name for name in project_files() if name.endswith(".py")]
-    own = {name for name in tree if name.startswith(("pasta_async/", "pasta_async_sglang/"))}
-    linked = {f"pasta_async/{name}" for name in tree if name.startswith(LINKED)}
-    names = wheel_names(the(built, "*.whl"))
+def test_the_wheel_holds_what_is_needed_and_nothing_else(built: Path) -> None:
+    wheel = the(built, "*.whl")
+    names, files = wheel_names(wheel), project_files()
+    info = "pasta_async-0.1.0.dist-info"
+    assert {name.split("/")[0] for name in names} == {"pasta_async", "pasta_async_sglang", info}
+    modules = [name for name in files if name.endswith(".py")]
+    own = {name for name in modules if name.startswith(("pasta_async/", "pasta_async_sglang/"))}
+    linked = {f"pasta_async/{name}" for name in modules if name.startswith(LINKED)}
     assert own and linked
     assert {name for name in names if name.endswith(".py")} == own | linked
+    shipped = ("pasta_async/models/", "pasta_async/server/playground/", "pasta_async/trace/")
+    assert {name for name in files if name.startswith(shipped)} <= names
     assert "pasta_async/py.typed" in names
-
-
-def test_linked_folders_are_real_files_in_the_wheel(built: Path) -> None:
-    with zipfile.ZipFile(the(built, "*.whl")) as archive:
-        modes = {entry.filename: entry.external_attr >> 16 for entry in archive.infolist()}
-    assert [name for name, mode in modes.items() if stat.S_ISLNK(mode)] == []
-
-
-def test_the_model_ships_in_the_wheel_which_stays_small(built: Path) -> None:
-    models = {name for name in project_files() if name.startswith("pasta_async/models/")}
-    wheel = the(built, "*.whl")
-    assert models <= wheel_names(wheel)
     assert wheel.stat().st_size <= WHEEL_LIMIT
+    with zipfile.ZipFile(wheel) as archive:
+        plugins = archive.read(f"{info}/entry_points.txt").decode()
+        assert not any(stat.S_ISLNK(entry.external_attr >> 16) for entry in archive.infolist())
+    assert "[sglang.srt.plugins]\npasta_async = pasta_async_sglang:register" in plugins
 
 
-def test_the_pages_ship_in_the_wheel(built: Path) -> None:
-    pages = ("pasta_async/server/playground/", "pasta_async/trace/")
-    parts = {name for name in project_files() if name.startswith(pages)}
-    assert {"pasta_async/server/playground/index.html", "pasta_async/trace/report.html"} <= parts
-    assert parts <= wheel_names(the(built, "*.whl"))
-
-
-def test_the_sdist_builds_the_same_wheel_as_the_tree(built: Path) -> None:
+def test_the_sdist_builds_the_same_wheel_and_has_no_second_copy_of_the_code(built: Path) -> None:
     assert wheel_names(the(built, "*.whl")) == wheel_names(the(built / "direct", "*.whl"))
-
-
-def test_the_sdist_has_the_documents_and_no_second_copy_of_the_code(built: Path) -> None:
     with tarfile.open(the(built, "*.tar.gz")) as archive:
         names = {member.name.split("/", 1)[-1] for member in archive.getmembers()}
         assert not any(member.issym() for member in archive.getmembers())
