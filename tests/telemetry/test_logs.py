@@ -44,7 +44,7 @@ def lines(logger: logging.Logger) -> Lines:
     return handler
 
 
-async def test_an_answer_in_figures_and_no_text(logger: logging.Logger, lines: Lines) -> None:
+async def test_an_answer_in_figures_and_text_only_if_asked_for(logger: logging.Logger, lines: Lines) -> None:
     client = Client(ScriptedBackend(DOCUMENT), observers=[Logs(logger)])
     generation = await client.generate("a secret")
     [ended] = lines.said("answer ended")
@@ -55,11 +55,8 @@ async def test_an_answer_in_figures_and_no_text(logger: logging.Logger, lines: L
     assert {record["thread_id"] for record in lines.said("thread decoding")} == {0, 1, 2}
     everything = repr(lines.records)
     assert "secret" not in everything and "chunks" not in everything and "'one'" not in everything
-
-
-async def test_text_if_asked_for(logger: logging.Logger, lines: Lines) -> None:
     await Client(ScriptedBackend(DOCUMENT), observers=[Logs(logger, text=True)]).generate("a secret")
-    assert lines.said("answer begins")[0]["prompt"] == "a secret"
+    assert lines.said("answer begins")[-1]["prompt"] == "a secret"
 
 
 async def test_failures_are_warnings_and_refusals_are_none(logger: logging.Logger, lines: Lines) -> None:

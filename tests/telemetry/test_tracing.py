@@ -134,8 +134,8 @@ async def test_a_failure_marks_its_request_and_its_answer(traces: Traces) -> Non
 
 
 async def test_a_cancelled_answer_ends_all_its_spans(traces: Traces) -> None:
-    stalls = [Fault(thread=1, after_tokens=1, kind="stall")]
-    client = Client(ScriptedBackend(DOCUMENT, faults=stalls), observers=[Tracing(traces.provider)])
+    stall = Fault(thread=1, after_tokens=1, kind="stall")
+    client = Client(ScriptedBackend(DOCUMENT, faults=[stall]), observers=[Tracing(traces.provider)])
     async with client.stream("x") as stream:
         async for event in stream:
             if isinstance(event, ThreadStarted) and event.thread == 2:
@@ -143,6 +143,4 @@ async def test_a_cancelled_answer_ends_all_its_spans(traces: Traces) -> None:
     [answer] = traces.spans("chat")
     assert attributes(answer)["gen_ai.response.finish_reasons"] == ("abort",)
     assert answer.status.status_code is StatusCode.UNSET
-    reasons = [attributes(span)["gen_ai.response.finish_reasons"] for span in traces.spans("text_completion")]
-    assert ("abort",) in reasons
     assert len(traces.children(answer, "pasta.thread")) == 3

@@ -1,7 +1,6 @@
-"""Generated inputs for what reads texts of others: the parser, the tokenizer, the API.
+"""Generated inputs for what reads texts of others: the tokenizer and the API.
 
-Our own generator draws soups of the language's pieces some hundred times as fast as hypothesis, whose
-property tests (tests/lang) shrink what is found here.
+The parser has property tests (tests/lang); `HYPOTHESIS_PROFILE=thorough` runs more of them.
 """
 
 from __future__ import annotations
@@ -10,28 +9,16 @@ import faulthandler
 import json
 import random
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import httpx
 
 from pasta_async import Client
-from pasta_async.lang import (
-    MAX_TAG,
-    TAG_TOKENS,
-    Chunk,
-    ChunkParser,
-    Document,
-    MainParser,
-    Promise,
-    check,
-    parse,
-)
 from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
-from tests.lang.language_texts import PIECES, closing, outcome, without_tags
+from tests.lang.language_texts import PIECES
 from tests.pasta_tiny import PASTA_TINY
 from tests.torture.plan import Figures, Plan
 
@@ -39,51 +26,13 @@ HANGS = 60.0
 """Seconds after which an input counts as a hang: the process says where it is, and ends."""
 
 BLOCK = 100
-"""Inputs of each kind that share a seed."""
+"""Typed texts for each request to the API, which takes so many times as long."""
 
-SHORT = [piece for piece in PIECES if len(piece) < MAX_TAG / 2]
-LONG = [piece for piece in PIECES if len(piece) >= MAX_TAG / 2]
 SPELLED = (
     *("<|end|>", "<|system|>", "<|assistant|>", "<|im_start|>", "<repo_name>"),
     *("<|im_end|>", "</s>", "<0x0A>", "\ue000", "\u2581", "e\u0301"),
 )
 LETTERS = "<>/\\ \n=\"'psync\u4e16\U0001f30d\u00e9"
-
-
-def soup(drawn: random.Random, pieces: list[str]) -> str:
-    """Some pieces, and now and then characters of tags, or a piece that is too long for a tag."""
-    parts = drawn.choices(pieces, k=drawn.randrange(1, 8))
-    if drawn.random() < 0.3:
-        parts.insert(drawn.randrange(len(parts)), "".join(drawn.choices(LETTERS, k=drawn.randrange(1, 6))))
-    if drawn.random() < 0.02:
-        parts.append(drawn.choice(LONG))
-    return "".join(parts)
-
-
-def read_text(drawn: random.Random) -> None:
-    """The parser and `check`: the same for any cut, and no character is lost."""
-    text = soup(drawn, SHORT)
-    document = parse(text)
-    assert document.format() == text + closing(document)
-    assert document.text == without_tags(text)
-    assert check(text) == list(document.diagnostics)
-    first, second = sorted((drawn.randrange(len(text) + 1), drawn.randrange(len(text) + 1)))
-    parser = ChunkParser if drawn.random() < 0.3 else MainParser
-    pieces = [(text[:first], False), (text[first:second], False), (text[second:], False)]
-    assert outcome(parser(), pieces) == outcome(parser(), [(text, False)])
-
-
-def read_tokens(drawn: random.Random) -> None:
-    """A trained model's stream, tags as ids among it, is read back from its written form."""
-    pieces: list[tuple[str, bool]] = []
-    for _ in range(drawn.randrange(1, 9)):
-        tag = drawn.random() < 0.6
-        pieces.append((drawn.choice(TAG_TOKENS), True) if tag else (soup(drawn, SHORT), False))
-    parser = MainParser()
-    outcome(parser, pieces)
-    nodes = (replace(node, chunk=Chunk()) if isinstance(node, Promise) else node for node in parser.nodes)
-    document = Document(tuple(nodes))
-    assert parse(document.format()) == document
 
 
 @cache
@@ -104,9 +53,12 @@ def check_typed(text: str) -> None:
     assert text in tokenizer.decode(ids)
 
 
-def read_typed(drawn: random.Random) -> None:
-    """See `check_typed`."""
-    check_typed(soup(drawn, [*SHORT, *SPELLED]))
+def draw_typed(drawn: random.Random) -> str:
+    """A soup of tags, special tokens and their letters."""
+    parts = drawn.choices((*PIECES, *SPELLED), k=drawn.randrange(1, 8))
+    if drawn.random() < 0.3:
+        parts.insert(drawn.randrange(len(parts)), "".join(drawn.choices(LETTERS, k=drawn.randrange(1, 6))))
+    return "".join(parts)
 
 
 CHAT: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Why?"}]}
@@ -152,11 +104,8 @@ async def send(http: httpx.AsyncClient, body: bytes) -> None:
             assert reply.json()["error"]["message"]
 
 
-KINDS = {"text": read_text, "tokens": read_tokens, "typed": read_typed}
-
-
 async def generate(plan: Plan) -> Figures:
-    """Try inputs of each kind in turn, for as long as is planned.
+    """Try typed texts and requests, for as long as is planned.
 
     Fails with the first that is not as it should be, and ends the process at one that takes `HANGS` seconds.
     """
@@ -166,18 +115,16 @@ async def generate(plan: Plan) -> Figures:
     async with app.router.lifespan_context(app):
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             for number in plan.numbers():
+                drawn = plan.random(number)
                 faulthandler.dump_traceback_later(HANGS, exit=True)
                 try:
-                    for kind, read in KINDS.items():
-                        drawn = plan.random(kind, number)
-                        for _ in range(BLOCK):
-                            read(drawn)
-                            tried[kind] += 1
-                    await send(http, draw_body(plan.random("body", number)))
-                    tried["body"] += 1
+                    for _ in range(BLOCK):
+                        check_typed(draw_typed(drawn))
+                    await send(http, draw_body(drawn))
                 except Exception as error:
                     error.add_note(f"--seed {plan.seed} --first {number} --count 1")
                     raise
                 finally:
                     faulthandler.cancel_dump_traceback_later()
+                tried.update(texts=BLOCK, bodies=1)
     return dict(tried)
