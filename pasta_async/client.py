@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple, Self, Unpack, cast
 from uuid import uuid4
 
 from pasta_async.backends import BackendOptions, open_backend
-from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, InvalidStateError, PastaError
 from pasta_async.events import Emit
@@ -86,7 +86,8 @@ class Client:
         self._backend, self._owned = _open(backend, settings, self.limits, options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admission = Admission(self.limits.client_threads, self._backend.load)
-        self._connecting = SingleFlight[Model]()
+        self._connecting: asyncio.Task[Model] | None = None
+        self._waiting = Counter[asyncio.Task[Model]]()  # answers that wait for an attempt to connect
         self._model: Model | None = None
         self._closed = False
 
@@ -139,11 +140,27 @@ class Client:
     async def _connected(self, limits: Limits) -> Model:
         self._check_loop()
         if self._model is None:
-            # Answers share an attempt, and each tries as often as its own limits say.
-            self._model = await with_retries(
-                lambda: self._connecting.run(self._backend.connect), limits.retries, self._clock
-            )
+            self._model = await with_retries(self._connect, limits.retries, self._clock)
         return self._model
+
+    async def _connect(self) -> Model:
+        """Join the attempt to connect that is under way, or begin one.
+
+        Answers share it: behind a lock each would wait for a silent server anew. Cancelling it leaves the
+        attempt to the others; with the last of them the attempt is cancelled.
+        """
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._backend.connect(), name="pasta connect")
+        attempt = self._connecting
+        self._waiting[attempt] += 1
+        try:
+            return await asyncio.shield(attempt)
+        finally:
+            self._waiting[attempt] -= 1
+            if not self._waiting[attempt]:
+                del self._waiting[attempt]
+                attempt.cancel()
+                await asyncio.wait([attempt])
 
     def _check_loop(self) -> None:
         """Refuse to work when closed, or for two event loops at once. One loop may follow another."""
@@ -156,7 +173,7 @@ class Client:
             if self._loop.is_running():
                 raise InvalidStateError("this client is used by another event loop; make one for each")
             self._admission = Admission(self.limits.client_threads, self._backend.load)
-            self._connecting = SingleFlight[Model]()
+            self._connecting = None
         self._loop = loop
 
     @listing_options
