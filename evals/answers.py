@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, TypeVar, Unpack
 import httpx
 from pydantic import AliasChoices, BaseModel, Field
 
-from pasta_async import Backend, Client, Sampling
-from pasta_async.backends import BackendOptions, open_backend
+from pasta_async import Client, Sampling
+from pasta_async.backends import BackendOptions
+from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
 from pasta_async.evals.report import measurements
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.options import Settings
 from pasta_async.training.data.corpus import read_lines
 from pasta_async.training.sample import answer_seed
 
@@ -265,59 +265,33 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
 
 
 @asynccontextmanager
-async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Backend]:
-    """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
+async def cold_client(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Client]:
+    """A connected client whose backend has an empty prefix cache: loaded anew, or flushed; closed at the end.
 
-    Options are those of `open_backend`. A server is sent `PASTA_API_KEY`; `sglang:FOLDER` is started with
-    what forced decoding needs.
+    Options are those of `open_backend`. `sglang:FOLDER` is started with what forced decoding needs, and makes
+    weights up for a folder without any.
     """
-    if url.startswith("http"):
-        await _flush_cache(url)
-        options["api_key"] = api_key()
-    elif url.startswith("sglang:"):
+    if url.startswith("sglang:"):
         options["server_args"] = _server_arguments(Path(url.removeprefix("sglang:")))
-    backend = open_backend(url, **options)
-    try:
-        await backend.connect()
-        yield backend
-    finally:
-        await backend.aclose()
-
-
-def api_key() -> str | None:
-    """`PASTA_API_KEY`, as a `Client` reads it; None without one."""
-    key = Settings().api_key
-    return key.get_secret_value() if key else None
-
-
-def authorization() -> dict[str, str]:
-    """Headers with the `api_key`, if there is one."""
-    key = api_key()
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    async with Client(url, **options) as client:
+        await client.connect()
+        if isinstance(client.backend, SGLangBackend):
+            await _flush_cache(client.backend)
+        yield client
 
 
 def _server_arguments(folder: Path) -> dict[str, str | bool]:
-    """Arguments for forced decoding and `by hand`; SGLang makes weights up for a folder without any."""
     arguments: dict[str, str | bool] = {"enable_custom_logit_processor": True, "enable_cache_report": True}
     if not any(folder.glob("*.safetensors")):
         arguments["load_format"] = "dummy"
     return arguments
 
 
-async def _flush_cache(url: str) -> None:
-    """Empty the prefix cache of an SGLang server; cancelling it may leave the cache as it was."""
-    flush = f"{url.rstrip('/')}/flush_cache"
+async def _flush_cache(backend: SGLangBackend) -> None:
+    """Empty the prefix cache of a server; cancelling it may leave the cache as it was."""
     try:
-        async with httpx.AsyncClient(timeout=300, headers=authorization()) as http:
-            (await http.post(flush)).raise_for_status()
+        async with httpx.AsyncClient(timeout=300, headers=backend.headers) as http:
+            (await http.post(f"{backend.url}/flush_cache")).raise_for_status()
     except httpx.HTTPError as error:
         reason = error or type(error).__name__
-        raise BackendError(f"{flush}: {reason}. Is it an SGLang server, and is it idle?") from error
-
-
-@asynccontextmanager
-async def cold_client(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Client]:
-    """A connected client of a `cold_backend`."""
-    async with cold_backend(url, **options) as backend, Client(backend) as client:
-        await client.connect()
-        yield client
+        raise BackendError(f"{backend.url}/flush_cache: {reason}. Is the server idle?") from error

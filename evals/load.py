@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from pasta_async.cli.command import Command, Count, Positive, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, cold_backend
+from pasta_async.evals.answers import Answer, cold_client
 from pasta_async.evals.forcing import ForcedSettings, read_documents
 from pasta_async.evals.methods import (
     METHODS,
@@ -170,7 +170,7 @@ async def _run(settings: LoadSettings) -> str:
         raise InvalidRequestError(f"there is no method {min(unknown)!r}; methods are {', '.join(METHODS)}")
     measured = {**(await settings.measured("load", documents)), "answers": settings.answers}
     with opened_journal(settings.out, measured) as journal:
-        async with cold_backend(settings.backend) as backend, open_engine(backend, documents) as engine:
+        async with cold_client(settings.backend) as client, open_engine(client.backend, documents) as engine:
             blocks = await measure(engine, cases_of(documents), settings, journal)
     return markdown_table(summarise(blocks))
 

@@ -33,7 +33,7 @@ from pasta_async.backends import BackendOptions
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, Answering, cold_backend, of_method, take_turns
+from pasta_async.evals.answers import Answer, Answering, cold_client, of_method, take_turns
 from pasta_async.evals.engine import LlamaCpp
 from pasta_async.evals.forcing import (
     FORCED_LIMITS,
@@ -445,7 +445,12 @@ def _run(settings: MethodSettings) -> str:
     options = BackendOptions()
     if settings.backend.startswith("local:"):
         options["threads"] = settings.threads or cores()
-    opened = partial(cold_backend, settings.backend, **options)
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Backend]:
+        async with cold_client(settings.backend, **options) as client:
+            yield client.backend
+
     with opened_journal(settings.out, measured) as journal:
         if settings.llama_cpp:
             methods.append(llama_cpp(LlamaCpp(settings.llama_cpp, settings.threads or cores())))
