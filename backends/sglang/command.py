@@ -169,7 +169,7 @@ class LaunchedBackend(SGLangBackend):
         self._process: subprocess.Popen[bytes] | None = None
 
     async def _learn(self) -> ServedModel:
-        if not _is_model(self._path):
+        if read_object(self._path / "config.json") is None:
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process or self._start()  # `aclose` may end and forget it meanwhile
         while not await asyncio.to_thread(_answers, f"{self.url}/model_info"):
@@ -216,10 +216,6 @@ class LaunchedBackend(SGLangBackend):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _is_model(folder: Path) -> bool:
-    return os.path.isfile(folder / "config.json")  # of a path that no file system takes, too
 
 
 def _answers(url: str) -> bool:

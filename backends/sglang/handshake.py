@@ -42,11 +42,7 @@ SAMPLE = "Two wars (1914-1918, 1939-1945):\n  1. causes,\n  2. outcome; na\u00ef
 """A text that two tokenizers hardly encode alike."""
 
 
-class _Reply(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, protected_namespaces=())
-
-
-class About(_Reply):
+class About(BaseModel):
     """`/server_info`, as far as it matters."""
 
     version: str
@@ -61,7 +57,7 @@ class About(_Reply):
     """Of each scheduler."""
 
 
-class PreferredSampling(_Reply):
+class PreferredSampling(BaseModel):
     """Sampling that a server prefers (`--preferred-sampling-params`), as far as it is the model's own."""
 
     repetition_penalty: float = 1.0
@@ -70,7 +66,9 @@ class PreferredSampling(_Reply):
     """Added to the logits in every request, by token id."""
 
 
-class _ModelInfo(_Reply):
+class _ModelInfo(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(protected_namespaces=())
+
     model_path: str | None = None
     tokenizer_path: str | None = None
     served_model_name: str | None = None
@@ -78,25 +76,25 @@ class _ModelInfo(_Reply):
     preferred_sampling_params: PreferredSampling | None = None
 
 
-class _Card(_Reply):
-    max_model_len: int | None = None
+class _Card(BaseModel):
+    max_model_len: int
 
 
-class _Cards(_Reply):
+class _Cards(BaseModel):
     data: list[_Card] = Field(min_length=1)
     """The model, then its adapters."""
 
 
-class _Ids(_Reply):
+class _Ids(BaseModel):
     tokens: list[int]
 
 
-class _Worker(_Reply):
+class _Worker(BaseModel):
     url: str
     is_healthy: bool
 
 
-class _Workers(_Reply):
+class _Workers(BaseModel):
     workers: list[_Worker]
 
 
@@ -128,8 +126,6 @@ async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | Non
     if not info.is_generation:
         raise UnsupportedModelError(f"{server} serves {info.model_path!r}, which does not generate text")
     length = (await http.ask(_Cards, f"{server}/v1/models")).data[0].max_model_len
-    if length is None:
-        raise BackendProtocolError(f"{server} does not tell its context length in /v1/models")
     source = tokenizer or info.tokenizer_path or info.model_path or ""
     load = partial(_load_tokenizer, source, server, None if tokenizer else about.revision)
     made = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)

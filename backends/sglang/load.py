@@ -13,13 +13,10 @@ from pasta_async.errors import BackendError, BackendTimeoutError
 from pasta_async.load import EngineLoad, StepTimes
 
 FRESH_SECONDS = 0.25
-"""Time that a reading serves; no server is asked more often."""
+"""Time that a reading, or its failure, serves; no server is asked more often."""
 
 WAIT_SECONDS = 0.5
 """Time that a reading may take: an answer waits for it, and then does without."""
-
-PAUSE_SECONDS = 2.0
-"""Time after a failure in which nobody asks again."""
 
 _NO_MOMENTS = [0.0] * 6
 
@@ -69,8 +66,7 @@ class LoadReader:
                 except TimeoutError:
                     where = f"{servers[0]}/v1/loads"
                     self._latest = BackendTimeoutError(f"{where} said nothing for {WAIT_SECONDS:g} s")
-                failed = isinstance(self._latest, BackendError)
-                self._until = monotonic() + (PAUSE_SECONDS if failed else FRESH_SECONDS)
+                self._until = monotonic() + FRESH_SECONDS
         if isinstance(self._latest, BackendError):
             raise self._latest
         return self._latest

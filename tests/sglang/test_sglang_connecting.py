@@ -43,7 +43,7 @@ from tests.pasta_tiny import PASTA_TINY
         ({"/server_info": httpx.ReadTimeout("")}, BackendTimeoutError, ""),
         ({"/server_info": httpx.ReadError("reset")}, BackendTransportError, ""),
         ({"/v1/models": {"data": [7]}}, BackendProtocolError, "/v1/models"),
-        ({"/v1/models": {"data": [{"id": "odd"}]}}, BackendProtocolError, "context length"),
+        ({"/v1/models": {"data": [{"id": "odd"}]}}, BackendProtocolError, "max_model_len"),
         ({"/workers": {"workers": [{"url": "http://w", "is_healthy": False}]}}, BackendConnectError, ""),
         ({"/tokenize": httpx.Response(500, text="oops")}, BackendStatusError, "/tokenize"),
         ({"/tokenize": {"tokens": [1, 2]}}, UnsupportedModelError, "pass tokenizer="),

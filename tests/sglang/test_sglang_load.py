@@ -89,9 +89,10 @@ async def test_a_server_that_was_started_again_counts_from_nothing(monkeypatch: 
         (httpx.ReadTimeout("late"), BackendError),
     ],
 )
-async def test_what_cannot_be_read_is_asked_for_once_in_a_while(
-    answer: Any, error: type[BackendError]
+async def test_a_failure_serves_as_long_as_a_reading(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, error: type[BackendError]
 ) -> None:
+    monkeypatch.setattr("pasta_async.backends.sglang.load.FRESH_SECONDS", 60.0)
     server = serving(answer)
     made = backend(server)
     await made.connect()
@@ -102,7 +103,8 @@ async def test_what_cannot_be_read_is_asked_for_once_in_a_while(
     await made.aclose()
 
 
-async def test_all_answers_share_a_reading() -> None:
+async def test_all_answers_share_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pasta_async.backends.sglang.load.FRESH_SECONDS", 60.0)
     server = serving({"loads": [RANK]})
     made = backend(server)
     await made.connect()
