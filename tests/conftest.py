@@ -1,4 +1,4 @@
-"""What all tests share: event loops, and watchmen for calls that block and tasks that are left behind."""
+"""Event loops for all tests, and watchmen for calls that block and tasks that are left behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _loops: list[asyncio.AbstractEventLoop] = []
 """Those that this file made and that are still open."""
 
 _complaints: list[dict[str, Any]] = []
-"""What loops reported since the running test began: exceptions that nobody took."""
+"""Reports of loops since the running test began: exceptions that nobody took."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,9 +54,9 @@ async def page(context: BrowserContext) -> AsyncGenerator[Page]:
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on(
         "console",
-        lambda said: (
-            complaints.append(said.text)
-            if said.type in ("error", "warning") and "Failed to load resource" not in said.text
+        lambda message: (
+            complaints.append(message.text)
+            if message.type in ("error", "warning") and "Failed to load resource" not in message.text
             else None
         ),
     )

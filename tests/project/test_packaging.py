@@ -1,4 +1,4 @@
-"""What `pip install` puts where: wheel and source distribution, built and looked into."""
+"""The wheel and the source distribution: both are built, and their files looked at."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
 
 
 def project_files() -> list[str]:
-    """What git would publish: tracked and new files, without ignored ones."""
+    """The files that git would publish: tracked and new ones, without ignored ones."""
     listing = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     return sorted(name for name in listing.split("\0") if name and (ROOT / name).exists())
 

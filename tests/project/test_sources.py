@@ -33,22 +33,22 @@ def text_files() -> list[tuple[str, str]]:
         text=True,
         check=True,
     ).stdout
-    found: list[tuple[str, str]] = []
+    files: list[tuple[str, str]] = []
     for name in filter(None, listing.split("\0")):
         path = ROOT / name
         if path.is_file() and not path.is_symlink() and b"\0" not in (raw := path.read_bytes()):
-            found.append((name, raw.decode("utf-8")))
-    return found
+            files.append((name, raw.decode("utf-8")))
+    return files
 
 
 def test_no_file_names_a_place_on_one_machine_or_a_package_registry() -> None:
-    found = [
+    places = [
         f"{name}:{number}: {line.strip()[:100]}"
         for name, text in text_files()
         for number, line in enumerate(text.splitlines(), 1)
         if ELSEWHERE.search(line)
     ]
-    assert found == []
+    assert places == []
 
 
 def test_the_rule_above_finds_what_it_forbids() -> None:

@@ -18,7 +18,7 @@ from pasta_async.testing import Fault, ScriptedBackend
 
 
 class Lines(logging.Handler):
-    """What is logged."""
+    """Keeps the records that are logged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append({**vars(record), "text": record.getMessage()})
 
-    def said(self, text: str) -> list[dict[str, Any]]:
+    def with_text(self, text: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["text"] == text]
 
 
@@ -47,16 +47,16 @@ def lines(logger: logging.Logger) -> Lines:
 async def test_an_answer_in_figures_and_text_only_if_asked_for(logger: logging.Logger, lines: Lines) -> None:
     client = Client(ScriptedBackend(DOCUMENT), observers=[Logs(logger)])
     generation = await client.generate("a secret")
-    [ended] = lines.said("answer ended")
+    [ended] = lines.with_text("answer ended")
     assert ended["levelno"] == logging.INFO
     assert (ended["finish_reason"], ended["threads"]) == ("stop", 3)
     assert ended["completion_tokens"] == generation.usage.completion_tokens
     assert {record["answer_id"] for record in lines.records} == {ended["answer_id"]}
-    assert {record["thread_id"] for record in lines.said("thread decoding")} == {0, 1, 2}
+    assert {record["thread_id"] for record in lines.with_text("thread decoding")} == {0, 1, 2}
     everything = repr(lines.records)
     assert "secret" not in everything and "chunks" not in everything and "'one'" not in everything
     await Client(ScriptedBackend(DOCUMENT), observers=[Logs(logger, text=True)]).generate("a secret")
-    assert lines.said("answer begins")[-1]["prompt"] == "a secret"
+    assert lines.with_text("answer begins")[-1]["prompt"] == "a secret"
 
 
 async def test_failures_are_warnings_and_refusals_are_none(logger: logging.Logger, lines: Lines) -> None:
@@ -70,7 +70,7 @@ async def test_failures_are_warnings_and_refusals_are_none(logger: logging.Logge
     assert [record["text"] for record in warnings] == ["request failed", "answer failed"]
     assert [record["error_type"] for record in warnings] == ["BackendError"] * 2
     assert warnings[0]["thread_id"] == 2
-    [refused] = lines.said("answer refused")
+    [refused] = lines.with_text("answer refused")
     assert (refused["levelno"], refused["error_type"]) == (logging.INFO, "InvalidRequestError")
 
 

@@ -34,8 +34,8 @@ class Traces:
         return [span for span in self.exporter.get_finished_spans() if span.name.startswith(name)]
 
     def children(self, parent: ReadableSpan, name: str) -> list[ReadableSpan]:
-        own = context(parent).span_id
-        return [span for span in self.spans(name) if span.parent and span.parent.span_id == own]
+        parent_id = context(parent).span_id
+        return [span for span in self.spans(name) if span.parent and span.parent.span_id == parent_id]
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def traces() -> Traces:
 
 
 def context(span: ReadableSpan) -> SpanContext:
-    found = span.get_span_context()
-    assert found
-    return found
+    span_context = span.get_span_context()
+    assert span_context
+    return span_context
 
 
 def attributes(span: ReadableSpan) -> Any:

@@ -37,7 +37,7 @@ class LocalEngine:
         self.backend: Backend = self.engine
 
     async def busy(self) -> bool:
-        """Whether it still has requests. If not, every KV slot must be free or in the prefix cache."""
+        """True while it has requests. Afterwards every KV slot must be free or in the prefix cache."""
         assert self.engine.engine
         scheduler = self.engine.engine.scheduler
         if scheduler.running or scheduler.waiting:
@@ -55,7 +55,7 @@ class ServerEngine:
         self.backend: Backend = SGLangBackend(url)
 
     async def busy(self) -> bool:
-        """Whether it still has requests. If not, no KV slot may be in use but for the prefix cache's."""
+        """True while it has requests. Afterwards no KV slot may be in use but for the prefix cache's."""
         async with httpx.AsyncClient(timeout=PATIENCE) as http:
             [load] = (await http.get(f"{self.url}/v1/loads")).json()["loads"]
         if load["num_running_reqs"] or load["num_waiting_reqs"]:
@@ -76,22 +76,22 @@ async def break_off(plan: Plan, engine: Engine, at_once: int = 16) -> Figures:
             began = time.monotonic()
             await asyncio.gather(*(client.generate(breaker.prompt(k)) for k in range(at_once)))
             breaker.usual = time.monotonic() - began
-            own = asyncio.all_tasks()
+            before = asyncio.all_tasks()
             numbers = plan.numbers()
             while batch := [number for number, _ in zip(numbers, range(BATCH), strict=False)]:
                 queue = iter(batch)
                 async with asyncio.TaskGroup() as group:
                     for _ in range(at_once):
                         group.create_task(breaker.work(queue))
-                await _settled(engine, own)
+                await _settled(engine, before)
     await engine.backend.aclose()
     return dict(breaker.outcomes)
 
 
-async def _settled(engine: Engine, own: set[asyncio.Task[Any]]) -> None:
+async def _settled(engine: Engine, before: set[asyncio.Task[Any]]) -> None:
     """Wait until no other task is left and the engine is idle."""
     began = time.monotonic()
-    while (tasks := asyncio.all_tasks() - own) or await engine.busy():
+    while (tasks := asyncio.all_tasks() - before) or await engine.busy():
         # sse_starlette has one task for each event loop that it was used in.
         tasks = {task for task in tasks if "_shutdown_watcher" not in repr(task)}
         if not tasks and not await engine.busy():
@@ -104,7 +104,7 @@ class _Breaker:
     """Breaks answers off, and counts how.
 
     Attributes:
-        usual: Seconds that a whole answer takes, in which one is broken off.
+        usual: Seconds that a whole answer takes; answers are broken off within this time.
         outcomes: How many were broken off in which way, and how many ended before.
     """
 

@@ -33,7 +33,7 @@ NAMED: dict[Kind, type[PastaError]] = {
     "stalled": BackendTimeoutError,
     "garbage": BackendTransportError,  # it breaks the chunks of the reply
 }
-"""What an answer ends with, if the fault ends it; statuses are told by `BackendStatusError`."""
+"""The error that ends an answer, if the fault does; for statuses it is `BackendStatusError`."""
 
 
 class Faults:
@@ -77,7 +77,7 @@ class Faults:
 
 
 def check_error(error: BaseException, whole: Generation) -> BaseException:
-    """What made an answer fail; it must have its beginning, in main and in each chunk."""
+    """The cause of a failed answer, which must hold its beginning, in main and in each chunk."""
     assert isinstance(error, PastaError), repr(error)
     assert error.partial is not None and error.partial.finish_reason == "error"
     for promise, full in zip(error.partial.document.promises, whole.document.promises, strict=False):

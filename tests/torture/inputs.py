@@ -107,7 +107,7 @@ async def send(http: httpx.AsyncClient, body: bytes) -> None:
 async def generate(plan: Plan) -> Figures:
     """Try typed texts and requests, for as long as is planned.
 
-    Fails with the first that is not as it should be, and ends the process at one that takes `HANGS` seconds.
+    Fails with the first that is handled wrongly, and ends the process if an input takes `HANGS` seconds.
     """
     tried = Counter[str]()
     app = create_app(Client(ScriptedBackend("Fine.")))

@@ -1,4 +1,4 @@
-"""How much a part of `make torture` tries, and what it draws."""
+"""The number of items that a part of `make torture` tries, and their random choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUBJECTS = ("tea", "old clocks", "a tent", "two boats", "red bikes", "the moon",
 
 @dataclass
 class Plan:
-    """How much is tried, and with which seed.
+    """The items to try, and their seed.
 
     Attributes:
         seed: Of all that is drawn; item `k` is the same in every run with the same seed.

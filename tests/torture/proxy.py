@@ -24,10 +24,10 @@ REPLIES: dict[Kind, bytes] = {
 
 @dataclass(eq=False)
 class Fault:
-    """What goes wrong with a request to `/generate`.
+    """An accident of a request to `/generate`.
 
     Attributes:
-        kind: How. `dropped`: the connection is reset before the request is handed on. `reset`, `cut`: it is
+        kind: The accident. `dropped`: the connection is reset before the request is handed on. `reset`, `cut`: it is
             reset, or ends, in the middle. `stalled`: nothing more comes. `garbage`: meaningless bytes come.
         request: Which of the requests that come, from 0.
         at: Bytes of its reply that come through before.
