@@ -24,7 +24,7 @@ from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listi
 from pasta_async.prompts import Prompt, check_ids, check_json, check_length, most_tokens, read_prompt
 from pasta_async.protocol import Backend, Message, Model
 from pasta_async.results import Generation
-from pasta_async.streaming import AnswerStream, Watch
+from pasta_async.streaming import AnswerStream
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import run_encoding
 
@@ -196,7 +196,7 @@ class Client:
 
         Cancelling it ends every thread and aborts every request before the cancellation goes on.
         """
-        return await self._answer(self._start(prompt, options, streamed=False))
+        return await self._answer(self._observed(prompt, options, streamed=False))
 
     @listing_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
@@ -205,10 +205,11 @@ class Client:
         Args and errors are those of `generate`; bad values are refused by this call, the rest comes from the
         stream. Leaving the block ends every thread and aborts every request that is still open.
         """
-        return AnswerStream(partial(self._answer, self._start(prompt, options, streamed=True)))
+        observation = self._observed(prompt, options, streamed=True)
+        return AnswerStream(partial(self._answer, observation), observation)
 
-    def _start(self, prompt: Prompt, options: AnswerOptions, *, streamed: bool) -> AnswerStart:
-        """The options of an answer, checked but for its prompt."""
+    def _observed(self, prompt: Prompt, options: AnswerOptions, *, streamed: bool) -> Observation:
+        """An answer before it begins: its options, checked but for the prompt, and its observers."""
         given: dict[str, Any] = {**options}
         if unknown := sorted(given.keys() - AnswerOptions.__optional_keys__):
             raise InvalidRequestError(f"an answer has no option {unknown[0]!r}; see AnswerOptions")
@@ -218,7 +219,7 @@ class Client:
         limits = Limits.of(given.pop("limits", None))
         kwargs = given.pop("chat_template_kwargs", None)
         check_json(kwargs, "chat_template_kwargs")
-        return AnswerStart(
+        start = AnswerStart(
             answer=uuid4().hex,
             prompt=prompt,
             streamed=streamed,
@@ -227,20 +228,18 @@ class Client:
             chat_template_kwargs={} if kwargs is None else kwargs,
             **given,
         )
+        return Observation(tuple(self.observers), start)
 
-    async def _answer(
-        self, start: AnswerStart, emit: Emit | None = None, watch: Watch | None = None
-    ) -> Generation:
+    async def _answer(self, observation: Observation, emit: Emit | None = None) -> Generation:
         """Prepare an answer, then run it."""
+        start = observation.start
         try:
-            with Observation(tuple(self.observers), start) as observation:
+            with observation:
                 self._check_loop()
                 with self._admission.answer(limited=start.parallel == "auto") as slots:
                     prepared = await self._prepare(start, observation, slots)
                     runner = self._runner(prepared, start, observation, slots, emit)
                     observation.partial = runner.partial
-                    if watch:
-                        watch(runner.partial)
                     observation.generation = await runner.run()
                     return observation.generation
         except PastaError as error:

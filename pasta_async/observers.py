@@ -86,12 +86,14 @@ class Observation(AnswerObserver):
     harms neither the answer nor the others.
 
     Attributes:
+        start: The options of the answer.
         partial: Gives the answer so far.
         generation: The answer, once it is there.
     """
 
     def __init__(self, observers: Sequence[Observer], start: AnswerStart) -> None:
-        self._observers, self._start = observers, start
+        self._observers = observers
+        self.start: AnswerStart = start
         self._answers: list[AnswerObserver] | None = None
         self.partial: Callable[[], Generation] | None = None
         self.generation: Generation | None = None
@@ -101,7 +103,7 @@ class Observation(AnswerObserver):
 
     def begin(self, model: Model | None) -> None:
         """Tell the observers of the answer, and of its model; None if the answer ends before it is known."""
-        start = self._start.model_copy(update={"model": model})
+        start = self.start.model_copy(update={"model": model})
         self._answers = _each(self._observers, lambda observer: observer.answer(start))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -11,9 +11,8 @@ from typing import Any, Self
 from pasta_async.clock import wait_out
 from pasta_async.errors import InvalidStateError, PastaError
 from pasta_async.events import AnswerDone, Emit, Event, TextDelta
+from pasta_async.observers import Observation
 from pasta_async.results import Generation
-
-Watch = Callable[[Callable[[], Generation]], None]
 
 _BUFFER = 128
 """Events that may wait for the reader; a thread that adds more then waits for it."""
@@ -25,13 +24,16 @@ class AnswerStream:
     A slow reader makes the threads wait once a bounded buffer is full.
     """
 
-    def __init__(self, run: Callable[[Emit, Watch], Coroutine[Any, Any, Generation]]) -> None:
+    def __init__(
+        self, run: Callable[[Emit], Coroutine[Any, Any, Generation]], observation: Observation
+    ) -> None:
         self._run = run
+        self._observation = observation
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._generation: Generation | None = None
-        self._partial: Callable[[], Generation] | None = None
+        self._last: Generation | None = None  # of what there was when the block was left
         self._task: asyncio.Task[Generation] | None = None
         self._left = False
 
@@ -39,7 +41,7 @@ class AnswerStream:
         """Start the answer."""
         if self._task is not None:
             raise InvalidStateError("a stream is entered once; call `stream` again for another answer")
-        self._task = asyncio.create_task(self._run(self._emit, self._watch), name="pasta answer")
+        self._task = asyncio.create_task(self._run(self._emit), name="pasta answer")
         self._task.add_done_callback(lambda _: self._news.set())
         return self
 
@@ -55,8 +57,7 @@ class AnswerStream:
             cancelled = await wait_out(self._task.done, partial(asyncio.wait, [self._task]))
             if not self._task.cancelled() and not self._task.exception():
                 self._generation = self._task.result()
-        if last := self.partial:  # as of now
-            self._partial = lambda: last
+        self._last = self.partial
         if cancelled:
             raise cancelled
 
@@ -96,10 +97,9 @@ class AnswerStream:
     @property
     def partial(self) -> Generation | None:
         """The answer so far, at any moment, also after leaving the block; None before it has begun."""
-        return self._generation or (self._partial() if self._partial else None)
-
-    def _watch(self, partial: Callable[[], Generation]) -> None:
-        self._partial = partial
+        if done := self._generation or self._last:
+            return done
+        return self._observation.partial() if self._observation.partial else None
 
     def _emit(self, events: list[Event]) -> Awaitable[None] | None:
         self._events += events
