@@ -27,8 +27,8 @@ class Fault:
     """An accident of a request to `/generate`.
 
     Attributes:
-        kind: The accident. `dropped`: the connection is reset before the request is handed on. `reset`, `cut`: it is
-            reset, or ends, in the middle. `stalled`: nothing more comes. `garbage`: meaningless bytes come.
+        kind: `dropped`: the connection is reset before the request is handed on. `reset`, `cut`: it is reset,
+            or ends, in the middle. `stalled`: nothing more comes. `garbage`: meaningless bytes come.
         request: Which of the requests that come, from 0.
         at: Bytes of its reply that come through before.
         struck: Set as soon as it happens; a reply may be shorter, and requests fewer.
