@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import combinations, compress
 from pathlib import Path
@@ -31,6 +31,7 @@ from pydantic import Field, model_validator
 from pasta_async import Client, Limits, Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.evals import alpaca
 from pasta_async.evals.answers import (
     FORMS,
     Answer,
@@ -41,6 +42,7 @@ from pasta_async.evals.answers import (
     read_answers,
     read_prompts,
 )
+from pasta_async.evals.ifeval import check_answers
 from pasta_async.evals.report import SPEED, cell, grouped, markdown_table, transposed, write_result
 from pasta_async.evals.speed import counted_speedup
 from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
@@ -294,43 +296,37 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
     """
     path = settings.answers or await write_answers(settings)
     identity, forms = read_forms(path)
-    parts: list[Figures] = [{form: counted(own) for form, own in forms.items()}]
-    if settings.likelihood:
-        parts.insert(0, await asyncio.to_thread(likelihoods, settings.likelihood, settings.out, forms))
-    if settings.ifeval:
-        from pasta_async.evals.ifeval import check_answers
-
-        parts.insert(0, check_answers(settings.ifeval, settings.out, forms))
     result: dict[str, Any] = {"benchmark": "quality", "answers": {"backend": str(path), **identity}}
+    parts: list[Figures] = []
     if settings.alpaca:
-        from pasta_async.evals.alpaca import compare_forms
-
         options = ("judge", "judge_model", "allow_missing")
         named = {name: getattr(settings, name) for name in options}
         result["alpaca"] = await asyncio.to_thread(
-            compare_forms, forms, settings.out, settings=settings, **named
+            alpaca.compare_forms, forms, settings.out, settings=settings, **named
         )
     elif settings.judge:
-        parts.insert(0, await verdicts(settings, forms))
-    figures: Figures = {
-        form: [_merged(rows) for rows in zip(*(part[form] for part in parts), strict=True)] for form in forms
-    }
+        parts.append(await verdicts(settings, forms))
+    if settings.ifeval:
+        parts.append(check_answers(settings.ifeval, settings.out, forms))
+    if settings.likelihood:
+        parts.append(await asyncio.to_thread(likelihoods, settings.likelihood, settings.out, forms))
+    parts.append({form: counted(own) for form, own in forms.items()})
+    figures: Figures = {form: [{} for _ in own] for form, own in forms.items()}
+    for part in parts:
+        for form, rows in part.items():
+            for row, more in zip(figures[form], rows, strict=True):
+                row.update(more)
     result |= compared(forms, figures)
     result["missing"] = {
         form: {name: sum(row[name] is None for row in rows) for name in rows[0]}
         for form, rows in figures.items()
     }
-    if "parallel" in forms:
-        prompts = [answer.prompt for answer in forms["parallel"]]
-        for base in [form for form in forms if form != "parallel"]:
+    for base in ("baseline", "original"):
+        if "parallel" in forms and base in forms:
             name = SPEED if base == "baseline" else f"{SPEED} to {base}"
-            result[name] = counted_speedup(forms["parallel"], forms[base], prompts)
+            result[name] = counted_speedup(forms["parallel"], forms[base])
     write_result(settings.out, result)
     return result
-
-
-def _merged(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    return {name: value for row in rows for name, value in row.items()}
 
 
 def tables(result: dict[str, Any]) -> str:
@@ -338,8 +334,6 @@ def tables(result: dict[str, Any]) -> str:
     parts = [markdown_table(transposed({**result["methods"], **result["differences"]}))]
     parts += [f"{name}: {cell(result[name])}" for name in result if name.startswith(SPEED)]
     if "alpaca" in result:
-        from pasta_async.evals import alpaca
-
         parts.append(alpaca.table(result["alpaca"]))
     return "\n\n".join(parts)
 

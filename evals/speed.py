@@ -13,8 +13,8 @@ The first figure is "times sooner than the same answer in sequence": the paralle
 pace of the plain answers, over the time that it took. So an answer is not sooner for being short. An answer
 that a limit ended has no speed-up. `methods --llama-cpp` compares given answers with llama.cpp's.
 
-With --out every answer is kept as it comes, and the figures are written beside it, to FILE.figures.json. The
-same command goes on where it was broken off. `pasta_async.evals.quality --answers FILE` judges the answers.
+With --out every answer is kept as it comes, and the same command goes on where it was broken off.
+`pasta_async.evals.quality --answers FILE` judges the answers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -47,17 +48,15 @@ from pasta_async.evals.answers import (
     take_turns,
 )
 from pasta_async.evals.report import (
-    environment,
     grouped,
     markdown_table,
     opened_journal,
     transposed,
 )
-from pasta_async.evals.statistics import Estimate, estimate, of_known, share
-from pasta_async.jobs import Journal, write_json
+from pasta_async.evals.statistics import Estimate, estimate, share
+from pasta_async.jobs import Journal
 from pasta_async.lang import STYLE_CODES
 from pasta_async.results import sequential_tokens
-from pasta_async.training.faults import repeats_itself
 from pasta_async.training.identity import weights_of
 
 SAME_ANSWER = "times sooner than the same answer in sequence"
@@ -88,13 +87,13 @@ async def measure(
     prompts: Sequence[Prompt],
     settings: SpeedSettings,
     *,
-    warm: Prompt | None = None,
+    warm: Sequence[Prompt] = (),
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Time every prompt in both forms, and what else the settings ask for; see `take_turns` and `ask`.
+    """Time every prompt in both forms; see `take_turns` and `ask`.
 
-    `warm` is answered first in each pass, on the client that `opened` gives. Cancelling it cancels the answer
-    under way and closes the client.
+    Prompts of `warm` are answered first in each pass, on the client that `opened` gives, and not counted.
+    Cancelling it cancels the answer under way and closes the client.
     """
 
     @asynccontextmanager
@@ -106,8 +105,8 @@ async def measure(
                 row = Answer(index, method, number, source=prompt.source, question=prompt.text)
                 return await ask(client, prompt.text, row, sampling=settings.sampling(number))
 
-            for form in FORMS if warm else ():
-                await ask(client, warm.text if warm else "", Answer(0, form), sampling=settings.sampling(0))
+            for prompt, form in product(warm, FORMS):
+                await ask(client, prompt.text, Answer(0, form), sampling=settings.sampling(0))
             yield answer
 
     return await take_turns(warmed_up, len(prompts), FORMS, passes=settings.passes, journal=journal)
@@ -125,7 +124,12 @@ def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, 
     if ours.keys() != theirs.keys():
         raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
     both = ((ours[place], theirs[place]) for place in sorted(ours))
-    return [pair for pair in both if all(answer.tokens and not answer.ended_by_length for answer in pair)]
+    return [pair for pair in both if comparable(*pair)]
+
+
+def comparable(answer: Answer, other: Answer) -> bool:
+    """Two answers tell of speed if both have tokens and ended by themselves."""
+    return all(either.tokens and not either.ended_by_length for either in (answer, other))
 
 
 def mean_by_prompt(values: Iterable[tuple[int, float]]) -> Estimate | None:
@@ -142,20 +146,16 @@ def speedup(rows: Sequence[Answer], method: str = "parallel", base: str = "basel
     )
 
 
-def counted_speedup(
-    answers: Sequence[Answer], plain: Sequence[Answer], clusters: Sequence[int] = ()
-) -> Estimate | None:
-    """The theoretical speed-up: geometric mean of `sequential_tokens` / critical path.
+def counted_speedup(answers: Sequence[Answer], plain: Sequence[Answer]) -> Estimate | None:
+    """The theoretical speed-up: geometric mean over prompts of `sequential_tokens` / critical path.
 
-    The answers stand in one order. Those of which a limit ended one are left out.
+    Both stand in one order. Pairs of which a limit ended one answer are left out.
     """
-    ratios = [
-        sequential_tokens(answer.text_tokens, other.tokens) / answer.critical_path
-        if answer.tokens and other.tokens and not (answer.ended_by_length or other.ended_by_length)
-        else None
+    return mean_by_prompt(
+        (answer.prompt, sequential_tokens(answer.text_tokens, other.tokens) / answer.critical_path)
         for answer, other in zip(answers, plain, strict=True)
-    ]
-    return of_known(estimate, ratios, clusters or range(len(ratios)))
+        if comparable(answer, other)
+    )
 
 
 def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
@@ -206,12 +206,8 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
     figures["answers without a fault in their tags, %"] = share(
         [STYLE_CODES.issuperset(row.diagnostics) for row in parallel], clusters=prompts
     )
-    counts: dict[str, Callable[[Answer], bool]] = {
-        "ended by length": lambda row: row.ended_by_length,
-        "repeat themselves": lambda row: repeats_itself(row.text),
-    }
-    for name, holds in counts.items():
-        figures[f"{name}, parallel / plain"] = f"{sum(map(holds, parallel))} / {sum(map(holds, plain))}"
+    figures["ended by length"] = sum(row.ended_by_length for row in parallel)
+    figures["ended by length, plain"] = sum(row.ended_by_length for row in plain)
     return figures
 
 
@@ -242,12 +238,8 @@ def _run(settings: SpeedSettings) -> str:
         options["threads"] = settings.threads
     with opened_journal(settings.out, measured) as journal:
         opened = partial(cold_client, settings.backend, **options)
-        rows = asyncio.run(measure(opened, prompts, settings, warm=WARM_UP, journal=journal))
-    figures = summarise(rows)
-    if settings.out:
-        content = {**measured, "environment": environment(), "figures": figures}
-        write_json(settings.out.with_suffix(".figures.json"), content)
-    return markdown_table(transposed(figures))
+        rows = asyncio.run(measure(opened, prompts, settings, warm=[WARM_UP], journal=journal))
+    return markdown_table(transposed(summarise(rows)))
 
 
 main: Command = command(SpeedSettings, _run, "speed", __doc__, resumes=True)

@@ -19,7 +19,7 @@ from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import load, speed
 from pasta_async.evals.answers import Answer, Form, Prompt, of_method, read_prompts
-from pasta_async.evals.report import cell, environment, markdown_table
+from pasta_async.evals.report import cell, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
@@ -80,7 +80,7 @@ async def test_measured_speedups_are_the_counted_ones_where_only_tokens_take_tim
 async def test_the_forms_alternate_and_each_pass_begins_with_a_cold_cache():
     clock = VirtualClock()
     opened = scripted({"a": PARALLEL, "b": "A word.", "warm": "A word."}, clock)
-    (warm,) = prompts("warm")
+    warm = prompts("warm")
     rows = await speed.measure(opened, prompts("a", "b"), settings(passes=3), warm=warm)
     assert "".join(row.method[0] for row in rows) == "bppb" + "pbbp" + "bppb"
     assert [row.number for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
@@ -94,30 +94,13 @@ def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, **c
     return replace(row, **changed)
 
 
-def test_figures_of_known_answers():
-    rows = [
-        run(0, "parallel", 1.0, 120, 50),
-        run(0, "baseline", 2.0, 100, 100),
-        run(0, "parallel", 1.0, 120, 50, number=1),
-        run(0, "baseline", 8.0, 100, 100, number=1),
-        run(1, "parallel", 1.0, 100, 100),
-        run(1, "baseline", 1.0, 100, 100),
-    ]
-    figures = describe(rows)
-    assert figures["prompts"] == 2
-    assert figures[PLAIN_ANSWER]["value"] == pytest.approx(2), "4 at one prompt, 1 at the other"
-    assert figures["tokens of the plain answer / critical path"]["value"] == pytest.approx(2**0.5)
-    assert figures["cached %"] == 30
-    assert figures["first token ms"] == pytest.approx(20)
-    with pytest.raises(ValueError, match="every prompt"):
-        pairs(rows[:-1], "parallel", "baseline")
-
-
 def test_an_answer_is_not_sooner_for_being_short():
     rows = [
         run(0, "parallel", 0.2, 10, 10),  # no promise, and a tenth of the text, at the same pace
         run(0, "baseline", 2.0, 100, 100),
     ]
+    with pytest.raises(ValueError, match="every prompt"):
+        pairs(rows[:1], "parallel", "baseline")
     figures = describe(rows)
     assert next(name for name in figures if "times sooner" in name) == SAME_ANSWER
     assert figures[SAME_ANSWER]["value"] == pytest.approx(1)
@@ -135,7 +118,8 @@ def test_answers_that_a_limit_ended_are_in_no_speedup():
     ]
     ((answer, _),) = pairs(rows, "parallel", "baseline")
     assert (answer.prompt, answer.number) == (0, 0)
-    assert describe(rows)["ended by length, parallel / plain"] == "1 / 1"
+    figures = describe(rows)
+    assert (figures["ended by length"], figures["ended by length, plain"]) == (1, 1)
     nothing = describe([replace(row, finish_reason="length") for row in rows])
     assert nothing[PLAIN_ANSWER] is None
     assert nothing[SAME_ANSWER] is None
@@ -152,7 +136,6 @@ async def test_figures_are_of_all_prompts_of_those_with_promises_and_of_each_sou
     assert (whole["prompts"], figures["with promises"]["prompts"]) == (3, 1)
     assert whole["answers with promises, %"]["value"] == pytest.approx(100 / 3)
     assert whole["answers without a fault in their tags, %"]["value"] == pytest.approx(200 / 3)
-    assert whole["repeat themselves, parallel / plain"] == "2 / 2"
     assert whole["ms a token, plain"]["value"] == pytest.approx(1000 * LATENCY)
 
 
@@ -235,20 +218,10 @@ def test_prompts_that_cannot_be_used_are_refused(name: str, content: str | None,
         read_prompts(tmp_path / name)
 
 
-def test_tables():
-    rows = [{"name": "a", "value": 1.23456, "count": 12345}, {"name": "b", "value": 12345.6, "count": 0}]
-    assert markdown_table(rows).splitlines() == [
-        "| name | value | count |",
-        "| --- | --- | --- |",
-        "| a | 1.23 | 12,345 |",
-        "| b | 12346 | 0 |",
-    ]
-    assert markdown_table([]) == ""
+def test_cells_of_tables():
+    assert markdown_table([{"a": 1.23456, "b": 12345}]) == "| a | b |\n| --- | --- |\n| 1.23 | 12,345 |"
     assert cell({"value": 51.23, "low": 47.9, "high": 54.42}) == "51.2 (47.9 to 54.4)"
-    assert (
-        cell({"value": 1.2, "low": -0.4, "high": 2.9, "bound": -0.1}) == "+1.2 (-0.4 to +2.9), at least -0.1"
-    )
-    assert environment()["cores"] >= 1
+    assert cell({"value": 1.2, "low": -4, "high": 2.9, "bound": -0.1}) == "+1.2 (-4 to +2.9), at least -0.1"
 
 
 # Commands -------------------------------------------------------------------------------------------------
@@ -265,8 +238,6 @@ def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [row["question"] for row in rows] == ["Tell me of tea."] * 2 + ["Tell me of milk."] * 2
     assert all(row["seconds"] > row["first_token"] > 0 for row in rows)
     assert f"| {SAME_ANSWER} |" in capsys.readouterr().out
-    figures = json.loads(out.with_suffix(".figures.json").read_text(encoding="utf-8"))
-    assert figures["figures"]["all prompts"]["prompts"] == 2
 
 
 def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
