@@ -232,7 +232,7 @@ async def test_closing_the_backend_ends_open_requests(faults: tuple[Fault, ...])
 
 
 async def heard(player: Player, thread: int = 0) -> tuple[int, Exception | None]:
-    """How many tokens came, and what ended them."""
+    """Number of tokens that came, and the error that ended them."""
     count = 0
     try:
         async for piece in player.backend.decode(player.request(thread)):

@@ -1,4 +1,4 @@
-"""What users import: names, events, and what a generation looks like as JSON."""
+"""Names that users import, events, a generation as JSON, copies of errors and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What type checkers accept, since it works: this file is checked with all others."""
+"""Types: code that works is accepted by type checkers, which read this file with all others."""
 
 from __future__ import annotations
 

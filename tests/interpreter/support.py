@@ -1,4 +1,4 @@
-"""What the interpreter's tests share: documents, requests as views have them, ways to run an answer."""
+"""Shared by the interpreter's tests: documents, requests as views have them, ways to run an answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def read_by_events(backend: ScriptedBackend, **options: Any) -> tuple[Gene
 
 _BITS = ["Tea ", "is", " a drink.", "\n", " ", "<", ">", '"/>', "<b>", "é", "漢字", "🎉", *TAG_TOKENS]
 _Part = tuple[str, bool]
-"""What is written, and whether it is a tag."""
+"""A written part, and True if it is a tag."""
 
 
 def _text(text: str) -> _Part:
@@ -121,7 +121,7 @@ def documents(*, nested: bool = False) -> st.SearchStrategy[Document]:
 
 
 def unrolled(document: Document, tokenizer: Tokenizer) -> list[Heard]:
-    """What each thread sees and writes, by the language's one rule."""
+    """Context and output of each thread, by the language's one rule."""
     return [
         (view.thread, encode_segments(view.context, tokenizer), _output(view, document, tokenizer))
         for view in views(document)
@@ -138,7 +138,7 @@ def _output(view: View, document: Document, tokenizer: Tokenizer) -> tuple[int, 
 
 
 def heard(plays: Sequence[Play], prompt: int) -> list[Heard]:
-    """The same, of requests; one that was cut and continued counts once.
+    """Context and output of the requests that were played; one that was cut and continued counts once.
 
     `prompt`: tokens of the prompt, which all of them begin with.
     """

@@ -21,7 +21,7 @@ from tests.interpreter.vocabularies import tokenizer
 Choose = Callable[[int], int]
 """Which of n things that could happen next does."""
 Outcome = dict[tuple[int, int], tuple[int, ...]]
-"""What each request had in its context, by thread and number."""
+"""Context of each request, by thread and number."""
 
 
 def start(max_tokens: int = 1000) -> AnswerStart:

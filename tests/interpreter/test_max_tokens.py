@@ -20,7 +20,7 @@ WHOLE = f"Two parts. {promise('a', LONG, 60)} {promise('b', LONG, 60)}<sync/> In
 
 
 def kept(generation: Generation) -> object:
-    """What of an answer must not depend on timing."""
+    """The part of an answer that must not depend on timing."""
     count = len(generation.document.promises)
     threads = generation.threads[: count + 1]
     return (

@@ -19,7 +19,7 @@ TAGS = {promise("coffee"): "promise-nested", "<sync/>": "sync-nested"}
 WRITTEN = parse(
     f"Drinks:\n1. {promise('tea', 'Tea is mild.')}\n2. {promise('coffee', 'Coffee, strong.')}\n<sync/>So."
 )
-"""What comes of a list when its first thread goes on with it."""
+"""The document of a list of which the first thread goes on with the list."""
 
 
 def forgetful(tag: str, name: str = "words", *, left_out: str = "\n2. ", **options: Any) -> ScriptedBackend:
@@ -93,7 +93,7 @@ async def test_what_is_streamed_is_the_text_however_it_comes(
     assert "".join(event.delta for event in first) == "Tea is mild."
     found = [event.diagnostic for event in events if isinstance(event, DiagnosticFound)]
     assert found == list(generation.diagnostics)
-    assert [(one.code[-6:], one.thread) for one in found] == [("nested", 1)]
+    assert [(diagnostic.code[-6:], diagnostic.thread) for diagnostic in found] == [("nested", 1)]
     assert not backend.open
 
 
@@ -117,7 +117,7 @@ async def test_max_tokens_cuts_where_it_cuts_the_answer_in_sequence() -> None:
         ]
         assert cut[0].document == cut[1].document
         assert cut[0].text == cut[1].text
-        used = [one.usage.completion_tokens - one.usage.discarded_tokens for one in cut]
+        used = [each.usage.completion_tokens - each.usage.discarded_tokens for each in cut]
         assert used[0] == used[1] <= most
         texts.append(cut[0].text)
     assert len(set(texts)) >= 5

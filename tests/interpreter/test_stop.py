@@ -115,7 +115,7 @@ async def test_the_events_add_up_to_what_is_kept(
 
 
 def figures(generation: Generation) -> object:
-    """What is said of the answer that is kept."""
+    """The document and the figures of the part of an answer that is kept."""
     usage = generation.usage
     return (
         generation.document,
@@ -166,7 +166,7 @@ async def test_stops_are_those_of_the_whole_text(document: object, stop: list[st
     backend = ScriptedBackend(written, tokenizer=tokenizer("bytes"))
     generation = await answer(backend, sampling=Sampling(stop=tuple(stop), max_tokens=10**7))
     text = parse(written).text
-    ends = [(text.find(one) + len(one), text.find(one)) for one in stop if one in text]
+    ends = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
     assert generation.text == (text[: min(ends)[1]] if ends else text)
     assert generation.document.text == generation.text
 
@@ -182,6 +182,6 @@ def test_where_it_stops_does_not_depend_on_how_the_text_comes_in(pieces: list[st
         visible.tail.pending.append((0, piece))
         shown += visible.take()
     shown += visible.close()
-    ends = [(whole.find(one) + len(one), whole.find(one)) for one in stop if one in whole]
+    ends = [(whole.find(word) + len(word), whole.find(word)) for word in stop if word in whole]
     assert shown == "".join(visible.shown) == (whole[: min(ends)[1]] if ends else whole)
     assert visible.stopped == bool(ends)

@@ -24,7 +24,7 @@ def decode(grammar: TagGrammar, banned: set[int], orders: list[list[int]]) -> li
         excluded = set(order) - {rule.instead} if rule.excluded is None else {*rule.excluded}
         if rule.instead is not None and order[0] in excluded:
             order = [rule.instead]
-        token = next(one for one in order if one not in excluded | banned)
+        token = next(choice for choice in order if choice not in excluded | banned)
         state.add(token)
         ids.append(token)
         if token == END:
@@ -41,7 +41,7 @@ def codes(ids: list[int]) -> set[Code]:
     for token in ids:
         parser.feed_tag(WRITTEN[token]) if token in TAGS else parser.feed_text(WRITTEN[token])
     parser.close(cut=not ids or ids[-1] != END)
-    return {one.code for one in parser.diagnostics} - STYLE_CODES
+    return {diagnostic.code for diagnostic in parser.diagnostics} - STYLE_CODES
 
 
 @given(preferences)

@@ -39,12 +39,12 @@ def _bytes(texts: list[str], *, use_regex: bool = True) -> Any:
 
 
 def _merged(texts: list[str]) -> Any:
-    """The same, but merging across anything: tags grow together with each other and the text around."""
+    """Byte-level BPE that merges across anything: words grow together with the text around."""
     return _bytes(texts, use_regex=False)
 
 
 def _pieces(texts: list[str]) -> Any:
-    """As SentencePiece does it: spaces are letters, and what is not in the alphabet is spelled in bytes."""
+    """SentencePiece's BPE: spaces are letters, and characters outside the alphabet are spelled in bytes."""
     library = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
     _train(library, texts, list(_LETTERS), [f"<0x{n:02X}>" for n in range(256)])

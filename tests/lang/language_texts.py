@@ -85,7 +85,7 @@ _single = st.one_of(
 token_streams = st.lists(_single | _promise_ids, max_size=10).map(
     lambda runs: [piece for run in runs for piece in run]
 )
-"""What a trained model writes: text, and tag tokens (True) that come as ids."""
+"""Output of a trained model: text, and tag tokens (True) that come as ids."""
 
 
 topics = st.text(max_size=20)
@@ -142,7 +142,7 @@ def canonical_documents(draw: st.DrawFn) -> Document:
 
 
 def outcome(parser: ThreadParser, pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
-    """What a thread's stream comes to: text, and tag tokens (True)."""
+    """Readings, nodes and diagnostics of a thread's stream: text, and tag tokens (True)."""
     readings: list[Reading] = []
     for piece, is_tag in pieces:
         readings += parser.feed_tag(piece) if is_tag else parser.feed_text(piece)
@@ -156,7 +156,7 @@ def outcome(parser: ThreadParser, pieces: Iterable[tuple[str, bool]]) -> tuple[o
 
 
 def closing(document: Document) -> str:
-    """What `format` adds to a text that ends inside a chunk."""
+    """The tag that `format` adds to a text that ends inside a chunk."""
     chunks = [promise.chunk for promise in document.promises if promise.chunk]
     return ASYNC_CLOSE if any(chunk.closed_by == "end" for chunk in chunks) else ""
 

@@ -1,4 +1,4 @@
-"""What the readers make of texts: documents, their written form, and what threads write."""
+"""Documents read from texts, their written form, and threads read token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each thread sees and writes, by example and against an oracle."""
+"""Views of documents, by example and against an oracle."""
 
 from __future__ import annotations
 
