@@ -41,8 +41,8 @@ class Operations:
             collector(registry=self._registry)
         text, labels = "Responses, by path and status.", ("path", "status")
         self.responses = Counter("pasta_http_responses", text, labels, registry=self._registry)
-        self._in_flight = self._gauge("in_flight", "Places that are taken; several choices take several.")
-        self._queued = self._gauge("queued", "Answers that wait for a place.")
+        self._in_flight = self._gauge("in_flight", "Requests that decode.")
+        self._queued = self._gauge("queued", "Requests that wait for a place.")
         self._gauge("limit", "Places there are.").set(settings.max_answers)
         self._provider: TracerProvider | None = None
         self._observers: list[Observer] = [Metrics(self._registry), Logs(text=settings.log_text)]

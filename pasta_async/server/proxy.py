@@ -80,7 +80,7 @@ class EngineReply:
         http, admission = self._service.http, self._service.admission
         request = http.build_request("POST", self._url, json=self._body, headers=self._headers)
         async with AsyncExitStack() as stack:
-            seconds = await stack.enter_async_context(admission.enter(self._request.count, self._timeout))
+            seconds = await stack.enter_async_context(admission.enter(self._timeout))
             deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
             # Several tasks may take turns with this generator, so each wait has a time-out of its own.
             with self._worded():

@@ -91,7 +91,7 @@ class _Reply:
 
     async def whole(self) -> bytes:
         """The reply of a request that does not stream; the first choice that fails ends the others."""
-        async with self._service.admission.enter(self._request.count, self._timeout) as seconds:
+        async with self._service.admission.enter(self._timeout) as seconds:
             calls = await self._calls(seconds)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -117,7 +117,7 @@ class _Reply:
             held += [self._chunk(self._choice(i, role="assistant", content="")) for i in range(count)]
         done: dict[int, Generation] = {}
         begun = False
-        async with self._service.admission.enter(count, self._timeout) as seconds:
+        async with self._service.admission.enter(self._timeout) as seconds:
             streams = [self._service.client.stream(**call) for call in await self._calls(seconds)]
             async with aclosing(merged(streams)) as events:
                 async for index, event in events:

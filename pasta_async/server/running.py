@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
-import sys
 from contextlib import AsyncExitStack
 from functools import partial
 from types import FrameType
@@ -21,7 +19,6 @@ from uvicorn.logging import DefaultFormatter
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.server.errors import ApiError
 from pasta_async.server.guards import HostGuard
 from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import with_ids
@@ -99,10 +96,7 @@ def http_protocol(settings: ServerSettings) -> Any:
 
 
 class _HttpProtocol(H11Protocol):
-    """uvicorn's HTTP with time-outs: by itself it waits for ever for a request's head, or for a reader.
-
-    Errors of HTTP itself are told in OpenAI's form here; headers or a URL that are too long are 431.
-    """
+    """uvicorn's HTTP with time-outs: by itself it waits for ever for a request's head, or for a reader."""
 
     def __init__(self, *args: Any, settings: ServerSettings, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -152,19 +146,6 @@ class _HttpProtocol(H11Protocol):
             self._head = _stop(self._head)
         elif self._head is None:  # more bytes of a head give it no more time
             self._head = self.loop.call_later(self._settings.body_timeout, self.transport.abort)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer bytes that h11 could not read, its error being at hand, and close the connection."""
-        error = sys.exception()
-        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        if status == 431:
-            msg = "the URL, or the headers, are too long"
-        body = json.dumps(ApiError(msg, status=status).body).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        head = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:

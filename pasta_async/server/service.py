@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -62,68 +62,53 @@ def service_of(request: Request) -> Service:
 
 
 class Admission:
-    """Lets a number of answers decode at once; a bounded queue, first come first served, waits for its turn.
-
-    A request for several choices takes as many places. It takes them one by one as they become free, while
-    later requests wait behind it.
-    """
+    """Lets some requests decode at once; others wait in a bounded queue, first come first served."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.max_answers)
-        self._head = asyncio.Lock()  # held by the request that takes places; the others queue for it
         self.in_flight: int = 0
-        """Answers that decode."""
+        """Requests that decode."""
         self.queued: int = 0
-        """Answers that wait."""
+        """Requests that wait."""
 
     @asynccontextmanager
-    async def enter(self, count: int, seconds: float | None) -> AsyncGenerator[float | None]:
-        """Hold places for `count` answers that may take so many seconds in all (None: no limit).
+    async def enter(self, seconds: float | None) -> AsyncGenerator[float | None]:
+        """Hold a place for a request that may take so many seconds in all (None: no limit).
 
         Yields:
-            The seconds that are left for the answers after the wait.
+            The seconds that are left after the wait.
 
         Raises:
-            ApiError: 429: the queue is full, or the wait took too long. 400: more than there are places.
-            GenerationTimeoutError: The answers' own time was up before their turn came.
+            ApiError: 429: the queue is full, or the wait took too long.
+            GenerationTimeoutError: The request's own time was up before its turn came.
 
-        Cancelling it gives the places, or the place in the queue, back.
+        Cancelling it gives the place, or the place in the queue, back.
         """
-        start = time.monotonic()
-        async with AsyncExitStack() as held:
-            await self._acquire(held, count, seconds)
-            self.in_flight += count
-            try:
-                yield None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
-            finally:
-                self.in_flight -= count
-
-    async def _acquire(self, held: AsyncExitStack, count: int, seconds: float | None) -> None:
-        settings = self._settings
-        if count > settings.max_answers:
-            raise ApiError(f"at most {settings.max_answers} answers decode at once here, not {count}")
-        free = 0 if self.queued else settings.max_answers - self.in_flight
-        if count > free and self.queued + count > settings.max_queue:
-            raise self._busy("too many answers wait already")
-        self.queued += count
+        settings, start = self._settings, time.monotonic()
+        if self._places.locked() and self.queued >= settings.max_queue:
+            raise self._busy("too many requests wait already")
         own_time = seconds is not None and seconds <= settings.queue_timeout
+        self.queued += 1
         try:
-            async with asyncio.timeout(seconds if own_time else settings.queue_timeout), self._head:
-                for _ in range(count):
-                    await held.enter_async_context(self._places)
+            async with asyncio.timeout(seconds if own_time else settings.queue_timeout):
+                await self._places.acquire()
         except TimeoutError:
             if own_time:
-                raise GenerationTimeoutError(
-                    f"no place became free within the answer's own {seconds:g} s"
-                ) from None
+                raise GenerationTimeoutError(f"no place became free within {seconds:g} s") from None
             raise self._busy("no place became free in time") from None
         finally:
-            self.queued -= count
+            self.queued -= 1
+        self.in_flight += 1
+        try:
+            yield None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
+        finally:
+            self.in_flight -= 1
+            self._places.release()
 
     def _busy(self, reason: str) -> ApiError:
         return ApiError(
-            f"the server is busy: {reason}; {self.in_flight} answers decode, {self.queued} wait",
+            f"the server is busy: {reason}; {self.in_flight} requests decode, {self.queued} wait",
             429,
             code="rate_limit_exceeded",
             retry_after=min(1 + self.queued / self._settings.max_answers, 60),

@@ -60,11 +60,11 @@ class ServerSettings(Options, BaseSettings):
     parallel: Parallel = "auto"
     """Width of answers whose request does not say: `always`, `never`, or `auto`, by the load."""
     max_answers: int = Field(default=64, ge=1)
-    """Answers that decode at once."""
+    """Requests that decode at once."""
     max_queue: int = Field(default=256, ge=0)
-    """Answers that wait for their turn; more are refused with 429."""
+    """Requests that wait for their turn; more are refused with 429."""
     queue_timeout: float = Field(default=60.0, gt=0)
-    """Seconds an answer waits for its turn before it is refused with 429."""
+    """Seconds a request waits for its turn before it is refused with 429."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds an answer may take, its wait in the queue included; a request may ask for less."""
     max_choices: int = Field(default=16, ge=1)
