@@ -19,7 +19,7 @@ from uvicorn.logging import DefaultFormatter
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.server.guards import HostGuard
+from pasta_async.server.app import HostGuard
 from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import with_ids
 

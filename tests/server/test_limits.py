@@ -195,9 +195,12 @@ def test_a_seed_that_the_engine_cannot_honour_is_refused() -> None:
         assert ask(server, seed=1, temperature=0).status_code == 200  # nothing is drawn
 
 
-def test_a_page_may_use_the_official_client() -> None:
+def test_a_page_of_a_named_origin_may_use_the_official_client() -> None:
     asked = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"
     preflight = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    with running(ScriptedBackend(ANSWER)) as closed:
+        refused = httpx.options(f"{closed.url}/v1/chat/completions", headers=preflight)
+        assert "access-control-allow-origin" not in refused.headers
     with running(ScriptedBackend(ANSWER), cors_origins="https://app.example") as server:
         url = f"{server.url}/v1/chat/completions"
         leave = httpx.options(url, headers={**preflight, "Access-Control-Request-Headers": asked})
