@@ -58,7 +58,7 @@ bench: $(VENV)/.test ## measure speed-ups on this machine (docs/results.md has m
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation
 
-picture: $(VENV)/.test base ## draw docs/live.svg and docs/playground-*.png anew (needs Chromium)
+picture: $(VENV)/.test base ## draw docs/live.svg and docs/playground-dark.png anew (needs Chromium)
 	PYTHONPATH=. $(PY) tests/playground/draw_pictures.py
 
 clean: ## remove what building and testing leave behind; the virtual environment stays

@@ -1,5 +1,5 @@
-"""Draws the pictures of docs/ with the model that ships: live.svg, the live view of the demo and what it ends
-with; playground-*.png, the playground in a real Chromium.
+"""Draws the pictures of docs/ with the model that ships: live.svg, the live view of the demo and its summary;
+playground-dark.png, the playground in a real Chromium.
 
 Needs the test environment (`make test` makes it) and Chromium (`apt-get install chromium`).
 """
@@ -11,10 +11,8 @@ import io
 import re
 import shutil
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PIL import Image
 from playground_server import serving
@@ -27,14 +25,13 @@ from pasta_async.cli.display import summary
 from pasta_async.cli.live import view
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Page, ViewportSize
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PROMPT = "Give five tips for better sleep."
 WIDTH = 96
-DESK = {"viewport": {"width": 1280, "height": 900}}
-PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
+DESK: ViewportSize = {"width": 1280, "height": 900}
 COLOURS = 160
 
 
@@ -50,7 +47,8 @@ async def main() -> None:
                 executable_path=path,
                 args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
             )
-            await draw_playground(browser, url)
+            page = await browser.new_page(viewport=DESK, color_scheme="dark")
+            await draw_playground(page, url)
             await browser.close()
 
 
@@ -76,48 +74,17 @@ async def draw_live(client: Client) -> None:
     (DOCS / "live.svg").write_text(own_fonts)
 
 
-async def draw_playground(browser: Browser, url: str) -> None:
-    async with opened(browser, url, **DESK, color_scheme="light") as page:
-        await picture_halfway(page, "playground-light")
-    async with opened(browser, url, **DESK, color_scheme="dark") as page:
-        await page.get_by_role("button", name="Answer").click()
-        await done(page)
-        await page.get_by_role("button", name="Compare with baseline").click()
-        await done(page)
-        await picture(page, "playground-dark", full_page=True)
-    async with opened(browser, url, **PHONE, color_scheme="dark") as page:
-        await picture_halfway(page, "playground-phone")
-
-
-@asynccontextmanager
-async def opened(browser: Browser, url: str, **options: Any) -> AsyncGenerator[Page]:
-    """The page, with the prompt in it."""
-    context = await browser.new_context(**options)
-    page = await context.new_page()
+async def draw_playground(page: Page, url: str) -> None:
+    """The playground after an answer and its baseline, in few colours, which makes a third of the bytes."""
     await page.goto(url)
     await page.locator(".engine.found").wait_for()
     await page.get_by_label("Prompt").fill(PROMPT)
-    yield page
-    await context.close()
-
-
-async def done(page: Page) -> None:
-    """Wait until nothing decodes."""
-    await page.locator("#compare:enabled").wait_for(timeout=120_000)
-
-
-async def picture_halfway(page: Page, name: str) -> None:
-    """Ask, and draw when the third thread has begun."""
-    await page.get_by_role("button", name="Answer").click()
-    await page.locator(".lane[data-thread='3'] .said:not(:empty)").wait_for(timeout=120_000)
-    await picture(page, name)
-    await done(page)
-
-
-async def picture(page: Page, name: str, **options: Any) -> None:
-    """Draw what is on the page now, in few colours, which makes a third of the bytes."""
-    drawn = await page.screenshot(animations="disabled", **options)
-    Image.open(io.BytesIO(drawn)).convert("RGB").quantize(COLOURS).save(DOCS / f"{name}.png", optimize=True)
+    for button in ("Answer", "Compare with baseline"):
+        await page.get_by_role("button", name=button).click()
+        await page.locator("#compare:enabled").wait_for(timeout=120_000)  # nothing decodes
+    shot = await page.screenshot(animations="disabled", full_page=True)
+    image = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS)
+    image.save(DOCS / "playground-dark.png", optimize=True)
 
 
 if __name__ == "__main__":
