@@ -23,7 +23,7 @@ from pasta_async.training.samples import SampledPrompt, read_samples
 
 
 class AnswerSettings(PartSettings):
-    """How to draw."""
+    """Options of drawing."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")

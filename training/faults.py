@@ -79,13 +79,13 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def runs(found: Sequence[str], length: int) -> list[tuple[str, ...]]:
-    """Every stretch of so many words, in order."""
-    return [tuple(found[place : place + length]) for place in range(len(found) - length + 1)]
+def runs(items: Sequence[str], length: int) -> list[tuple[str, ...]]:
+    """Every stretch of `length` words, in order."""
+    return [tuple(items[start : start + length]) for start in range(len(items) - length + 1)]
 
 
 def same_stem(one: str, other: str) -> bool:
-    """Whether two words begin alike: four letters, and all but two of the shorter one's ("taste", "tasty").
+    """True if two words begin alike: four letters, and all but two of the shorter one's ("taste", "tasty").
 
     Words of up to three letters may differ by an ending of two.
     """
@@ -178,7 +178,7 @@ def count_faults(
         miscount=int(items > 1 and items != (asked_count(prompt) or items)),
         formless=int(lacks_form(form, document.text)),
         unfinished=int(document.text.rstrip("* \n").endswith(":")),
-        same_topic=len(promises) - len({frozenset(one.topic.lower().split()) for one in promises}),
+        same_topic=len(promises) - len({frozenset(promise.topic.lower().split()) for promise in promises}),
         empty=sum(not _has_words(chunk) for chunk in chunks),
         cut=sum(
             _has_words(text) and (place in cut or _ends_within(text)) for place, text in enumerate(chunks, 1)
@@ -191,23 +191,21 @@ def count_faults(
 
 def soundness(faults: Faults) -> float:
     """1 without faults, down to 0: each takes off its weight, one of promises for the share that has it."""
-    found = faults._asdict()
-    whole = sum(weight * found[name] for name, weight in OF_ANSWERS.items())
-    parts = sum(weight * found[name] for name, weight in OF_PROMISES.items()) / max(1, faults.promises)
-    return max(0.0, 1.0 - whole - parts)
+    counts = faults._asdict()
+    whole = sum(weight * counts[name] for name, weight in OF_ANSWERS.items())
+    parts = sum(weight * counts[name] for name, weight in OF_PROMISES.items())
+    return max(0.0, 1.0 - whole - parts / max(1, faults.promises))
 
 
 def repeats_itself(text: str) -> bool:
-    """Whether a text loops: over a fifth of its stretches of eight words, or of its lines, come again.
+    """True if a text loops: over a fifth of its stretches of eight words, or of its lines, come again.
 
     A line counts from three words on.
     """
-    lines = [tuple(found) for line in text.splitlines() if len(found := words(line)) >= _LOOP_LINE]
-    return any(
-        1 - len(set(found)) / len(found) > _LOOP_SHARE
-        for found in (runs(words(text), _LOOP_RUN), lines)
-        if found
-    )
+    lines = [tuple(words(line)) for line in text.splitlines()]
+    lines = [line for line in lines if len(line) >= _LOOP_LINE]
+    stretches = runs(words(text), _LOOP_RUN)
+    return any(parts and 1 - len(set(parts)) / len(parts) > _LOOP_SHARE for parts in (stretches, lines))
 
 
 def _longest_list(text: str) -> int:
@@ -221,7 +219,7 @@ def _has_words(text: str) -> bool:
 
 
 def _ends_within(chunk: str) -> bool:
-    """Whether a text ends within a sentence."""
+    """True if a text ends within a sentence."""
     line = chunk.rstrip().rpartition("\n")[2].rstrip()
     if not _OPEN_END.search(line):
         return False
@@ -230,28 +228,28 @@ def _ends_within(chunk: str) -> bool:
 
 
 def _repeats(document: Document) -> Iterator[bool]:
-    """Of each chunk that says something, whether it says again what stands before it."""
+    """For each chunk with words: True if it repeats what stands before it."""
     before = set[tuple[str, ...]]()
     for node in document.nodes:
-        found = runs(words(node.text), _REPEAT_RUN)
-        if isinstance(node, Promise) and found:
-            yield sum(run in before for run in found) / len(found) >= _REPEAT_SHARE
-        before.update(found)
+        stretches = runs(words(node.text), _REPEAT_RUN)
+        if isinstance(node, Promise) and stretches:
+            yield sum(run in before for run in stretches) / len(stretches) >= _REPEAT_SHARE
+        before.update(stretches)
 
 
 def _off_topic(document: Document) -> Iterator[bool]:
-    """Of each chunk that says something, whether it does not speak about its topic."""
+    """For each chunk with words: True if it does not speak about its topic."""
     line = ""
     for node in document.nodes:
         if isinstance(node, Promise) and _has_words(node.text):
-            spoken = words(line + node.text)
+            said = words(line + node.text)
             topic = [word for word in words(node.topic) if word not in _NO_TOPIC]
-            yield bool(topic) and not any(same_stem(word, one) for word in topic for one in spoken)
+            yield bool(topic) and not any(same_stem(word, other) for word in topic for other in said)
         line = (line + node.text).rstrip().rpartition("\n")[2] + " "
 
 
 def _unspaced(document: Document) -> Iterator[bool]:
-    """Of each chunk that is not empty, whether a space is missing at one of its ends."""
+    """For each chunk that is not empty: True if a space is missing at one of its ends."""
     text, end = document.text, 0
     for node in document.nodes:
         start, end = end, end + len(node.text)

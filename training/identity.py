@@ -1,4 +1,4 @@
-"""What tells one model from another, and from the same one trained anew."""
+"""Digests that tell one model from another, and from the same one trained anew."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model_digest(model: str | Path) -> str:
         UnsupportedModelError: There is no such model.
     """
     path = find_model(model)
-    files = [path] if path.is_file() else sorted(one for name in _PATTERNS for one in path.glob(name))
+    files = [path] if path.is_file() else sorted(file for name in _PATTERNS for file in path.glob(name))
     if not files:
         raise UnsupportedModelError(f"there is no model {path}: no config.json and no weights")
     hashed = hashlib.sha256()
@@ -40,7 +40,7 @@ def model_digest(model: str | Path) -> str:
 
 
 def backend_digest(backend: str) -> str:
-    """That of the model that a backend, as named for `open_backend`, computes here; empty for a server."""
+    """The digest of the model that a backend (`open_backend`) computes here; empty for a server."""
     scheme, _, name = backend.partition(":")
     return model_digest(name or default_model()) if scheme in ("local", "sglang") else ""
 

@@ -92,8 +92,8 @@ class ModelJudge(Judge):
         keys = {text: digest(prompt.messages, text) for text in texts}
         async with self._turn:
             new = [text for text, key in keys.items() if key not in self._known]
-            found = await asyncio.to_thread(self.compute, prompt.messages, new) if new else ()
-            for text, figure in zip(new, found, strict=True):
+            computed = await asyncio.to_thread(self.compute, prompt.messages, new) if new else ()
+            for text, figure in zip(new, computed, strict=True):
                 self._known[keys[text]] = figure
                 self._journal.append({"key": keys[text], "figure": figure})
         return {text: self._known[key] for text, key in keys.items()}

@@ -1,4 +1,4 @@
-"""How likely a language model finds texts: bits a token, many texts to a forward pass."""
+"""The likelihood of texts under a language model: bits a token, many texts to a forward pass."""
 
 # torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -77,7 +77,7 @@ class LanguageModel(Codec):
 def bits_per_token(
     model: LanguageModel, answers: Sequence[tuple[Sequence[Message], str]]
 ) -> list[float | None]:
-    """How likely plain answers are, in bits a token of the text; its end is not counted.
+    """The likelihood of plain answers, in bits a token of the text; its end is not counted.
 
     The model is asked in its plain form, if it has two. Answers to one prompt that stand side by side share
     it, and what they begin with.
@@ -94,12 +94,12 @@ def bits_per_token(
             trees.append((prompt, Trie(), []))
         _, tree, owners = trees[-1]
         tree.extend(tree.extend(-1, prompt), ids, target=True)
-        owners += [number] * len(ids)
-    found: list[list[float]] = [[] for _ in answers]
+        owners.extend(number for _ in ids)
+    by_answer: list[list[float]] = [[] for _ in answers]
     for (_, _, owners), losses in zip(trees, model.bits([tree for _, tree, _ in trees]), strict=True):
         for owner, bits in zip(owners, losses, strict=True):
-            found[owner].append(bits)
-    return [math.fsum(bits) / len(bits) if bits else None for bits in found]
+            by_answer[owner].append(bits)
+    return [math.fsum(bits) / len(bits) if bits else None for bits in by_answer]
 
 
 class LikelihoodJudge(ModelJudge):
@@ -127,11 +127,11 @@ class LikelihoodJudge(ModelJudge):
             InvalidRequestError: The answer, or the baseline's, does not fit the model's context.
         """
         baseline = prompt.baseline.text
-        samples = (one.text for one in prompt.samples if not one.error)
-        found = await self.figures(prompt, sorted({text, baseline, *samples}))
+        samples = (sample.text for sample in prompt.samples if not sample.error)
+        bits_of = await self.figures(prompt, sorted({text, baseline, *samples}))
         if not text or not baseline:
             return float(text == baseline)
-        bits, plain = found[text], found[baseline]
+        bits, plain = bits_of[text], bits_of[baseline]
         if bits is None or plain is None:
             raise InvalidRequestError(
                 f"an answer to {prompt.id!r} does not fit the judge's {self._model.context} tokens: take a "

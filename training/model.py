@@ -269,12 +269,12 @@ class BaseModel:
 
 
 def export_model(
-    model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, dtype: str, start_share: float = 0.0
+    model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, start_share: float = 0.0
 ) -> None:
-    """Write a trained model to the folder `out`, adapters merged.
+    """Write a trained model to the folder `out` in float32, adapters merged.
 
-    A folder that is there is replaced when the new one is complete. Adapters and the tags' rows also go into
-    `adapter` beside it, in peft's format.
+    Halves would round away what a small rate has moved. A folder that is there is replaced when the new one
+    is complete. Adapters and the tags' rows also go into `adapter` beside it, in peft's format.
 
     Args:
         model: Trained, from `base.loaded()`.
@@ -282,7 +282,6 @@ def export_model(
         tokenizer: Folder of the model's tokenizer.
         end: Id that ends an answer: it stands before the end-of-text ids of the base.
         out: Folder to write.
-        dtype: Of the weights: bfloat16, float16 or float32.
         start_share: Share of the base's weights in those that are written.
     """
     whole = base.loaded()
@@ -301,14 +300,12 @@ def export_model(
                 param.copy_(trained[name])
     generation = _generation(base.folder, end)
     if base.lora_rank:
-        state = {name: value.to(getattr(torch, dtype)) for name, value in trained.items()}
         # peft keeps the names as a set, whose order differs from run to run: files must not.
         whole.peft_config["default"].target_modules = sorted(_ADAPTED)
         with _replaced(out.with_name("adapter"), tokenizer) as folder:
-            whole.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+            whole.save_pretrained(folder, state_dict=trained, save_embedding_layers=False)
             generation.save_pretrained(folder)
         whole = whole.merge_and_unload()
-    whole = whole.to(getattr(torch, dtype))
     whole.config.use_cache = True
     whole.generation_config = generation
     with _replaced(out, tokenizer) as folder:

@@ -124,11 +124,11 @@ def choose_pairs(
         counts.update(_count(prompt, scores))
         promising = sound_only and 2 * sum(map(_promises, prompt.samples)) >= len(prompt.samples)
         usable: list[tuple[tuple[bool, float], Sample]] = []
-        for one in prompt.samples:
-            score = scores.get((prompt.id, one.number))
-            if score and one.exact and one.targets:
-                may_win = one.well_formed and (not sound_only or _is_sound(one, prompt, promising))
-                usable.append(((may_win, round(score.value(weight), 9)), one))
+        for sample in prompt.samples:
+            score = scores.get((prompt.id, sample.number))
+            if score and sample.exact and sample.targets:
+                may_win = sample.well_formed and (not sound_only or _is_sound(sample, prompt, promising))
+                usable.append(((may_win, round(score.value(weight), 9)), sample))
         pair = _pair(prompt, usable, random.Random(f"{seed}/{prompt.id}"))
         if isinstance(pair, str):
             counts[pair] += 1
@@ -151,7 +151,8 @@ def _pair(
     high, low = max(places), min(places)
     if not high[0]:
         return "no_best"
-    best, worst = (draw.choice([one for place, one in usable if place == end]) for end in (high, low))
+    best = draw.choice([sample for place, sample in usable if place == high])
+    worst = draw.choice([sample for place, sample in usable if place == low])
     if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
         return "ties"
     return Pair(prompt.id, best, worst, len(usable), prompt.messages)

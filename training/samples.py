@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt
 
 from pasta_async.lang import Document, parse
 from pasta_async.results import FinishReason, ThreadRecord
@@ -54,15 +54,6 @@ class Sample(StrictModel):
     """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
     exact: bool = False
     """True if the targets are the `tokens` of the answer and nothing else; others are never trained on."""
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        size = len(self.ids)
-        if len(self.parents) != size or any(not -1 <= p < i for i, p in enumerate(self.parents)):
-            raise ValueError("parents must name an earlier token for each token, or -1")
-        if any(not 0 <= target < size or self.parents[target] < 0 for target in self.targets):
-            raise ValueError("a target is no index of a token that has a parent")
-        return self
 
     @property
     def document(self) -> Document:

@@ -67,12 +67,12 @@ class JudgeSettings(EndpointSettings):
 
     @property
     def remote(self) -> bool:
-        """Whether the judge is behind an endpoint."""
+        """True if the judge is behind an endpoint."""
         return self.judge.startswith(("http://", "https://"))
 
 
 class ScoreSettings(JudgeSettings):
-    """How to score."""
+    """Options of scoring."""
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
@@ -179,14 +179,14 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
             identity = {"judge": settings.judge, "model": model_digest(model) if folder else model}
             arguments = [model, stack.enter_context(Journal(journal, identity))]
         try:
-            own = pkgutil.resolve_name(settings.judge)(*arguments)
+            judge = pkgutil.resolve_name(settings.judge)(*arguments)
         except PastaError:
             raise
         except Exception as error:  # whatever its module, or its constructor, raises
             raise InvalidRequestError(f"--judge {settings.judge} cannot be made: {error!r}") from error
-        if not isinstance(own, Judge):
+        if not isinstance(judge, Judge):
             raise InvalidRequestError(f"--judge {settings.judge} makes no pasta_async.training.judging.Judge")
-        return own
+        return judge
     form = hashlib.sha256("".join(JUDGE_PROMPT.values()).encode()).hexdigest()[:16]
     identity = {"judge": settings.judge, "model": settings.judge_model, "form": form}
     kept = stack.enter_context(Journal(journal, identity))

@@ -30,7 +30,7 @@ _PROBES = (
 
 
 class ShipSettings(CommandSettings):
-    """What to ship."""
+    """Options of shipping."""
 
     adapter: Path = Field(description="the trainer's OUT/adapter")
     base: Path = Field(description="its base as users will have it: a GGUF file or a model folder")

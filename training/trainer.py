@@ -50,7 +50,7 @@ _LARGEST_NORM = 1.0
 """Of a gradient: a larger one is scaled down."""
 _SCORED_TOGETHER = 256
 """Examples of each process that are dealt to rows at once, for the reference."""
-_FREE = {*"out device dtype recompute save_every stop_at threads export_dtype start_share".split()}
+_FREE = {*"out device dtype recompute save_every stop_at threads start_share".split()}
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
 _BY_CONTENT = {"model", "chat_template"}
 """Settings that name files, whose content counts."""
@@ -102,9 +102,6 @@ class TrainerSettings(CommandSettings):
     save_every: int = Field(default=200, ge=1, description="updates between checkpoints")
     stop_at: int = Field(default=0, ge=0, description="leave after this update, to go on later (0: do not)")
     drop_long: bool = Field(default=False, description="leave out examples that are too long, and count them")
-    export_dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        default="float32", description="of what is exported; halves may round away what was learned"
-    )
     threads: int = Field(default=0, ge=0, description="CPU threads of a process (0: torch's own number)")
 
     adapter_lr: ClassVar[float] = 5e-4
@@ -316,7 +313,6 @@ class Loop:
         seconds = time.perf_counter() - start
         return {
             "step": self.step,
-            "epoch": self.step / self.schedule.epoch_steps,
             "loss": loss,
             **dict(zip(self.task.reported, others, strict=True)),
             "lr": rate,
@@ -423,7 +419,7 @@ class Loop:
         return self.step == last
 
     def _leave(self, *_: object) -> None:
-        """Set a flag, which the next update shares with all processes: the handler of SIGTERM and Ctrl-C."""
+        """Set a flag for the next update, which shares it: the handler of SIGTERM and Ctrl-C."""
         self._asked_to_leave = True
 
 
@@ -538,8 +534,13 @@ def train(
         InvalidRequestError: Data, template, vocabulary or a setting do not fit; nothing is done.
         TrainingError: Training cannot go on.
     """
-    accelerator = _open_accelerator(settings)
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequestError("device cuda: torch finds no CUDA device here")
+    accelerator = Accelerator(cpu=settings.device == "cpu" or not torch.cuda.is_available())
     first = accelerator.is_main_process
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     try:
         tokenizer = settings.out / "tokenizer"
         if first:
@@ -558,14 +559,13 @@ def train(
         checkpoint = Checkpoint(settings.out / "checkpoint.pt", identity)
         out = settings.out / "model"
         note = settings.out / "finished.json"
-        written = {**identity, "export_dtype": settings.export_dtype, "start_share": start_share}
+        written = {**identity, "start_share": start_share}
         finished = read_json(note) == written if note.is_file() else False
         if not finished:
             loop = _make_loop(settings, base, codec, task, sizes, checkpoint, accelerator)
             finished = loop.run(checkpoint)
             if finished and first:
-                model = loop.model.model
-                export_model(model, base, tokenizer, codec.end, out, settings.export_dtype, start_share)
+                export_model(loop.model.model, base, tokenizer, codec.end, out, start_share)
                 write_json(note, written)
             accelerator.wait_for_everyone()
         if first:
@@ -573,21 +573,6 @@ def train(
         return finished
     finally:
         accelerator.end_training()
-
-
-def _open_accelerator(settings: TrainerSettings) -> Accelerator:
-    """This process among those of the run.
-
-    Raises:
-        InvalidRequestError: CUDA is asked for and missing.
-    """
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequestError("device cuda: torch finds no CUDA device here")
-    accelerator = Accelerator(cpu=settings.device == "cpu" or not torch.cuda.is_available())
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    keep_freed_memory()
-    return accelerator
 
 
 def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, BaseModel]:
@@ -621,8 +606,10 @@ def _make_loop(
     model = base.loaded()
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    # The processes may have measured different things: the first one decides.
-    half = gather_object([_computes_half(settings.dtype, model, accelerator.device)])[0]
+    half = settings.dtype == "bfloat16"
+    if settings.dtype == "auto":
+        half = fast_bfloat16(model.num_parameters(), accelerator.device)
+    half = gather_object([half])[0]  # processes may have measured different things: the first one decides
     if half:
         _freeze_in_half(model)
     _keep_unused_tags(model, base)
@@ -711,8 +698,3 @@ def _template_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"chat template {path} cannot be read: {error}") from error
-
-
-def _computes_half(name: str, model: Any, device: torch.device) -> bool:
-    """True if the computation is in bfloat16."""
-    return name == "bfloat16" or (name == "auto" and fast_bfloat16(model.num_parameters(), device))

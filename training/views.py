@@ -84,7 +84,7 @@ class EncodedView(NamedTuple):
     thread: int
     context: list[int]
     target: list[int]
-    """What the thread generated; behind main's last part end-of-text."""
+    """Ids that the thread generates; behind main's last part end-of-text."""
 
 
 def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
@@ -115,7 +115,7 @@ def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
 
 
 def align(codec: Encoder, document: Document) -> Document:
-    """The same text with each tag between two of its tokens.
+    """The document with each tag between two tokens of its text.
 
     A tag that falls into a token moves: what opens (a promise with its `<async>`, a `<sync/>`) to the token's
     front, `</async>` behind it, and nothing ever before the tag that it stood behind. So the space in front
@@ -141,7 +141,7 @@ def _cuts(codec: Encoder, text: str, ids: Sequence[int]) -> dict[int, int]:
 
 
 def _move_tags(document: Document, edges: Sequence[int]) -> Document:
-    """The same text with tags at these places only; what is malformed, or has no edges, stays as it is."""
+    """The document with tags at these places only; a malformed one, or one without edges, stays as it is."""
     inside = [node for promise in document.promises if promise.chunk for node in promise.chunk.nodes]
     if not edges or any(p.gap for p in document.promises) or any(isinstance(n, Ignored) for n in inside):
         return document
@@ -260,7 +260,7 @@ def token_counter(folder: Path | str | None) -> CountTokens:
 
 
 def recount(document: Document, count: CountTokens | None) -> Document:
-    """The same document, its tags in their exact form, each estimate made from the length of its chunk.
+    """The document with its tags in their exact form, each estimate made from the length of its chunk.
 
     An estimate is rounded up to tens, at least ten. Without `count` promises have none.
     """

@@ -25,7 +25,7 @@ from pasta_async.training.model import ModelCodec
 from pasta_async.training.prefer import PreferSettings, prefer
 from pasta_async.training.sft import SftSettings, sft
 
-COMMON: dict[str, Any] = {"export_dtype": "float32", "threads": 1, "row_tokens": 1024}
+COMMON: dict[str, Any] = {"threads": 1, "row_tokens": 1024}
 CHAT = [{"role": "user", "content": "Tell 0"}]
 
 

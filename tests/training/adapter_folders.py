@@ -32,5 +32,5 @@ def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: i
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)
-    export_model(model, base, folder / "tokenizer", codec.end, run.model, "float32")
+    export_model(model, base, folder / "tokenizer", codec.end, run.model)
     return run

@@ -51,7 +51,7 @@ def settings(folder: Path, **changes: Any) -> PreferSettings:
     files = {"samples": folder / "samples.jsonl", "scores": folder / "scores.jsonl"}
     values = {"model": folder / "base", "out": folder / "run", "quality_weight": 1, **files}
     values |= {"batch": 2, "row_tokens": 1024, "steps": 4, "lr": 2e-4}
-    return PreferSettings.model_validate({**values, "export_dtype": "float32", **changes})
+    return PreferSettings.model_validate({**values, **changes})
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
@@ -238,7 +238,7 @@ async def test_what_is_preferred_becomes_likely(tmp_path: Path) -> None:
         for kind, written in enumerate(LEARNED)
     ]
     write_records(tmp_path / "data.jsonl", records)
-    common: dict[str, Any] = {"row_tokens": 512, "export_dtype": "float32"}
+    common: dict[str, Any] = {"row_tokens": 512}
     first = {"model": tmp_path / "base", "data": [tmp_path / "data.jsonl"], "out": tmp_path, "lr": 1e-2}
     assert sft(SftSettings.model_validate({**common, **first, "batch": 8, "steps": 60}))
 

@@ -43,7 +43,7 @@ def settings(folder: Path, **changes: Any) -> SftSettings:
         data_file(folder / "data.jsonl")
     values = {"model": folder / "base", "data": [folder / "data.jsonl"], "out": folder / "run"}
     values |= {"batch": 3, "row_tokens": 512, "steps": 4, "lr": 3e-3}
-    return SftSettings.model_validate({**values, "export_dtype": "float32", **changes})
+    return SftSettings.model_validate({**values, **changes})
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
@@ -212,14 +212,14 @@ def test_a_tag_that_is_never_used_stays_at_the_mean_row(
 
 
 def test_adapters_are_written_by_themselves_too(tmp_path: Path) -> None:
-    assert sft(settings(tmp_path, lora_rank=2, steps=2, export_dtype="float16"))
+    assert sft(settings(tmp_path, lora_rank=2, steps=2))
     model, adapter = tmp_path / "run" / "model", tmp_path / "run" / "adapter"
     codec = ModelCodec(adapter)
     base: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     merged: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     base.resize_token_embeddings(merged.config.vocab_size)
     written = load_file(adapter / "adapter_model.safetensors")
-    assert {value.dtype for value in written.values()} == {torch.float16}
+    assert {value.dtype for value in written.values()} == {torch.float32}
     assert sum(value.numel() for value in written.values()) < 0.5 * base.num_parameters()
     ids = torch.tensor([codec.prompt(CHAT) + list(codec.tag_ids)])
     with torch.no_grad():

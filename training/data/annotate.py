@@ -123,7 +123,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
             rejected.append(document)
         else:
             accepted.append(_annotated(record, document, settings.annotator, count))
-    unanswered = sum(not one.answered for one in rejected)
+    unanswered = sum(not rejection.answered for rejection in rejected)
     summary = {
         "annotator": settings.annotator,
         "accepted": len(accepted),

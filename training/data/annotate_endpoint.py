@@ -33,7 +33,7 @@ EXAMPLES: tuple[tuple[str, str], ...] = tuple(
 """Prompts, and answers in their written form: our own, as the model is shown them."""
 
 _REPAIRED = frozenset({Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART})
-"""What writing estimates and tags anew puts right."""
+"""Problems that go away when estimates and tags are written anew."""
 _FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
 _MAX_PROBLEMS = 8
 
@@ -181,7 +181,7 @@ def check_reply(original: str, reply: str, count: CountTokens) -> Document | Seq
     if not original.lstrip().startswith("```") and (fenced := _FENCE.fullmatch(reply)):
         reply = fenced[1]
     read = parse(reply)
-    problems = [Problem(one.code.value, str(one)) for one in read.diagnostics if one.code not in _REPAIRED]
+    problems = [Problem(d.code.value, str(d)) for d in read.diagnostics if d.code not in _REPAIRED]
     if not problems and _solid(read.text) != _solid(original):
         problems = [_text_changed(original, read.text)]
     if problems:
@@ -196,7 +196,7 @@ def _problems(document: Document) -> Iterator[Problem]:
         if promise.chunk is None or not promise.chunk.text:
             where = f"chunk {number} ({promise.topic})"
             yield Problem("chunk-empty", f"chunk-empty: {where} is empty (put tags around text, or none)")
-    yield from (Problem(one.code.value, str(one)) for one in check(document.format()))
+    yield from (Problem(d.code.value, str(d)) for d in check(document.format()))
 
 
 def _solid(text: str) -> str:

@@ -42,9 +42,9 @@ class Costs(NamedTuple):
     """The costs of a round that starts at candidate j, in bits a token: [j][k - j]; 0 without a word."""
 
     chunks: list[list[float]]
-    """Of candidate k without those from j to k - 1."""
+    """The cost of candidate k without those from j to k - 1."""
     gaps: list[list[float]]
-    """Of main's text in front of candidate k (the last one: behind all) without those from j to k - 1."""
+    """The cost of main's text before candidate k (the last: behind all) without those from j to k - 1."""
 
 
 def choose(marks: Sequence[Mark], costs: Costs, taus: Sequence[float], sync_tau: float) -> list[Mark]:
@@ -86,9 +86,9 @@ class LikelihoodModel(LanguageModel):
                     trees.append((number, Trie(), []))
                 trees[-1][2].extend(self._add_round(trees[-1][1], record, marks, start))
         too_long = {number for number, tree, _ in trees if max(tree.depths()) >= self.context}
-        kept = [one for one in trees if one[0] not in too_long]
+        kept = [item for item in trees if item[0] not in too_long]
         bits = [dict[_Slot, float]() for _ in answers]
-        for (number, _, slots), losses in zip(kept, self.bits([one[1] for one in kept]), strict=True):
+        for (number, _, slots), losses in zip(kept, self.bits([tree for _, tree, _ in kept]), strict=True):
             bits[number] |= _means(slots, losses)
         return [
             None if number in too_long else _costs(bits[number], len(marks))
@@ -183,11 +183,11 @@ class Thresholds(NamedTuple):
     """The most that hiding may cost, in bits a token."""
 
     tau: float
-    """Of a chunk without its siblings."""
+    """For a chunk without its siblings."""
     form: float
-    """Of an item of a list, beside `tau`: each item shows the form of those behind it."""
+    """For an item of a list, beside `tau`: each item shows the form of those behind it."""
     sync_tau: float
-    """Of the text behind chunks, without a sync."""
+    """For the text behind chunks, without a sync."""
 
 
 def annotate_by_likelihood(

@@ -58,7 +58,7 @@ _CONNECTED = re.compile(
     r"|to (answer|illustrate|provide)|with (this|these|that)|yet|you can also|he|his|she|her)\b",
     re.IGNORECASE,
 )
-"""How a paragraph begins that goes on from the one before it: no title that main could write for it alone."""
+"""Beginnings of a paragraph that goes on from the one before it: no title tells what it is about."""
 _LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
 """Where a line goes on at the margin behind a whole sentence: for CommonMark it belongs to the item."""
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
@@ -113,7 +113,7 @@ def is_item(text: str, mark: Mark) -> bool:
 
 def _blocks(text: str) -> list[_Block]:
     """The top-level blocks of a text, the items of its lists one by one."""
-    starts = [0, *(found.end() for found in _LINE.finditer(text)), len(text)]
+    starts = [0, *(line_end.end() for line_end in _LINE.finditer(text)), len(text)]
     root = SyntaxTreeNode(MarkdownIt("commonmark").enable("table").parse(text))
     nodes = [part for node in root for part in (node if node.type.endswith("list") else [node])]
     blocks: list[_Block] = []
@@ -157,7 +157,7 @@ def _point(text: str, block: _Block) -> Mark:
 
 
 def _detail(text: str, block: _Block) -> Mark | None:
-    """What follows the head of an item, or the first sentence of a paragraph."""
+    """The text behind the head of an item, or behind the first sentence of a paragraph."""
     if block.kind not in _TEXTS:
         return None
     head = _HEAD.match(text, block.start, block.end) if block.kind == "list_item" else None

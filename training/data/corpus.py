@@ -291,7 +291,7 @@ def _conversation(row: Mapping[str, Any]) -> tuple[list[Message], str | None]:
 
 
 def _ends_unanswered(row: Mapping[str, Any]) -> bool:
-    """Whether the last turn of a conversation is a user's."""
+    """True if the last turn of a conversation is a user's."""
     turns: Any = next((row[name] for name in _CONVERSATIONS if row.get(name)), None)
     return "written" not in row and bool(turns) and _message(turns[-1])["role"] == "user"
 

@@ -1,6 +1,7 @@
 #!/bin/sh
-# A 7-8B model in the paper's setting (arXiv 2502.11517, sections 3 and 4) on a machine with 8 GPUs.
-# It was not run at its real size; a test checks its options. Every command goes on where it was interrupted.
+# A 7-8B model in the paper's setting (arXiv 2502.11517, sections 3 and 4) on a machine with 8 GPUs, but with
+# adapters, since every GPU has the whole model. It was not run at its real size; a test checks its options.
+# Every command goes on where it was interrupted.
 #
 # ANNOTATOR and JUDGE are endpoints of your own that speak OpenAI's chat completions; the judge's returns
 # log-probabilities. While samples are drawn, this script serves the model and the baseline with SGLang.
@@ -23,7 +24,7 @@ python -m pasta_async.training.data.corpus --prompts-only --data Open-Orca/SlimO
 for form in pasta plain; do
     python -m torch.distributed.run --standalone --nproc-per-node 8 -m pasta_async.training.sft --model "$BASE" \
         --data "$OUT/annotated/annotated.jsonl" --form "$form" --chat-template "$HERE/llama3.jinja" --batch 8 \
-        --lr 1e-5 --epochs 4 --row-tokens 8192 --drop-long --recompute --dtype bfloat16 --out "$OUT/stage1-$form"
+        --lora-rank 64 --lora-alpha 128 --lr 2e-4 --epochs 4 --row-tokens 8192 --drop-long --recompute --dtype bfloat16 --out "$OUT/stage1-$form"
 done
 
 # Stage 2: two rounds for each weight of quality; the first round's samples are the same for all of them.
@@ -43,8 +44,8 @@ for weight in 1 2 4 8 inf; do
         python -m pasta_async.training.score --samples "$samples/samples.jsonl" --judge "$JUDGE" \
             --judge-model "$LARGE" --in-flight 128 --out "$samples/scores.jsonl"
         python -m torch.distributed.run --standalone --nproc-per-node 8 -m pasta_async.training.prefer \
-            --model "$before/model" --samples "$samples/samples.jsonl" --scores "$samples/scores.jsonl" \
-            --quality-weight "$weight" --batch 8 --lr 1e-6 --epochs 1 --row-tokens 16384 --drop-long --recompute \
+            --model "$before/adapter" --samples "$samples/samples.jsonl" --scores "$samples/scores.jsonl" \
+            --quality-weight "$weight" --batch 8 --lr 5e-5 --epochs 1 --row-tokens 16384 --drop-long --recompute \
             --dtype bfloat16 --out "$now"
         before=$now
     done
