@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import pkgutil
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -34,10 +33,6 @@ from pasta_async.training.faults import soundness
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge
 from pasta_async.training.samples import Sample, SampledPrompt, Score, faults_of_sample, read_samples
-
-WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
-"""The weights of quality that the paper trains with (section 4): for each, `ties` counts the prompts whose
-samples are all worth the same, which teach nothing."""
 
 _OWN = re.compile(r"[\w.]+:\w+")
 
@@ -141,12 +136,6 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[
         score for score in scores if score.id not in cut_baselines and (score.id, score.number) not in cut
     ]
     speedups = [score.speedup for score in whole if score.speedup > 0]
-    ties: dict[str, int] = {}
-    for weight in WEIGHTS:
-        values: defaultdict[str, set[float]] = defaultdict(set)
-        for score in scores:
-            values[score.id].add(score.value(weight))
-        ties[f"{weight:g}"] = sum(len(different) == 1 for different in values.values())
     return {
         "prompts": len(prompts),
         "samples": len(samples),
@@ -156,7 +145,6 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[
         "scored": len(scores),
         "mean_quality": fmean([score.quality for score in scores] or [0.0]),
         "geometric_mean_speedup": geometric_mean(speedups or [1.0]),
-        "ties": ties,
     }
 
 

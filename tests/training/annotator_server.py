@@ -59,10 +59,6 @@ class Annotator:
         self.answered = 0
         self.answer_at_most: int | None = None
         """Hold back when so many were answered."""
-        self.most_at_once = 0
-        self.gather = 0
-        """Answer only once so many requests have been there at the same time."""
-        self._open = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = threading.Condition()
         self._released = asyncio.Event()
@@ -79,7 +75,6 @@ class Annotator:
     def release(self) -> None:
         """Hold nothing back any more."""
         self.answer_at_most = None
-        self.gather = 0
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._released.set)
 
@@ -97,23 +92,13 @@ class Annotator:
             before = self.prompts()[prompt]
             self.requests.append((prompt, before))
             self.conversations.append(messages)
-            self._open += 1
-            self.most_at_once = max(self.most_at_once, self._open)
             self._changed.notify_all()
-        try:
-            return await self._answer(prompt, response, again, before)
-        finally:
-            self._open -= 1
-
-    async def _answer(self, prompt: str, response: str, again: bool, before: int) -> Response:
         for status in STATUSES:
             if f"[{status}]" in prompt and (status in (400, 401) or before == 0):
                 return JSONResponse(
                     {"error": {"message": f"as the prompt says: {status}"}}, status, {"retry-after": "0"}
                 )
-        if self._open >= self.gather > 0:
-            self._released.set()
-        if self.gather or (self.answer_at_most is not None and self.answered >= self.answer_at_most):
+        if self.answer_at_most is not None and self.answered >= self.answer_at_most:
             await self._released.wait()
         self.answered += 1
         reply = annotation(response)

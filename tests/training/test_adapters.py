@@ -65,30 +65,6 @@ async def test_an_adapter_answers_as_the_merged_model(made: AdapterRun) -> None:
     assert answers[0] == answers[1] != ""
 
 
-def test_lora_alone_leaves_the_vocabulary(made: AdapterRun, tmp_path: Path) -> None:
-    folder = bare(made, tmp_path)
-    change_config(folder, trainable_token_indices=None, use_rslora=True)
-    change_weights(folder, lambda tensors: tensors.pop(rows_of(tensors)))
-    base, adapted = open_checkpoint(made.base), open_checkpoint(folder)
-    assert adapted.config == base.config
-    assert adapted.tokenizer().tags is None
-    name = "model.layers.0.mlp.up_proj.weight"
-    merged = open_checkpoint(made.model).tensor(name)
-    step = merged - base.tensor(name)
-    # of rank 2: alpha over the root of 2 instead of over 2
-    torch.testing.assert_close(adapted.tensor(name), base.tensor(name) + 2**0.5 * step, atol=1e-5, rtol=1e-4)
-
-
-def test_an_adapter_that_says_nothing_of_sampling_has_its_base_s(made: AdapterRun, tmp_path: Path) -> None:
-    folder, base = bare(made, tmp_path), tmp_path / "other-base"
-    shutil.copytree(made.base, base)
-    (base / "generation_config.json").write_text('{"repetition_penalty": 1.2}')
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    assert open_checkpoint(folder, base).generation_defaults().repetition_penalty == 1.2
-    (folder / "generation_config.json").write_text("{}")
-    assert open_checkpoint(folder, base).generation_defaults().repetition_penalty == 1
-
-
 # Export ----------------------------------------------------------------------------------------------------
 
 
@@ -240,11 +216,6 @@ async def test_what_cannot_be_merged_is_refused_by_name(
     with pytest.raises(UnsupportedModelError, match=reason):
         await backend.connect()
     await backend.aclose()
-
-
-def test_a_base_belongs_to_an_adapter(made: AdapterRun) -> None:
-    with pytest.raises(UnsupportedModelError):
-        open_checkpoint(made.model, made.base)
 
 
 def test_a_base_is_found_beside_the_adapter(made: AdapterRun, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from annotator_server import Annotator, running_annotator
 from command_runs import run
 
-from pasta_async import BackendConnectError, BackendStatusError, InvalidRequestError
+from pasta_async import BackendStatusError
 from pasta_async.lang import check
 from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
 from pasta_async.training.data.corpus import plain_record, read_records, write_records
@@ -93,12 +93,6 @@ def test_what_stays_wrong_is_put_aside_with_its_reason(annotator: Annotator, tmp
     assert "four words and more" in one["reply"]
 
 
-def test_requests_in_flight_are_limited_and_the_limit_is_used(annotator: Annotator, tmp_path: Path) -> None:
-    annotator.gather = 4
-    annotate(settings(annotator, tmp_path, *map(str, range(12)), in_flight=4))
-    assert annotator.most_at_once == 4
-
-
 def test_short_answers_stay_plain_without_a_request(annotator: Annotator, tmp_path: Path) -> None:
     summary = annotate(settings(annotator, tmp_path, "one", ask_from=1000))
     assert (summary["accepted"], summary["unasked"], annotator.requests) == (1, 1, [])
@@ -156,18 +150,6 @@ def test_a_wrong_key_ends_the_run_and_keeps_the_replies(annotator: Annotator, tm
         annotate(made)
     assert caught.value.status == 401
     assert (tmp_path / "out" / "journal.jsonl").read_text().count("\n") == 2
-
-
-def test_nobody_at_the_address_is_an_error_that_names_it(annotator: Annotator, tmp_path: Path) -> None:
-    made = settings(annotator, tmp_path, "one", base_url="http://127.0.0.1:9/v1", retries=0)
-    with pytest.raises(BackendConnectError, match=r"127\.0\.0\.1:9"):
-        annotate(made)
-
-
-def test_replies_of_another_model_are_not_mixed_in(annotator: Annotator, tmp_path: Path) -> None:
-    annotate(settings(annotator, tmp_path, "one"))
-    with pytest.raises(InvalidRequestError, match="model"):
-        annotate(settings(annotator, tmp_path, "one", model="another"))
 
 
 def test_the_command_line_refuses_what_does_not_fit(

@@ -196,17 +196,14 @@ def test_lines_are_counted_as_editors_count_them(tmp_path: Path) -> None:
     assert left_out.first["no-object"].startswith(f"{tmp_path / 'data.jsonl'}:5: ")
 
 
-def test_what_nobody_answers_and_fields_that_are_not_used_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_turn_that_nobody_answers_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     turns = [*CHAT["conversations"], {"from": "human", "value": "Thanks."}]
-    data = lines(tmp_path / "data.jsonl", {"conversations": turns, "category": "tea"})
+    data = lines(tmp_path / "data.jsonl", {"conversations": turns})
     assert run(main, "--data", data, "--out", tmp_path / "out.jsonl") == 0
     (record,) = read_records(tmp_path / "out.jsonl")
     assert (record.prompt, record.document.text) == ("Tea?", "Yes, <sync/> please.")
     summary = json.loads(capsys.readouterr().out)
     assert summary["left_out"]["unanswered-turn"]["rows"] == 1
-    assert summary["fields_not_used"] == {"category": 1}
 
 
 def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:

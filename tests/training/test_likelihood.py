@@ -107,14 +107,6 @@ def test_an_answer_that_the_model_cannot_hold_is_refused(folder: Path, tmp_path:
         scored(tmp_path, folder, sample(0, TEXTS[4]), sample(1, "Coffee."))
 
 
-def test_faults_are_taken_off_another_judges_quality(tmp_path: Path) -> None:
-    asked = {"judge": f"{__name__}:Half", "judge_model": ""}
-    found = scored(tmp_path, "", sample(0, "Tea"), sample(1, "Tea", well_formed=False), **asked)
-    assert [*found.values()] == [0.5, 0.5]
-    found = scored(tmp_path, "", sample(0, "Tea"), sample(1, "Tea", well_formed=False), faults=True, **asked)
-    assert [*found.values()] == [0.5, 0.25]
-
-
 class Half(Judge):
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         return 0.5

@@ -20,9 +20,9 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Promise, check
 from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
 from pasta_async.training.data.annotate_likelihood import Costs, LikelihoodModel, choose
-from pasta_async.training.data.annotate_structure import annotate_by_structure, structure_marks
+from pasta_async.training.data.annotate_structure import structure_marks
 from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
-from pasta_async.training.views import Mark, encode_views, insert_tags, marks_of, recount
+from pasta_async.training.views import Mark
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,11 +51,6 @@ def candidates(text: str) -> list[Mark]:
     return [mark for mark in structure_marks(text, least=4) if isinstance(mark.tag, Promise)]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
-def with_tags(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return base_folder(tmp_path_factory.mktemp("base") / "model", request.param, tags=True)
-
-
 @pytest.fixture(scope="module")
 def without_tags(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base_folder(tmp_path_factory.mktemp("base") / "model")
@@ -67,30 +62,6 @@ def bits(folder: Path, context: list[int], target: list[int]) -> float:
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([context + target])).logits[0, len(context) - 1 : -1]
         return float(functional.cross_entropy(logits, torch.tensor(target))) / math.log(2)
-
-
-def test_what_hiding_siblings_costs_is_what_the_views_cost(with_tags: Path) -> None:
-    model, record = LikelihoodModel(with_tags, 256), RECORDS[0]
-    marks = candidates(ANSWERS[0])
-    (costs,) = model.costs([(record, marks)])
-    assert costs
-    prompt = model.prompt(record.messages)
-    together = recount(insert_tags(ANSWERS[0], marks), lambda text: len(model.encode(text)))
-    hidden = {view.thread: view for view in encode_views(model, together)}[3]
-    start = marks[1].end
-    marks_joined = [*marks[:2], Mark(start, start, next(_syncs(ANSWERS[0])).tag), *marks[2:]]
-    joined = recount(insert_tags(ANSWERS[0], marks_joined), lambda text: len(model.encode(text)))
-    visible = {view.thread: view for view in encode_views(model, joined)}[3]
-    assert hidden.target == visible.target
-    expected = [bits(with_tags, prompt + view.context, view.target[:-1]) for view in (hidden, visible)]
-    assert costs.chunks[0][2] == pytest.approx(expected[0] - expected[1], abs=2e-4)
-    assert [row[0] for row in costs.chunks + costs.gaps] == [0.0] * 7
-
-
-def _syncs(text: str) -> Any:
-    return (
-        mark for mark in marks_of(annotate_by_structure(text, least=4)) if not isinstance(mark.tag, Promise)
-    )
 
 
 def test_a_model_without_tags_sees_the_text_without_the_siblings(without_tags: Path) -> None:

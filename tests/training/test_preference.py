@@ -13,10 +13,9 @@ import torch
 from finetune_folders import ANSWERS, base_folder
 from preference_files import prompt_of, write_files
 from safetensors.torch import load_file
-from two_processes import run_in_two
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.data.corpus import Record, write_records
+from pasta_async.training.data.corpus import write_records
 from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
 from pasta_async.training.prefer import (
     BonBon,
@@ -26,9 +25,7 @@ from pasta_async.training.prefer import (
     prefer,
 )
 from pasta_async.training.rows import log_probabilities, pack_row
-from pasta_async.training.sample import SampleSettings, sample
-from pasta_async.training.samples import Sample, Score, read_samples
-from pasta_async.training.sft import SftSettings, sft
+from pasta_async.training.samples import Sample, read_samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -189,15 +186,6 @@ def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
         prefer(settings(tmp_path, out=parts, alpha=0.5))
 
 
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    ready(tmp_path)
-    assert prefer(settings(tmp_path, alpha=0.5))
-    two = settings(tmp_path, out=tmp_path / "two", threads=1, alpha=0.5)
-    assert run_in_two(prefer, two) == [0, 0]
-    for one, other in zip(lines(tmp_path / "run"), lines(two.out), strict=True):
-        assert other == pytest.approx(one, rel=1e-3, abs=5e-3)
-
-
 def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     _, codec = ready(tmp_path)
 
@@ -220,61 +208,3 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     refused()  # no sample holds its prompt
     (tmp_path / "scores.jsonl").write_text("")
     refused()  # no sample has a score
-
-
-LEARNED = (
-    'Two: <promise topic="a" tokens="10"/><async>one</async><promise topic="b" tokens="10"/>'
-    "<async>one</async> so.",
-    "One outcome.",
-)
-
-
-async def test_what_is_preferred_becomes_likely(tmp_path: Path) -> None:
-    """A model that answers in parallel or not, as chance has it, learns either from the same samples."""
-    base_folder(tmp_path / "base", hidden_size=48)
-    records = [
-        Record(id=f"{n}-{kind}", messages=({"role": "user", "content": f"Tell {n}"},), written=written)
-        for n in range(8)
-        for kind, written in enumerate(LEARNED)
-    ]
-    write_records(tmp_path / "data.jsonl", records)
-    common: dict[str, Any] = {"row_tokens": 512}
-    first = {"model": tmp_path / "base", "data": [tmp_path / "data.jsonl"], "out": tmp_path, "lr": 1e-2}
-    assert sft(SftSettings.model_validate({**common, **first, "batch": 8, "steps": 60}))
-
-    async def drawn(model: Path, out: str, seed: int = 0) -> float:
-        """Draw samples; the share of those in parallel."""
-        values = {"backend": f"local:{model}", "prompts": [tmp_path / "prompts.jsonl"], "seed": seed}
-        await sample(
-            SampleSettings.model_validate({**values, "out": tmp_path / out, "n": 6, "max_tokens": 400})
-        )
-        prompts = [*read_samples(tmp_path / out)]
-        samples = [each for prompt in prompts for each in prompt.samples]
-        assert sum(each.exact for each in samples) > 0.9 * len(samples)
-        return sum("<promise" in each.written for each in samples) / len(samples)
-
-    write_records(
-        tmp_path / "prompts.jsonl", {record.messages[0]["content"]: record for record in records}.values()
-    )
-    before = await drawn(tmp_path / "model", "samples.jsonl")
-    assert 0.2 < before < 0.8
-    assert sum(each.well_formed for p in read_samples(tmp_path / "samples.jsonl") for each in p.samples) > 40
-    scores = [
-        Score(
-            id=p.id,
-            number=s.number,
-            speedup=1.0 + ("<promise" in s.written),
-            quality="<promise" not in s.written,
-        )
-        for p in read_samples(tmp_path / "samples.jsonl")
-        for s in p.samples
-    ]
-    write_records(tmp_path / "scores.jsonl", scores)
-    shares: dict[str, float] = {}
-    for weight in ("0", "inf"):
-        out = tmp_path / weight
-        second = {"model": tmp_path / "model", "out": out, "quality_weight": weight, "lr": 1e-3}
-        assert prefer(settings(tmp_path, **common, **second, batch=8, steps=20))
-        shares[weight] = await drawn(out / "model", f"{weight}.jsonl", seed=1)
-    assert shares["0"] > 0.9
-    assert shares["inf"] < 0.1

@@ -182,14 +182,6 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
     assert len(asked) == len(plain.requests) == 3
 
 
-def test_samples_and_plain_answers_have_temperatures_of_their_own(tmp_path: Path) -> None:
-    backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
-    draw(backend, tmp_path / "j.jsonl", plain=plain, temperature=0.6, plain_temperature=0.5)
-    assert {request.sampling.temperature for request in backend.requests} == {0.6}
-    assert {request.sampling.temperature for request in plain.requests} == {0.5}
-    assert len({request.seed for request in plain.requests} - {None}) == 3
-
-
 def test_some_samples_may_be_drawn_without_syncs(tmp_path: Path) -> None:
     backend = ScriptedBackend(WRITTEN)
     draw(backend, tmp_path / "j.jsonl", records("one"), n=2, without_syncs=1, together=1)
@@ -234,14 +226,6 @@ def test_a_prompt_whose_baseline_fails_is_left_out_until_it_is_there(tmp_path: P
     prompts, drawn = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", plain=plain)
     assert [prompt.id for prompt in prompts] == [*PROMPTS]
     assert drawn.totals["answers"] == 1
-
-
-def test_a_prompt_that_is_too_long_fails_alone(tmp_path: Path) -> None:
-    long = records("one", "many words " * 80, "three")
-    prompts, drawn = draw(ScriptedBackend(WRITTEN, context_length=120), tmp_path / "j.jsonl", long, n=12)
-    assert [prompt.id for prompt in prompts] == ["one", "three"]
-    assert len(drawn.failures) == 13
-    assert all(reason.startswith("PromptTooLongError: ") for reason in drawn.failures)
 
 
 @pytest.mark.parametrize(

@@ -242,12 +242,6 @@ def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
     assert summary["scored"] == 2
 
 
-def test_the_summary_says_how_many_prompts_teach_nothing(tmp_path: Path) -> None:
-    with judging(_known) as (_, url):
-        summary, _ = scored(tmp_path, url)
-    assert summary["ties"] == {"1": 0, "2": 0, "4": 0, "8": 0, "inf": 1}  # c: as good, not as fast
-
-
 @pytest.mark.parametrize("judge", ["nobody", "http://127.0.0.1:1/v1"])
 def test_a_judge_must_be_named(judge: str, tmp_path: Path) -> None:
     assert run(main, "--samples", tmp_path / "s", "--out", tmp_path / "o", "--judge", judge) == 2

@@ -76,13 +76,6 @@ def test_one_chunk_alone_and_short_items_are_not_worth_it() -> None:
     assert chunks(f"- {LONG}\n- two\n- {OTHER}") == [LONG, OTHER]
 
 
-def test_details_leave_heads_and_first_sentences_to_main() -> None:
-    items = f"1. **Tea**: {LONG}\n2. Coffee - {LONG}\n3. Milk is white. It {LONG}"
-    assert chunks(items, "details") == [LONG, LONG, f"It {LONG}"]
-    assert chunks(f"One. {OTHER}\n\nTwo is next. {OTHER}", "details") == [OTHER, OTHER]
-    assert "<sync/>" not in annotate_by_structure(f"{items}\n\nIn conclusion, {LONG}", cut="details").format()
-
-
 def test_topics_are_the_first_words_that_say_something() -> None:
     document = annotate_by_structure(
         f'1. **The history of tea**: {LONG}\n2. Then you boil the "water" {LONG}'
@@ -133,11 +126,6 @@ def test_neither_torch_nor_a_client_is_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_line_at_the_margin_closes_a_list() -> None:
-    document = annotate_by_structure(f"- {LONG}.\n- {OTHER}.\nSo {LONG}")
-    assert document.format().endswith(f"</async><sync/>\nSo {LONG}")
 
 
 def test_siblings_have_different_topics() -> None:

@@ -133,7 +133,6 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         **dict(totals),
         "seconds": round(time.monotonic() - started, 3),
         "left_out": left_out.report(),
-        "fields_not_used": dict(left_out.fields),
         **_parallelism(accepted, count),
     }
     write_records(settings.out / "annotated.jsonl", accepted)

@@ -6,8 +6,8 @@ candidates from j on, and main's text, are computed in the very views that the i
 what they cost in the round that starts right there, this is the price of hiding, in bits a token. From these
 costs `choose` makes the annotation, so that other thresholds need no model.
 
-A model that does not know the tags gets the same views without them: the text that is visible, less the list
-markers of the candidates that are not.
+The model gets these views without tags, since it was not trained on them: the text that is visible, less the
+list markers of the candidates that are not.
 """
 
 from __future__ import annotations
@@ -108,16 +108,14 @@ class LikelihoodModel(LanguageModel):
                 tree.extend(node, target[:-1], target=True)  # less `</async>`
                 yield from ((start, "chunks", thread - 1) for _ in target[:-1])
             elif number == main:
-                for place, (gap, promise) in enumerate(self._gaps(target), start):
+                for place, gap in enumerate(self._gaps(target), start):
                     has_words = self._has_words(gap)
                     if has_words:
                         yield from ((start, "gaps", place) for _ in gap)
-                    node = tree.extend(tree.extend(node, gap, target=has_words), promise)
+                    node = tree.extend(node, gap, target=has_words)
 
     def _visible(self, ids: Sequence[int]) -> list[int]:
-        """The context that the model reads: without tags if it does not know them."""
-        if self.knows_tags:
-            return [*ids]
+        """A context without its tags, and without what stands before hidden chunks to announce them."""
         kept, run, inside = list[int](), list[int](), False
         for token, following in zip(ids, [*ids[1:], self.end], strict=False):
             if token == self.tags[PROMISE_CLOSE]:  # a chunk that is hidden goes with its list marker
@@ -130,15 +128,17 @@ class LikelihoodModel(LanguageModel):
                 run.append(token)
         return kept + run
 
-    def _gaps(self, target: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-        """Main's texts, less end-of-text, each with the ids of the promise behind it."""
-        gap, promise = list[int](), list[int]()
+    def _gaps(self, target: Sequence[int]) -> Iterator[list[int]]:
+        """Main's texts before, between and behind its promises, less end-of-text."""
+        gap, inside = list[int](), False
         for token in target[:-1]:
-            (promise if promise or token == self.tags[PROMISE_OPEN] else gap).append(token)
-            if token == self.tags[PROMISE_CLOSE]:
-                yield (gap, promise) if self.knows_tags else (self._without_marker(gap), [])
-                gap, promise = [], []
-        yield gap, promise
+            inside = inside or token == self.tags[PROMISE_OPEN]
+            if not inside:
+                gap.append(token)
+            elif token == self.tags[PROMISE_CLOSE]:
+                yield self._without_marker(gap)
+                gap, inside = [], False
+        yield gap
 
     def _without_marker(self, ids: list[int]) -> list[int]:
         """The ids before a hidden chunk, without a last line that has no word."""

@@ -117,8 +117,6 @@ class LeftOut:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, str] = {}
-        self.fields: Counter[str] = Counter()
-        """Fields of used rows that are not looked at, such as a category."""
 
     def add(self, reason: str, message: str) -> None:
         """Count a row."""
@@ -225,7 +223,6 @@ _PROMPTS = ("instruction", "prompt", "question")
 _INPUTS = ("input", "context")
 _ANSWERS = ("output", "response", "answer", "completion")
 _SYSTEMS = ("system", "system_prompt")
-_KNOWN = {*_CONVERSATIONS, *_PROMPTS, *_INPUTS, *_ANSWERS, *_SYSTEMS, "history", *Record.model_fields}
 
 
 def _record_of_row(row: Any, source: str, need_answer: bool) -> Record:
@@ -407,7 +404,6 @@ class SourceSettings(PartSettings):
                 continue
             if need_answer and _ends_unanswered(row):
                 left_out.add("unanswered-turn", f"{place}: the answer before the last turn is used")
-            left_out.fields.update(name for name in row if name not in _KNOWN)
             yield record
 
 
@@ -504,7 +500,7 @@ def convert(settings: CorpusSettings) -> dict[str, Any]:
     if not written:
         settings.out.unlink()
         raise InvalidRequestError(f"{settings.data} has no row to use: {json.dumps(left_out.report())}")
-    return {"records": written, "left_out": left_out.report(), "fields_not_used": dict(left_out.fields)}
+    return {"records": written, "left_out": left_out.report()}
 
 
 main: Command = command(CorpusSettings, convert, "pasta_async.training.data.corpus", __doc__)
