@@ -22,7 +22,7 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.prompts import Message
+from pasta_async.protocol import Message
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion

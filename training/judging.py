@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Journal
-from pasta_async.prompts import Message
+from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import digest
 from pasta_async.training.endpoint import NAMES, Comparer, probability
 from pasta_async.training.samples import SampledPrompt

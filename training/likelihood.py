@@ -17,7 +17,7 @@ from pasta_async.backends.local.checkpoint import CheckpointFolder
 from pasta_async.backends.local.model import fast_bfloat16
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
-from pasta_async.prompts import Message
+from pasta_async.protocol import Message
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.model import Codec
 from pasta_async.training.rows import deal_rows, pack_row, row_length, target_losses

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -28,7 +29,7 @@ from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_sha
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import write_json
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.prompts import Message
+from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Tokenizer, add_tags, find_template, named_ends
 from pasta_async.training.rows import embed
@@ -241,10 +242,13 @@ class BaseModel:
         return grown
 
     def new_tags(self) -> dict[int, str]:
-        """The ids of the tags that the base model lacks, and what they mean."""
-        if Tokenizer.from_folder(self.folder).tags is not None:
-            return {}
-        return dict(zip(self.tag_ids, _MEANINGS, strict=True))
+        """The ids of the tags that the base model lacks, and what they mean.
+
+        A vocabulary may have one of them as an ordinary token, whose row has learned something.
+        """
+        known = tokenizers.Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        tags = zip(TAG_TOKENS, self.tag_ids, _MEANINGS, strict=True)
+        return {token: means for tag, token, means in tags if known.token_to_id(tag) is None}
 
     def _adapted(self, model: Any) -> Any:
         """Adapters in every matrix of the layers; of the embeddings only the tags' rows are trained."""

@@ -239,7 +239,9 @@ class Drawing:
         # Baselines first: beside the samples, few at a time, they would take as long as those.
         wanted: list[tuple[Record, Kind]] = [(record, "baseline") for record in records]
         wanted += [(record, number) for record in records for number in range(self._settings.n)]
-        due = [(record, kind) for record, kind in wanted if (_key(record), kind) not in self._answers]
+        due: list[tuple[Record, Kind]] = [
+            (record, kind) for record, kind in wanted if (_key(record), kind) not in self._answers
+        ]
         self.totals["resumed"] = len(wanted) - len(due)
         advance(self.totals["resumed"])
 

@@ -7,6 +7,7 @@ share of the examples.
 
 # torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
 import fcntl
@@ -232,12 +233,12 @@ class TreeScores(torch.nn.Module):
     def __init__(self, model: Any, half: bool) -> None:
         super().__init__()
         self.model = model
-        self.half = half
+        self.computes_half = half
         """Compute in bfloat16; trained weights stay float32."""
 
     def forward(self, row: Row) -> torch.Tensor:
         """The log-probability of each tree of a row: [trees], float32."""
-        with torch.autocast(row.ids.device.type, torch.bfloat16, enabled=self.half):
+        with torch.autocast(row.ids.device.type, torch.bfloat16, enabled=self.computes_half):
             return log_probabilities(self.model, row)
 
 

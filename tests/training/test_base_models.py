@@ -77,6 +77,21 @@ def test_rows_that_are_there_are_used(tmp_path: Path) -> None:
     assert changed.tolist() == list(codec.tag_ids)
 
 
+def test_a_tag_that_is_a_word_of_the_vocabulary_keeps_its_row(tmp_path: Path) -> None:
+    """SmolLM2's vocabulary has `"/>`, for instance."""
+    folder = base_folder(tmp_path / "base", vocab_size=448)
+    file = json.loads((folder / "tokenizer.json").read_text())
+    known = 1 + max(entry["id"] for entry in file["added_tokens"])
+    file["added_tokens"].append({**file["added_tokens"][-1], "id": known, "content": TAG_TOKENS[2]})
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+    old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base, codec = with_tags(folder, tmp_path / "tokenizer")
+    assert codec.tag_ids[2] == known
+    new = base.loaded().model.embed_tokens.weight
+    changed = (new[:448] != old.model.embed_tokens.weight).any(-1).nonzero().flatten()
+    assert changed.tolist() == [tag for tag in codec.tag_ids if tag != known]
+
+
 def test_a_model_that_knows_the_tags_is_left_as_it_is(tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base", tags=True)
     base, codec = with_tags(folder, tmp_path / "tokenizer")

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.prompts import Message
+from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import write_records
 from pasta_async.training.judging import Judge
 from pasta_async.training.likelihood import LanguageModel, bits_per_token

@@ -24,7 +24,7 @@ CORPUS = [
     "\u201cTea\u201d \u2014 caf\u00e9, \u6f22\u5b57 and \U0001f389.\n    return the(tea)\n\n\n\tThe end.\n\n",
 ] * 20
 WORDS = "Tea,tea,the, the,It is ,1. ,- ,12,2024,**,:,., ,   ,<sync/>".split(",")
-WORDS += [".\n\n", "\n", "\n\n", "\t", "\r", "\u201c", "\u6f22\u5b57", "\u00e9", "e\u0301", "\U0001f389"]
+_OTHERS = [".\n\n", "\n", "\n\n", "\t", "\r", "\u201c", "\u6f22\u5b57", "\u00e9", "e\u0301", "\U0001f389"]
 LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -98,7 +98,7 @@ CODECS = {
     "qwen": Codec(byte_level(split(r"\p{N}"), normalizer=normalizers.NFC())),
     "sentencepiece": Codec(sentencepiece()),
 }
-TEXTS = st.lists(st.sampled_from(WORDS), max_size=8).map("".join)
+TEXTS = st.lists(st.sampled_from([*WORDS, *_OTHERS]), max_size=8).map("".join)
 
 
 def promised(text: str) -> Promise:

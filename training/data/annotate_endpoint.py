@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pasta_async.jobs import Journal
 from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, escape, parse
-from pasta_async.prompts import Message
+from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import Record, StrictModel, digest
 from pasta_async.training.endpoint import Completion, Endpoint, collect
 from pasta_async.training.views import CountTokens, Mark, insert_tags, recount
@@ -144,7 +144,7 @@ class Annotator:
 
 def first_prompt(record: Record) -> list[Message]:
     """The messages that ask for an annotation of a record's answer: the language, examples, the answer."""
-    messages = [{"role": "system", "content": _TEXTS["instructions"]}]
+    messages: list[Message] = [{"role": "system", "content": _TEXTS["instructions"]}]
     for prompt, written in EXAMPLES:
         messages.append(_request(prompt, parse(written).text))
         messages.append({"role": "assistant", "content": written})

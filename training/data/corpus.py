@@ -24,7 +24,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document, escape, parse
-from pasta_async.prompts import Message
+from pasta_async.protocol import Message
 from pasta_async.training.data.leakage import LeakageFilter
 
 _SPEAKERS = ("system", "user", "assistant")
@@ -40,7 +40,7 @@ class StrictModel(BaseModel):
 
 def _check_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     for message in messages:
-        if message.keys() != {"role", "content"} or message["role"] not in _SPEAKERS:
+        if set(message) != {"role", "content"} or message["role"] not in _SPEAKERS:
             raise ValueError(f"a message has a role ({', '.join(_SPEAKERS)}) and a content, not {message}")
     if not messages or messages[-1]["role"] != "user":
         raise ValueError("the last message must be the user's")
@@ -271,7 +271,7 @@ def _conversation(row: Mapping[str, Any]) -> tuple[list[Message], str | None]:
 
     What the user says behind the last answer is left out: nobody answers it.
     """
-    turns: Any = next((row[name] for name in _CONVERSATIONS if row.get(name)), [])
+    turns: Any = next((row[name] for name in _CONVERSATIONS if row.get(name)), list[Any]())
     if not isinstance(turns, list):
         raise RowError("no-messages", f"a conversation is a list of messages, not {turns!r:.60}")
     messages = [_message(turn) for turn in cast("list[Any]", turns)]
@@ -294,8 +294,8 @@ def _ends_unanswered(row: Mapping[str, Any]) -> bool:
 
 
 def _message(turn: Any) -> Message:
-    fields = cast("Mapping[str, Any]", turn) if isinstance(turn, Mapping) else {}
-    named = fields.get("role") or fields.get("from")
+    fields = cast("dict[str, Any]", turn) if isinstance(turn, dict) else dict[str, Any]()
+    named: Any = fields.get("role") or fields.get("from")
     role = _ROLES.get(named) if isinstance(named, str) else None
     if role is None:
         raise RowError("unknown-role", f"the role {named!r:.40} is none of {', '.join(_ROLES)}")

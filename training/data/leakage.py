@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
-from pasta_async.prompts import Message
+from pasta_async.protocol import Message
 from pasta_async.training.faults import runs
 
 SHINGLE = 5
