@@ -233,8 +233,7 @@ class TreeScores(torch.nn.Module):
     def __init__(self, model: Any, half: bool) -> None:
         super().__init__()
         self.model = model
-        self.computes_half = half
-        """Compute in bfloat16; trained weights stay float32."""
+        self.computes_half = half  # in bfloat16; trained weights stay float32
 
     def forward(self, row: Row) -> torch.Tensor:
         """The log-probability of each tree of a row: [trees], float32."""
@@ -690,8 +689,7 @@ def _usable(
 
 def _refuse(examples: Sequence[str], reason: str) -> None:
     if examples:
-        more = f"; and {len(examples) - 3} more" if len(examples) > 3 else ""
-        raise InvalidRequestError(f"{len(examples)} examples {reason}: {'; '.join(examples[:3])}{more}")
+        raise InvalidRequestError(f"{len(examples)} examples {reason}: {'; '.join(examples[:3])}; ...")
 
 
 def _template_text(path: Path) -> str:
