@@ -130,13 +130,13 @@ def _annotations(
         with contextlib.redirect_stderr(terminal):  # it shows the progress
             replies = asyncio.run(_ask(messages, {name: kwargs[name] for name in _FIELDS}, ask))
         completions = [_completion(replies.get(prompt)) for prompt in prompts]
-        return {"completions": [one["text"] for one in completions], "completions_all": completions}
+        return {"completions": [reply["text"] for reply in completions], "completions_all": completions}
 
     annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=0, caching_path=None)
     decoder: Any = next(iter(annotator.annotators.values()))
     decoder.fn_completions = complete
     theirs, ours = (
-        [{"instruction": one.question, "output": one.text, "generator": one.method} for one in answers]
+        [{"instruction": row.question, "output": row.text, "generator": row.method} for row in answers]
         for answers in (plain, parallel)
     )
     rows: list[Any] = annotator.annotate_head2head(theirs, ours, chunksize=None)

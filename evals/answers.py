@@ -67,8 +67,8 @@ def drawn(items: Sequence[Item], sample: int | None) -> list[Item]:
     """So many of the items, in their order, the same each time; all, if there are no more."""
     if sample is None or sample >= len(items):
         return [*items]
-    places = random.Random(0).sample(range(len(items)), sample)
-    return [items[place] for place in sorted(places)]
+    indexes = random.Random(0).sample(range(len(items)), sample)
+    return [items[index] for index in sorted(indexes)]
 
 
 def digest(texts: Iterable[str]) -> str:

@@ -36,6 +36,7 @@ from pasta_async.protocol import DecodeRequest
 
 Row = dict[str, Any]
 
+_KEYS = ("engine", "round")
 _SLOTS = 8192  # tokens of context of the embedded engine
 _CONTEXT = 4096  # tokens of context of llama.cpp, of all sequences
 _SEQUENCES = 17  # the prefix and 16 threads
@@ -215,24 +216,17 @@ def _measure(settings: EngineSettings, engines: Sequence[Local | LlamaCpp]) -> G
                     yield row
 
 
-def tables(rows: Sequence[Row]) -> str:
-    """What each engine does, and how many times as fast as each other one the first is, round by round."""
-    engines = grouped(sorted(rows, key=lambda row: row["round"]), lambda row: row["engine"])
-    names = [name for name in rows[0] if name not in ("engine", "round")]
-    speed = [
-        {"engine": engine, **{name: estimate([row[name] for row in own]) for name in names}}
-        for engine, own in engines.items()
-    ]
-    first, *others = engines
-    ratios: list[Row] = []
-    for other in others:
-        ratio: Row = {f"{first} is so many times as fast as": other}
-        for name in names:
-            power = -1 if name.endswith("ms") else 1
-            both = zip(engines[first], engines[other], strict=True)
-            ratio[name] = estimate([(ours[name] / theirs[name]) ** power for ours, theirs in both])
-        ratios.append(ratio)
-    return "\n\n".join(map(markdown_table, filter(None, (speed, ratios))))
+def table(rows: Sequence[Row]) -> str:
+    """Geometric means over the rounds, with their intervals: a row for each engine."""
+    return markdown_table(
+        [
+            {
+                "engine": engine,
+                **{name: estimate([row[name] for row in group]) for name in group[0] if name not in _KEYS},
+            }
+            for engine, group in grouped(rows, lambda row: row["engine"]).items()
+        ]
+    )
 
 
 def _run(settings: EngineSettings) -> str:
@@ -253,7 +247,7 @@ def _run(settings: EngineSettings) -> str:
             rows.append(row)
             if journal:
                 journal.append(row)
-    return f"{tables(rows)}\n\n{cpus} CPU threads; {environment()}"
+    return f"{table(rows)}\n\n{cpus} CPU threads; {environment()}"
 
 
 main: Command = command(EngineSettings, _run, "engine", __doc__, positional=("model",))

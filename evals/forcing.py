@@ -99,7 +99,7 @@ source it needs neither this package nor the same Python on the server.
 
 
 class _ForceOnServer:
-    """What unpickles on the server (sampling/custom_logit_processor.py) as the processor."""
+    """An object that unpickles on the server (sampling/custom_logit_processor.py) as the processor."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return eval, (_FORCE,)
@@ -135,7 +135,7 @@ def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> De
 
 
 def unwrapped(backend: Backend) -> Backend:
-    """What is inside of all wrapping backends."""
+    """The backend inside of all wrapping ones."""
     while isinstance(backend, WrappingBackend):
         backend = backend.inner
     return backend
@@ -241,7 +241,7 @@ class ForcedBackend(WrappingBackend):
         """Leave the inner backend open. Never waits."""
 
     def _next(self, request: DecodeRequest) -> Ids:
-        """What the document has behind this context."""
+        """The document's tokens behind this context."""
         if request.answer not in self._answers:  # its first request is its prompt
             text = self.model.tokenizer.decode(request.ids)
             question = max((known for known in self._views if known.strip() in text), key=len, default=None)

@@ -35,7 +35,7 @@ class Question(BaseModel):
     prompt: str
     instruction_id_list: list[str] = Field(min_length=1)
     kwargs: list[dict[str, Any]]
-    """What each instruction asks for, such as the number of words."""
+    """Parameters of each instruction, such as the number of words."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -85,13 +85,13 @@ def check(question: Question, answer: str) -> Verdict:
     from if_verifiable.common import evaluate_instructions
 
     random.seed(0)  # a checker draws the letter to count where it does not take that of the question
-    found, _ = evaluate_instructions(
+    results, _ = evaluate_instructions(
         answer, question.instruction_id_list, question.kwargs, question.prompt, _checkers()
     )
-    if not found:
+    if not results:
         none = [False] * len(question.instruction_id_list)
         return Verdict(none, none)
-    return Verdict([one.strict_pass for one in found], [one.loose_pass for one in found])
+    return Verdict([result.strict_pass for result in results], [result.loose_pass for result in results])
 
 
 def check_answers(

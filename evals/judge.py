@@ -141,7 +141,9 @@ def agreement(pairs: Sequence[Preference], rewards: Array) -> dict[str, Any]:
     right = 50 + 50 * np.sign(rewards)
     longer = 50 + 50 * np.sign([pair.length for pair in pairs])
     shares = {"judge": right, "longer": longer, "difference": right - longer}
-    figures = {name: estimate(own.tolist(), "arithmetic", clusters=prompts) for name, own in shares.items()}
+    figures = {
+        name: estimate(share.tolist(), "arithmetic", clusters=prompts) for name, share in shares.items()
+    }
     return {"pairs": len(pairs), "prompts": len(set(prompts)), **figures}
 
 
@@ -159,7 +161,7 @@ def train(settings: TrainSettings) -> dict[str, Any]:
     if len({*prompts}) < FOLDS:
         raise InvalidRequestError(f"pairs on {len({*prompts})} prompts are too few: it takes {FOLDS}")
     features = _read_answers(settings, pairs)
-    better, worse = ([features[pair.instruction, pair.answers[place]] for pair in pairs] for place in (0, 1))
+    better, worse = ([features[pair.instruction, pair.answers[rank]] for pair in pairs] for rank in (0, 1))
     differences = np.stack(better) - np.stack(worse)
     lengths, rewards = np.array([pair.length for pair in pairs]), np.zeros(len(pairs))
     for known, unseen in GroupKFold(FOLDS).split(differences, groups=prompts):

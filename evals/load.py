@@ -84,14 +84,14 @@ async def drive(
     written: dict[int, tuple[float, Answer]] = {}
     began = clock.time()
 
-    async def write(place: int) -> None:
+    async def write(index: int) -> None:
         if mode == "open":
-            await clock.sleep(began + times[place] - clock.time())
+            await clock.sleep(began + times[index] - clock.time())
         arrived = clock.time() - began
-        written[place] = arrived, await time_work(engine, method, cases[place], work[place], number)
+        written[index] = arrived, await time_work(engine, method, cases[index], work[index], number)
 
     await for_each(range(len(cases)), write, int(level) if mode == "closed" else len(cases))
-    arrived, answers = zip(*(written[place] for place in range(len(cases))), strict=True)
+    arrived, answers = zip(*(written[index] for index in range(len(cases))), strict=True)
     ends = [start + answer.seconds for start, answer in written.values()]
     return Block(mode, level, method.name, max(ends) - min(arrived), arrived, answers, number)
 
@@ -127,10 +127,10 @@ async def measure(
     methods, loads, rounds = settings.methods, settings.loads, settings.rounds
     with progress(rounds * len(loads) * len(methods), "loads") as advance:
         await warm_up(engine, [METHODS[name] for name in methods])
-        for number, (place, (mode, level)) in product(range(rounds), enumerate(loads)):
+        for number, (index, (mode, level)) in product(range(rounds), enumerate(loads)):
             count = max(settings.answers, 2 * int(level)) if mode == "closed" else settings.answers
             asked = [*islice(cycle(cases), number * count, (number + 1) * count)]
-            first = (number + place) % len(methods)
+            first = (number + index) % len(methods)
             for name in (*methods[first:], *methods[:first]):
                 if (number, mode, level, name) not in known:
                     block = await drive(engine, METHODS[name], asked, mode=mode, level=level, number=number)
@@ -148,8 +148,8 @@ def summarise(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     ordered = sorted(blocks, key=lambda block: (block.mode, block.level, block.round))
-    for load, own in grouped(ordered, lambda block: block.load).items():
-        methods = grouped(own, lambda block: block.method)
+    for load, at_load in grouped(ordered, lambda block: block.load).items():
+        methods = grouped(at_load, lambda block: block.method)
         for name in dict.fromkeys(block.method for block in blocks):
             answers = [answer for block in methods[name] for answer in block.answers]
             base = [answer for block in methods.get(SEQUENTIAL, ()) for answer in block.answers]

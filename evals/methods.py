@@ -280,7 +280,7 @@ def _skeleton(forced: ForcedBackend, case: Case) -> Work:
     It follows the authors' code (`outline_batch_scheduler.py` of imagination-research/sot). An answer without
     parts is decoded in sequence, by their router's choice, which costs nothing here.
     """
-    parts = [part for own in rounds(case.document) for part in own]
+    parts = [part for parallel in rounds(case.document) for part in parallel]
     if len(parts) < 2:
         return _sequential(forced, case)
     skeleton = "\n".join(f"{number}. {part.topic or 'Conclusion'}" for number, part in enumerate(parts, 1))
@@ -340,7 +340,7 @@ def _apar(forced: ForcedBackend, case: Case) -> Work:
 
 
 def llama_cpp(peer: LlamaCpp) -> Method:
-    """What someone without this library runs: llama.cpp writes the same plain text, token by token."""
+    """llama.cpp writes the same plain text, token by token: the way without this library."""
 
     def prepare(forced: ForcedBackend, case: Case) -> Work:
         ids = forced.ask(case.prompt)

@@ -1,4 +1,4 @@
-r"""How good answers are: plain and parallel ones, and another model's, judged and compared prompt by prompt.
+r"""Quality of answers: plain and parallel ones, and another model's, judged and compared prompt by prompt.
 
     python -m pasta_async.evals.quality --backend local:pasta-smol --original local:BASE --prompts p.jsonl \
         --temperature 0.6 --max-tokens 500 --together 64 --likelihood BASE --judge runs/judge --out smol
@@ -150,7 +150,7 @@ def read_forms(path: Path) -> tuple[dict[str, Any], Forms]:
     identity, answers = read_answers(path)
     forms = grouped(answers, lambda answer: answer.method)
     forms = {form: forms[form] for form in _ORDER if form in forms}
-    places = {tuple((answer.prompt, answer.number) for answer in own) for own in forms.values()}
+    places = {tuple((answer.prompt, answer.number) for answer in answers) for answers in forms.values()}
     prompts, passes = ({*column} for column in zip(*next(iter(places)), strict=True))
     count = identity.get("count", len(prompts)) * identity.get("passes", len(passes))
     known = len(places) == 1 and len(next(iter(places))) == count
@@ -170,7 +170,7 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
     prompts = [answer.prompt for answer in forms["baseline"]]
     promised = [answer.promises > 0 for answer in forms.get("parallel", ())]
     names = [*figures["baseline"][0]]
-    values = {form: {name: [own[name] for own in rows] for name in names} for form, rows in figures.items()}
+    values = {form: {name: [row[name] for row in rows] for name in names} for form, rows in figures.items()}
     methods = {
         form: {name: of_known(_level, values[form][name], prompts) for name in names} for form in forms
     }
@@ -178,12 +178,12 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
     for first, second in combinations(forms, 2):
         pairs = {name: _differences(values[first][name], values[second][name]) for name in names}
         differences[f"{first} - {second}"] = {
-            name: of_known(gain, own, prompts) for name, own in pairs.items()
+            name: of_known(gain, changes, prompts) for name, changes in pairs.items()
         }
         if (first, second) == ("parallel", "baseline") and any(promised):
             there = [*compress(prompts, promised)]
             differences["where promised"] = {
-                name: of_known(gain, [*compress(own, promised)], there) for name, own in pairs.items()
+                name: of_known(gain, [*compress(changes, promised)], there) for name, changes in pairs.items()
             }
     return {"methods": methods, "differences": differences}
 
@@ -229,7 +229,7 @@ def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
     def key(answer: Answer) -> str:
         return answer_digest(messages(answer), answer.text)
 
-    asked = {key(answer): answer for own in forms.values() for answer in own}
+    asked = {key(answer): answer for answers in forms.values() for answer in answers}
     identity = {"benchmark": "likelihood", "model": model_digest(model)}
     with Journal(out / "bits.jsonl", identity) as journal:
         bits: dict[str, float | None] = {row["key"]: row["bits"] for row in journal.rows}
@@ -239,15 +239,17 @@ def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
             for start in range(0, len(due) if reader else 0, _AT_ONCE):
                 batch = due[start : start + _AT_ONCE]
                 texts = [(messages(asked[name]), asked[name].text) for name in batch]
-                for name, found in zip(batch, bits_per_token(reader, texts) if reader else (), strict=True):
-                    bits[name] = found
-                    journal.append({"key": name, "bits": found})
+                for name, figure in zip(batch, bits_per_token(reader, texts) if reader else (), strict=True):
+                    bits[name] = figure
+                    journal.append({"key": name, "bits": figure})
                 advance(len(batch))
-    return {form: [{"bits a token": bits[key(answer)]} for answer in own] for form, own in forms.items()}
+    return {
+        form: [{"bits a token": bits[key(answer)]} for answer in answers] for form, answers in forms.items()
+    }
 
 
 async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
-    """How good a judge finds each answer, in percent; of most judges: how likely it beats the plain answer.
+    """A judge's verdict on each answer, in percent; mostly the chance that it beats the plain answer.
 
     At most `in_flight` answers are judged at the same time; cancelling it ends their requests. An answer that
     the judge refuses has None, and the reason is told on stderr.
@@ -265,15 +267,15 @@ async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
         judge = await open_judge(opened, settings.out / "judge.journal.jsonl", stack)
         for form, answers in forms.items():
 
-            async def grade(place: int, answers: Sequence[Answer] = answers) -> float:
-                plain = forms["baseline"][place]
+            async def grade(index: int, answers: Sequence[Answer] = answers) -> float:
+                plain = forms["baseline"][index]
                 prompt = SampledPrompt(
-                    id=str(place),
+                    id=str(index),
                     messages=({"role": "user", "content": plain.question},),
                     samples=(),
                     baseline=Plain(text=plain.text, tokens=plain.tokens),
                 )
-                return 100 * await judge.verdict(prompt, answers[place].text)
+                return 100 * await judge.verdict(prompt, answers[index].text)
 
             grades, failures = await collect(range(len(answers)), grade, settings.in_flight)
             if failures:
@@ -282,7 +284,7 @@ async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
                 if not grades:
                     raise BackendError(reason)
                 print(reason, file=sys.stderr)
-            figures[form] = [{"judge, %": grades.get(place)} for place in range(len(answers))]
+            figures[form] = [{"judge, %": grades.get(index)} for index in range(len(answers))]
     return figures
 
 
@@ -310,8 +312,8 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
         parts.append(check_answers(settings.ifeval, settings.out, forms))
     if settings.likelihood:
         parts.append(await asyncio.to_thread(likelihoods, settings.likelihood, settings.out, forms))
-    parts.append({form: counted(own) for form, own in forms.items()})
-    figures: Figures = {form: [{} for _ in own] for form, own in forms.items()}
+    parts.append({form: counted(answers) for form, answers in forms.items()})
+    figures: Figures = {form: [{} for _ in answers] for form, answers in forms.items()}
     for part in parts:
         for form, rows in part.items():
             for row, more in zip(figures[form], rows, strict=True):

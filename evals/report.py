@@ -90,7 +90,7 @@ def cell(value: object) -> str:
 def transposed(columns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows for `markdown_table`, one for each figure of the first column, from figures by column."""
     names = next(iter(columns.values()))
-    return [{"": name, **{head: own.get(name) for head, own in columns.items()}} for name in names]
+    return [{"": name, **{head: figures.get(name) for head, figures in columns.items()}} for name in names]
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -154,7 +154,7 @@ def write_report(settings: ReportSettings) -> str:
     for folder in settings.results:
         try:
             result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-            figures = {form: own[settings.figure] for form, own in result["methods"].items()}
+            figures = {form: estimates[settings.figure] for form, estimates in result["methods"].items()}
             rows.append({settings.figure: folder.name, SPEED: result[SPEED], **figures})
             rows[-1]["difference"] = result["differences"]["parallel - baseline"][settings.figure]
         except (OSError, ValueError, LookupError) as error:

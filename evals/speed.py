@@ -1,4 +1,4 @@
-"""How much sooner answers come: one model writes every prompt's answer in parallel and plainly, timed.
+"""Answers timed: one model writes every prompt's answer in parallel and plainly.
 
     python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --prompts prompts.txt --out speed.jsonl
     python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --sample 100 \
@@ -123,7 +123,7 @@ def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, 
     )
     if ours.keys() != theirs.keys():
         raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
-    both = ((ours[place], theirs[place]) for place in sorted(ours))
+    both = ((ours[key], theirs[key]) for key in sorted(ours))
     return [pair for pair in both if comparable(*pair)]
 
 
@@ -135,7 +135,7 @@ def comparable(answer: Answer, other: Answer) -> bool:
 def mean_by_prompt(values: Iterable[tuple[int, float]]) -> Estimate | None:
     """Geometric mean over prompts of values, each with its prompt; a prompt has the mean of its passes."""
     by_prompt = grouped(values, lambda value: value[0])
-    means = [geometric_mean(value for _, value in own) for own in by_prompt.values()]
+    means = [geometric_mean(value for _, value in pairs_of_prompt) for pairs_of_prompt in by_prompt.values()]
     return estimate(means) if means else None
 
 
@@ -220,7 +220,7 @@ def summarise(rows: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     sources = grouped(rows, lambda row: row.source)
     if len(sources) > 1:
         groups |= sources
-    return {name: describe(own) for name, own in groups.items()}
+    return {name: describe(answers) for name, answers in groups.items()}
 
 
 def _run(settings: SpeedSettings) -> str:

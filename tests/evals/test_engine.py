@@ -35,7 +35,7 @@ def test_engines_are_measured_side_by_side(tmp_path: Path, capsys: pytest.Captur
         assert 1e-3 < row["first token ms"] < 1000 * elapsed
         for count in (1, 3):
             assert count * STEPS / elapsed < row[f"{count} threads, tokens/s"] < 1e6
-    assert "| local float32 is so many times as fast as |" in capsys.readouterr().out
+    assert "| local float32 |" in capsys.readouterr().out
     assert "has figures" in refused(main, told)
 
 
