@@ -101,6 +101,8 @@ def run(line: list[str], backend: Backend | None) -> None:
     exporting.add_argument("--dtype", default="float32", choices=formats, help="of the weights")
 
     with _reported_errors():
+        if sys.stdout is None and line[:1] in (["generate"], ["check"]):
+            raise OSError("standard output is closed")
         if line[:1] == ["serve"]:  # other commands do without the server and its extra
             add_options(serving, _serve_options())
         options, further = parser.parse_known_args(line)
@@ -143,11 +145,6 @@ def say(message: str) -> None:
     sys.stderr.write(f"pasta-async: {message}\n")
 
 
-def _require_stdout() -> None:
-    if sys.stdout is None:
-        raise OSError("standard output is closed")
-
-
 def _read_text(name: str) -> str:
     """The text of a file, without a byte order mark; `-` is standard input."""
     if name == "-" and sys.stdin is None:
@@ -165,7 +162,6 @@ def generate(arguments: Namespace) -> None:
     from pasta_async.cli.display import Display, JsonDisplay
     from pasta_async.trace import timeline_page
 
-    _require_stdout()
     if options.live and options.as_json:
         raise InvalidRequestError("--live and --json exclude each other")
     if options.prompt == "-":  # the line break at the end of a shell's text is no part of the prompt
@@ -296,7 +292,6 @@ def check(arguments: Namespace) -> None:
     """Say what is not well-formed in annotated answers; the exit code is 1 if anything is."""
     from pasta_async.lang import check as diagnose
 
-    _require_stdout()
     clean = True
     for name in arguments.files:
         file = "<stdin>" if name == "-" else name

@@ -135,6 +135,7 @@ class _Reply:
                 async for index, event in events:
                     if isinstance(event, AnswerDone):
                         done[index] = event.generation
+                    # Chunks are held back until the first text, so that an error before it has a status.
                     begun = begun or isinstance(event, _BEGINNING)
                     held += self._event_chunks(index, event)
                     if begun and held:

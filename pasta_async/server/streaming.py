@@ -198,6 +198,7 @@ async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, E
             async for event in answers[0]:
                 yield 0, event
             return
+        # One task for each answer waits for its next event; it is replaced as soon as the event is passed on.
         try:
             waiting |= {asyncio.ensure_future(anext(each)): index for index, each in enumerate(answers)}
             while waiting:
