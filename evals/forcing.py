@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pasta_async.backends import WrappingBackend
-from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
@@ -115,7 +114,7 @@ The server has to allow it (`--enable-custom-logit-processor`), else it answers 
 def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> DecodeRequest:
     """The request with its tokens given; behind the last one the engine chooses by itself.
 
-    Another backend than the embedded engine and SGLang gets them as `extra["forced"]`.
+    That is by SGLang's custom logit processor, or by the embedded engine's `logits_processor`.
     """
 
     def raise_next(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
@@ -123,22 +122,12 @@ def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> De
             logits[tokens[len(generated)]] = 1e6
         return logits
 
-    inner = unwrapped(backend)
-    if isinstance(inner, LocalBackend):
-        extra = {"logits_processor": raise_next}
-    elif isinstance(inner, SGLangBackend):
+    if isinstance(backend, SGLangBackend):
         params = {"custom_params": {"forced": list(tokens)}}
-        extra = {"custom_logit_processor": FORCE, "sampling_params": params}
+        extra: dict[str, Any] = {"custom_logit_processor": FORCE, "sampling_params": params}
     else:
-        extra = {"forced": tuple(tokens)}
+        extra = {"logits_processor": raise_next}
     return replace(request, extra={**request.extra, **extra})
-
-
-def unwrapped(backend: Backend) -> Backend:
-    """The backend inside of all wrapping ones."""
-    while isinstance(backend, WrappingBackend):
-        backend = backend.inner
-    return backend
 
 
 class ForcedBackend(WrappingBackend):

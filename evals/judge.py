@@ -3,10 +3,9 @@
     python -m pasta_async.evals.judge train --model FOLDER --preferences pairs.jsonl --out runs/judge
     python -m pasta_async.evals.judge score --judge-model runs/judge --samples samples.jsonl --out s.jsonl
 
-`train` reads pairs of answers of which one is preferred (AlpacaEval's form) and learns a reward of an answer
-from the mean of the model's hidden states over it. `report.json` says how often it agrees with pairs on
-prompts that it did not learn from, and how often the longer answer is the preferred one. `score` writes
-scores of samples for stage 2; `evals.quality --judge FOLDER` asks the judge about answers.
+`train` learns from pairs of answers (AlpacaEval's form) a reward of the mean of the model's hidden states.
+`report.json` says how often it agrees with pairs on prompts that it did not learn from. `score` writes scores
+of samples for stage 2; `evals.quality --judge FOLDER` asks the judge about answers.
 """
 
 # numpy, torch and scikit-learn leave some of their types open.
@@ -39,8 +38,7 @@ from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.score import ScoreSettings, score
 
 Array = NDArray[Any]
-FOLDS = 5
-"""Parts of the prompts; each is judged by weights that were learned from the others."""
+FOLDS = 5  # parts of the prompts; each is judged by weights that were learned from the others
 
 
 class TrainSettings(CommandSettings):
@@ -125,7 +123,7 @@ def fit_weights(differences: Array, lengths: Array, penalty: float) -> Array:
 
     scale = np.sqrt((differences**2).mean(0) * differences.shape[1])
     scale[scale == 0] = 1.0
-    # The factor keeps the penalty from b. Each pair stands there in both orders, so there is no intercept.
+    # The factor keeps the penalty from b. Each pair stands there in both orders: no intercept.
     columns = np.concatenate([differences / scale, 10 * lengths[:, None]], axis=1)
     model = LogisticRegression(C=0.5 / penalty, fit_intercept=False, max_iter=2000)
     model.fit(np.concatenate([columns, -columns]), np.repeat([True, False], len(columns)))
@@ -138,11 +136,10 @@ def agreement(pairs: Sequence[Preference], rewards: Array) -> dict[str, Any]:
     `rewards` are differences, [pairs]; one of 0 is right half of the time. Intervals are over prompts.
     """
     prompts = [pair.instruction for pair in pairs]
-    right = 50 + 50 * np.sign(rewards)
-    longer = 50 + 50 * np.sign([pair.length for pair in pairs])
-    shares = {"judge": right, "longer": longer, "difference": right - longer}
+    shares = {"judge": rewards, "longer": np.array([pair.length for pair in pairs])}
     figures = {
-        name: estimate(share.tolist(), "arithmetic", clusters=prompts) for name, share in shares.items()
+        name: estimate((50 + 50 * np.sign(values)).tolist(), "arithmetic", clusters=prompts)
+        for name, values in shares.items()
     }
     return {"pairs": len(pairs), "prompts": len(set(prompts)), **figures}
 
@@ -161,7 +158,8 @@ def train(settings: TrainSettings) -> dict[str, Any]:
     if len({*prompts}) < FOLDS:
         raise InvalidRequestError(f"pairs on {len({*prompts})} prompts are too few: it takes {FOLDS}")
     features = _read_answers(settings, pairs)
-    better, worse = ([features[pair.instruction, pair.answers[rank]] for pair in pairs] for rank in (0, 1))
+    better = [features[pair.instruction, pair.answers[0]] for pair in pairs]
+    worse = [features[pair.instruction, pair.answers[1]] for pair in pairs]
     differences = np.stack(better) - np.stack(worse)
     lengths, rewards = np.array([pair.length for pair in pairs]), np.zeros(len(pairs))
     for known, unseen in GroupKFold(FOLDS).split(differences, groups=prompts):

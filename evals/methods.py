@@ -164,8 +164,6 @@ class Method:
     """A way to decode an answer."""
 
     name: str
-    source: str
-    """The paper or program that it follows."""
     prepare: Callable[[ForcedBackend, Case], Work]
     """Encodes what it needs, then gives what is timed."""
 
@@ -203,7 +201,7 @@ async def time_work(engine: Engine, method: Method, case: Case, work: Work, numb
 
 
 def _pasta(forced: ForcedBackend, case: Case, **options: Any) -> Work:
-    """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
+    """PASTA (arXiv 2502.11517), as the library decodes it: main goes on, and sees chunks behind a sync."""
     ids = forced.ask(case.prompt, plain="baseline" in options)
     options = {"parallel": "always", **options}
 
@@ -275,7 +273,7 @@ def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
 
 
 def _skeleton(forced: ForcedBackend, case: Case) -> Work:
-    """An outline first, then every point of it at once, each from a prompt of its own.
+    """Skeleton-of-Thought (arXiv 2307.15337): an outline, then all points at once, each from its own prompt.
 
     It follows the authors' code (`outline_batch_scheduler.py` of imagination-research/sot). An answer without
     parts is decoded in sequence, by their router's choice, which costs nothing here.
@@ -301,7 +299,7 @@ def _skeleton(forced: ForcedBackend, case: Case) -> Work:
 
 
 def _apar(forced: ForcedBackend, case: Case) -> Work:
-    """A fork for each detail, by one control token, while the parent goes on; nothing is ever joined.
+    """APAR (arXiv 2401.06761): a fork for each detail while the parent goes on; nothing is ever joined.
 
     It follows the authors' code (THUDM/APAR: `fastchat/vs.py` decodes, `data/filter_structured.py` says what
     a detail is): the child has the parent up to its `[Fork]`, and `[Child]`. Where our rules for details
@@ -353,19 +351,16 @@ def llama_cpp(peer: LlamaCpp) -> Method:
 
         return work
 
-    return Method(peer.name, "llama.cpp writes the plain text", prepare)
+    return Method(peer.name, prepare)
 
 
 SEQUENTIAL = "sequential"
 METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method(SEQUENTIAL, "an answer without tags, from one request", _sequential),
-        Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
-        Method("auto", "the same, as parallel as the load lets it be (`load`)", _auto),
-        Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
-        Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
-    )
+    SEQUENTIAL: Method(SEQUENTIAL, _sequential),
+    "pasta": Method("pasta", _pasta),
+    "auto": Method("auto", _auto),
+    "skeleton": Method("skeleton", _skeleton),
+    "apar": Method("apar", _apar),
 }
 """All methods by name, in the order of the tables."""
 
@@ -455,8 +450,7 @@ def _run(settings: MethodSettings) -> str:
         if settings.llama_cpp:
             methods.append(llama_cpp(LlamaCpp(settings.llama_cpp, settings.threads or cores())))
         work = measure(opened, documents, methods, passes=settings.passes, journal=journal)
-        table = markdown_table(summarise(asyncio.run(work)))
-    return "\n".join([table, "", *(f"- {method.name}: {method.source}" for method in methods)])
+        return markdown_table(summarise(asyncio.run(work)))
 
 
 main: Command = command(MethodSettings, _run, "methods", __doc__, resumes=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pasta_async.errors import BackendError, InvalidRequestError
-from pasta_async.jobs import Journal, for_each, write_json
+from pasta_async.jobs import Journal, for_each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,14 +59,6 @@ def test_a_journal_gives_rows_by_their_places_without_holding_them(tmp_path: Pat
         assert [row for _, row in journal.stored()] == rows
     with Journal(path, {"of": "x"}) as journal:
         assert journal.rows == rows
-
-
-def test_json_is_written_as_it_is_even_half_a_character_of_a_file_name(tmp_path: Path):
-    content = {"out": os.fsdecode(b"runs/\xff"), "text": "pâté"}
-    write_json(tmp_path / "new" / "result.json", content)
-    written = (tmp_path / "new" / "result.json").read_bytes().decode()
-    assert "pâté" in written
-    assert json.loads(written) == content
 
 
 async def test_never_more_at_once_than_asked_for_and_in_order() -> None:

@@ -81,7 +81,6 @@ def test_it_agrees_with_preferences_on_prompts_that_it_did_not_learn_from(traine
     assert (unseen["pairs"], unseen["prompts"]) == (60, 20)
     assert unseen["judge"]["low"] > 80
     assert unseen["longer"]["value"] < 75
-    assert unseen["difference"]["low"] > 0
 
 
 async def test_it_judges_answers_of_any_length_by_their_quality(trained: Path, tmp_path: Path) -> None:
