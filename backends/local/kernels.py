@@ -3,9 +3,9 @@
 At the size of a small model most operators take longer to begin than to compute. So a step is one call: it
 goes through all layers, on several threads that wait for each other only where they must (`step`).
 
-Activations are quantised row by row, and each row attends by itself, those of a prompt in a way of their own:
-its result does not depend on what else is in the batch, nor on the number of threads. Arrays are contiguous;
-`thread` of `threads` says whose call it is.
+Activations are quantised row by row, and each row attends by itself, so a row's result depends neither on the
+rest of the batch nor on the number of threads. (The rows of a prompt attend in another order of sums than
+single rows do.) Arrays are contiguous. Each thread calls a kernel with its number, `thread` of `threads`.
 """
 
 # numba has no types.
@@ -41,15 +41,15 @@ Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8 | np.int16]  # 0 to 255, in what the CPU multiplies
 Zeros: TypeAlias = NDArray[np.int32]
-Who: TypeAlias = tuple[int, int, int]  # a thread, of how many, the address of the count that they wait with
+Who: TypeAlias = tuple[int, int, int]  # a thread's number, the number of threads, the address of `sync`
 Quantised: TypeAlias = tuple[Bytes, Floats, Zeros]  # rows: `sizes[r] * (q[r] - zeros[r])`
 Sight: TypeAlias = tuple[Ints, Ints, Ints]  # `seen`, `starts` and `counts` of `step`
 _Function = TypeVar("_Function")
 
 _SPINS = 200  # pauses before a waiting thread lets others have its core
 _IDLE_SPINS = 50_000  # pauses, some milliseconds, for which a thread waits for the next call before it sleeps
-_MANY = 16  # rows from which on threads share the work of quantising them
-_CALLS = 64  # bytes from the count of waits to that of calls: another line of the processor's cache
+_MANY_ROWS = 16  # rows from which on threads share the work of quantising them
+_CALLS = 64  # bytes from the count of waits to the count of calls: another line of the processor's cache
 _PANELS = GROUP // PANEL
 _ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
 _TINY = np.float32(1e-30)
@@ -57,7 +57,7 @@ _TINY = np.float32(1e-30)
 
 def _kernel(function: _Function, *, fast: bool = False) -> _Function:
     """Compile when first called, and without the interpreter's lock."""
-    for cache in True, False:  # without a place to keep it, it is compiled in each process
+    for cache in True, False:  # without a folder for its cache it is compiled in each process
         with suppress(RuntimeError):
             return cast(
                 "_Function", numba.njit(nogil=True, fastmath=fast, cache=cache, error_model="numpy")(function)
@@ -66,20 +66,22 @@ def _kernel(function: _Function, *, fast: bool = False) -> _Function:
 
 
 def _fast(function: _Function) -> _Function:
-    """As `_kernel`; sums are added in any order."""
+    """A `_kernel` whose sums may be added in any order."""
     return _kernel(function, fast=True)
 
 
 def _inlined(function: _Function) -> _Function:
-    """Part of the functions that call it: a loop around a call has no vectors."""
+    """Inline into the functions that call it: LLVM finds no vectors in a loop around a call."""
     return cast("_Function", numba.njit(fastmath=True, inline="always")(function))
 
 
 @_inlined
 def _exp(x: np.float32) -> np.float32:
-    """e^x, within 2e-7 of it; of -87 or 88 for what is beyond them. The polynomial is Cephes'."""
+    """e^x, within 2e-7 of it, for x in [-87, 88]; beyond that, of the nearest bound."""
     x = min(max(x, np.float32(-87)), np.float32(88))
-    exponent = np.int32(x * np.float32(1.4426950408889634) + np.float32(127.5))  # as a float32 has it
+    # e^x = 2^n * e^r with an integer n and a small r: n becomes the exponent's bits (with a float32's bias of
+    # 127), and a polynomial gives e^r (Cephes' coefficients; ln 2 in two parts, so that r loses no bits).
+    exponent = np.int32(x * np.float32(1.4426950408889634) + np.float32(127.5))
     n = np.float32(np.int32(exponent - np.int32(127)))  # numba subtracts in 64 bits
     r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
     p = np.float32(1.9875691500e-4)
@@ -94,10 +96,11 @@ def _exp(x: np.float32) -> np.float32:
 
 @_kernel
 def _wait(who: Who, turn: int) -> int:
-    """Go on when all threads are here; `turn` is how often they have waited before. Returns the next turn."""
+    """Go on when all threads are here; `turn` counts the waits before this one. Returns the next turn."""
     _, threads, sync = who
     if threads == 1:
         return turn
+    # One count serves all waits: it only grows, and wait number `turn` is over at `(turn + 1) * threads`.
     add_atomically(sync, 1)
     spins = 0
     while load_atomically(sync) < (turn + 1) * threads:
@@ -110,13 +113,14 @@ def _wait(who: Who, turn: int) -> int:
 
 @_kernel
 def _end(who: Who, turn: int) -> int:
-    """Wait as `_wait` does in the caller's thread; in others for the next call, but not long.
+    """The last wait of a kernel. The caller's thread waits for the others; these wait for the next call.
 
-    To wake a thread that sleeps takes about as long as a layer.
+    Waking a thread that sleeps takes about as long as a layer, so they wait actively, but not for long.
     """
     thread, _, sync = who
     if thread == 0:
         return _wait(who, turn)
+    # Read the count of calls before the caller's thread may go on and change it.
     calls = load_atomically(sync + _CALLS)
     add_atomically(sync, 1)
     for spins in range(_IDLE_SPINS):
@@ -130,7 +134,7 @@ def _end(who: Who, turn: int) -> int:
 
 @_kernel
 def _part(count: int, who: Who) -> tuple[int, int]:
-    """A thread's share of so many."""
+    """The first and the end of a thread's share of `count` items."""
     thread, threads, _ = who
     return count * thread // threads, count * (thread + 1) // threads
 
@@ -141,11 +145,13 @@ def _quantise(x: Floats, first: int, last: int, to: Quantised, normalised: bool,
     (q, sizes, zeros), n = to, x.shape[1]
     for r in range(first, last):
         row, rounded = x[r], q[r]
+        # The row's range, widened to hold 0, becomes 0 to 255: x is about `size * (q - zero)`.
         low, high = min(_ZERO, least(row.ctypes.data, n)), max(_TINY, largest(row.ctypes.data, n))
         factor = _255 / (high - low)
         zero = np.floor(_HALF - low * factor)
         for i in range(n):
             rounded[i] = np.int32(min(max(row[i] * factor + (zero + _HALF), _ZERO), _255))
+        # The norm is a factor of the row, so it goes into the row's size.
         squares = _ONE
         if normalised:
             squares = epsilon * epsilon
@@ -158,9 +164,10 @@ def _quantise(x: Floats, first: int, last: int, to: Quantised, normalised: bool,
 def _quantise_part(
     who: Who, turn: int, x: Floats, to: Quantised, normalised: bool, epsilon: np.float32
 ) -> int:
-    """`_quantise` all rows: few in each thread, which is sooner than to wait; of many each a part."""
+    """`_quantise` all rows. Returns the next turn."""
     rows = len(x)
-    if rows < _MANY:
+    # Few rows are quantised whole by each thread for itself, which takes less time than a wait.
+    if rows < _MANY_ROWS:
         _quantise(x, 0, rows, to, normalised, epsilon)
         return turn
     first, last = _part(rows, who)
@@ -181,8 +188,8 @@ def _multiply(
     """Groups `first` to `last` of a product's outputs.
 
     `weights`: addresses of the weights, scales, sums and biases (`vectors.tile`), and the steps of 4 inputs.
-    While a group is multiplied the next one is prefetched, half by each tile where there are several; while
-    the last one is, what is at the address `following`: the weights that this thread reads next.
+    While a group is multiplied the next one is prefetched, half by each tile where there are several. During
+    the last group that is the memory at `following`: the weights that this thread reads next.
     """
     (q, sizes, zeros), steps = x, weights[4]
     x_stride, y_stride = q.itemsize * q.shape[1], 4 * y.shape[1]
@@ -192,6 +199,7 @@ def _multiply(
         ahead = here + 4 * GROUP * steps
         if panel >= (last - 1) * _PANELS:
             ahead = following + 4 * (panel % _PANELS) * PANEL * steps
+        # A tile has at most `TALLEST` rows; the last two are of about one height.
         r, skipped = 0, 0
         while r < rows:
             left = rows - r
@@ -214,7 +222,7 @@ def _rotate(vector: Floats, rotation: Floats, factor: np.float32) -> None:
 
 @_fast
 def _normalise(vector: Floats, weights: Floats, epsilon: np.float32) -> None:
-    """The norm of queries and keys that Qwen3 has."""
+    """Normalise a query or a key, as Qwen3 does."""
     squares = _ZERO
     for i in range(len(vector)):
         squares += vector[i] * vector[i]
@@ -231,9 +239,9 @@ def _store(to: NDArray[Any], vector: Floats) -> None:
 
 @_fast
 def _softmax(scores: Floats, count: int) -> None:
-    """Of the first `count`, in place; there must be room for a multiple of `LANES`."""
+    """Softmax of the first `count` scores, in place; there must be room for a multiple of `LANES`."""
     whole = -(-count // LANES) * LANES
-    scores[count:whole] = scores[0]
+    scores[count:whole] = scores[0]  # which leaves the largest as it is
     most = largest(scores.ctypes.data, whole)
     total = _ZERO
     for i in range(count):
@@ -272,10 +280,10 @@ def _write(
         r, h = item // kv_heads, item % kv_heads
         row = qkv[r].reshape(heads + 2 * kv_heads, head_dim)
         for i in range(repeats + 1):  # the queries of this key-value head, and its key
-            place = h * repeats + i if i < repeats else heads + h
+            head = h * repeats + i if i < repeats else heads + h
             if len(norms):
-                _normalise(row[place], norms[place], epsilon)
-            _rotate(row[place], rotations[r], scaling if i < repeats else _ONE)
+                _normalise(row[head], norms[head], epsilon)
+            _rotate(row[head], rotations[r], scaling if i < repeats else _ONE)
         _store(kv[h, slots[r]], row[heads + h])
         _store(kv[kv_heads + h, slots[r]], row[heads + kv_heads + h])
 
@@ -292,12 +300,14 @@ def _attend(
     out: Floats,
     who: Who,
 ) -> None:
-    """Each of some rows attends to what it sees."""
+    """Attention of single rows, each over its own slots."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     head_bytes, stride = kv.shape[1] * head_dim * kv.itemsize, 4 * scores.shape[1]
     seen, starts, counts = sight
     first_item, behind = _part(len(rows) * kv_heads, who)
-    for item in range(first_item, behind):  # head by head: rows of one answer read the same keys
+    # An item is a row with the queries of one key-value head. Items go head by head: a thread then takes rows
+    # of one answer one after another, which read the same keys.
+    for item in range(first_item, behind):
         h, r = item // len(rows), int(rows[item % len(rows)])
         slots, count = seen.ctypes.data + 8 * starts[r], counts[r]
         keys, first, to = kv.ctypes.data + h * head_bytes, h * repeats * head_dim, scores.ctypes.data
@@ -330,11 +340,12 @@ def _attend_together(
     who: Who,
     turn: int,
 ) -> int:
-    """Rows `[first, behind the last]` of a prompt attend to what they see; its keys are put into columns."""
+    """Attention of a prompt's rows, from the first up to the second of `rows`. Returns the next turn."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     (seen, starts, counts), first, last = sight, int(rows[0]), int(rows[1])
     slots, stride = seen[starts[first] : starts[first] + counts[last - 1]], 4 * scores.shape[1]
     blocks = (len(slots) + BLOCK - 1) // BLOCK
+    # First all threads put the keys into columns, block by block; each query then meets 64 keys at once.
     for item in range(who[0], blocks * kv_heads, who[1]):
         b, h = item // kv_heads, item % kv_heads
         _transpose(kv[h], slots[b * BLOCK : (b + 1) * BLOCK], keys[h, b])
@@ -364,13 +375,14 @@ def _feed_forward(
     to: Quantised,
     following: int,
 ) -> int:
-    """A layer's second half, added to x; the thread's next turn. The others may still be adding."""
+    """A layer's second half, added to x. Returns the next turn; other threads may still be adding."""
     rows, wide = len(x), gate_up.shape[1] // 2
     first, last = _part(wide // GROUP, who)
     x_from, x_to = _part(x.shape[1] // GROUP, who)
     up, down = _start(gate_up_weights, first + wide // GROUP), _start(down_weights, x_from)
     turn = _quantise_part(who, turn, x, to, True, epsilon)
-    for behind, then in (0, up), (wide // GROUP, down):  # gate, then up
+    # A thread computes the same columns of gate and up, so that it can multiply them without a wait.
+    for behind, then in (0, up), (wide // GROUP, down):
         _multiply(to, rows, gate_up_weights, gate_up, 0, first + behind, last + behind, then)
     _activate(gate_up, first * GROUP, last * GROUP)
     turn = _wait(who, turn)
@@ -413,27 +425,27 @@ def step(
     head: Ints,
     logits: Floats,
 ) -> int:
-    """All layers and the head; returns the thread's next turn.
+    """All layers and the head. Returns the thread's next turn.
 
     Args:
-        thread: Of `threads` whose call this is.
-        threads: How many there are.
-        sync: Address of the count that they wait for each other with.
-        turn: How often they have waited.
-        group: As many numbers as queries share a key and a value; `parts`: as many as `head_dim / 16`.
-        parts: See `group`.
+        thread: The number of the calling thread.
+        threads: The number of threads.
+        sync: Address of the count of waits (`_wait`).
+        turn: The number of waits of each thread so far.
+        group: As many numbers as queries share a key and a value. The kernel is compiled for its type.
+        parts: As many numbers as `head_dim / 16`.
         table: Int64 `[layers, 4, 5]`, `weights` of `_multiply` for a layer's products.
         x: Embedded tokens, `[rows, hidden]`; they are changed.
         rotations: Cosine and sine of each pair of components, `[rows, head_dim]`.
-        slots: Where each row's keys and values go.
-        seen: Slots; row r sees `seen[starts[r] : starts[r] + counts[r]]`.
+        slots: The slot for each row's key and value.
+        seen: Slots; row r attends to `seen[starts[r] : starts[r] + counts[r]]`.
         starts: See `seen`.
         counts: See `seen`.
         single: Rows that attend one by one.
         prompts: `[prompts, 2]`: rows from the first up to the second, of one prompt, attend together.
         kv: `[layers, 2 * kv_heads, slots, head_dim]`: float32, or bfloat16 as uint16.
         norms: Of queries and keys, `[layers, heads + kv_heads, head_dim]`; `[layers, 0, head_dim]` without.
-        epsilon: Of the other norms, as a length.
+        epsilon: The epsilon of the other norms, as a length.
         norm_epsilon: Of `norms`.
         qkv: Scratch of all threads, `[rows, (heads + 2 * kv_heads) * head_dim]`.
         attended: The same, `[rows, heads * head_dim]`.
@@ -444,23 +456,27 @@ def step(
         all_scores: The same, `[threads, queries of a group, most positions and a block]`.
         keys: Scratch of all threads for a prompt's keys, `[kv_heads, blocks, head_dim, BLOCK]`.
         last: Rows whose logits are wanted.
-        head: As a row of `table`.
+        head: The last product, as a row of `table`.
         logits: `[len(last), outputs]`.
     """
     if thread == 0:  # tell those that are still awake that a call begins
         add_atomically(sync + _CALLS, 1)
     who, sight, rows = (thread, threads, sync), (seen, starts, counts), len(x)
-    scores, place = all_scores[thread], 0 if rows >= _MANY else thread  # see `_quantise_part`
-    to = all_q[place], all_sizes[place], all_zeros[place]
+    # Of many rows the threads share one quantised copy, of few each has its own (`_quantise_part`).
+    scores, copy = all_scores[thread], 0 if rows >= _MANY_ROWS else thread
+    to = all_q[copy], all_sizes[copy], all_zeros[copy]
+    # The outputs that this thread computes, in groups, of each product.
     qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, who)
     x_from, x_to = _part(x.shape[1] // GROUP, who)
     wide_from, _ = _part(gate_up.shape[1] // 2 // GROUP, who)
     head_from, head_to = _part(logits.shape[1] // GROUP, who)
     for layer in range(len(table)):
         qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
+        # The weights to prefetch at the layer's end: the next layer's, or the head's.
         then = _start(head, head_from)
         if layer + 1 < len(table):
             then = _start(table[layer + 1, 0], qkv_from)
+        # Queries, keys and values; each wait is there because the next stage reads what all threads wrote.
         turn = _quantise_part(who, turn, x, to, True, epsilon)
         _multiply(to, rows, qkv_weights, qkv, 0, qkv_from, qkv_to, _start(out_weights, x_from))
         turn = _wait(who, turn)
@@ -472,14 +488,15 @@ def step(
                 group, parts, qkv, prompts[i], sight, kv[layer], keys, scores, attended, who, turn
             )
         turn = _wait(who, turn)
-        if layer == len(table) - 1 and len(last) < rows:  # of other rows nothing more is wanted
+        # In the last layer only rows whose logits are wanted go on.
+        if layer == len(table) - 1 and len(last) < rows:
             if thread == 0:
                 for i in range(len(last)):
                     x[i], attended[i] = x[last[i]], attended[last[i]]
             rows = len(last)
             x, attended, gate_up = x[:rows], attended[:rows], gate_up[:rows]
-            place = 0 if rows >= _MANY else thread
-            to = all_q[place], all_sizes[place], all_zeros[place]
+            copy = 0 if rows >= _MANY_ROWS else thread
+            to = all_q[copy], all_sizes[copy], all_zeros[copy]
             turn = _wait(who, turn)
         turn = _quantise_part(who, turn, attended, to, False, _ZERO)
         _multiply(to, rows, out_weights, x, 1, x_from, x_to, _start(gate_up_weights, wide_from))

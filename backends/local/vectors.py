@@ -1,7 +1,7 @@
-"""Vector instructions for the CPU kernels (`kernels`): what numba's own loops cannot say.
+"""Vector instructions for the CPU kernels (`kernels`), which numba's own loops do not become.
 
 Each function here writes LLVM code, most of it for vectors of 16 numbers; with AVX2 each is two of 8.
-Addresses are int64, in bytes.
+Addresses are int64, in bytes. `b` is the LLVM builder.
 """
 
 # llvmlite and numba have no types.
@@ -47,7 +47,7 @@ def _columns(b: Any, weights: Any) -> list[Any]:
 
 
 def _four_inputs(b: Any, x: Any) -> Any:
-    """Four numbers of a row, again and again: uint8 with AVX512-VNNI, else int16."""
+    """Four numbers of a row, repeated: uint8 with AVX512-VNNI, else int16."""
     if VNNI:
         return _spread(b, _load(b, x, _I32), _INTS)
     return b.bitcast(_spread(b, _load(b, x, _I64), ir.VectorType(_I64, 4)), _SHORTS)
@@ -62,26 +62,28 @@ def _add_products(b: Any, total: Any, four: Any, column: Any) -> Any:
 
 
 def _whole_sums(b: Any, sums: list[Any]) -> list[Any]:
-    """Of halves, as AVX2 leaves them."""
+    """The sums; AVX2 leaves each as two halves, side by side in a vector, which are added here."""
     if VNNI:
         return sums
     halves = [ir.Constant(_EIGHT, [*range(first, 16, 2)]) for first in (0, 1)]
     pairs = zip(sums[::2], sums[1::2], strict=True)
-    return [b.add(*(b.shuffle_vector(one, other, half) for half in halves)) for one, other in pairs]
+    return [b.add(*(b.shuffle_vector(left, right, half) for half in halves)) for left, right in pairs]
 
 
 def _tile(b: Any, rows: int, args: Any) -> None:
     """The code of `tile` for so many rows."""
     x, x_stride, weights, steps, ahead, pace, scales, sums, biases, sizes, zeros, y, y_stride, add = args
+    # The loop goes over the inputs, four at a time, and keeps a sum for each row and output in registers.
     with _Loop(b, steps, [ir.Constant(_SUMS, None)] * (rows * _PARTS)) as loop:
         for line in range(0, 4 * PANEL, 64):
             _prefetch(b, b.add(ahead, b.add(b.mul(loop.index, pace), _I64(line))))
         columns = _columns(b, b.add(weights, b.mul(loop.index, _I64(4 * PANEL))))
-        place = b.add(x, b.mul(loop.index, _I64(4 if VNNI else 8)))
+        inputs = b.add(x, b.mul(loop.index, _I64(4 if VNNI else 8)))
         for r in range(rows):
-            four = _four_inputs(b, b.add(place, b.mul(x_stride, _I64(r))))
+            four = _four_inputs(b, b.add(inputs, b.mul(x_stride, _I64(r))))
             for at, column in enumerate(columns, r * _PARTS):
                 loop.carried[at] = _add_products(b, loop.carried[at], four, column)
+    # Then the integers become the results, by scale, size and zero; see `tile`.
     exact, adds = _whole_sums(b, loop.carried), b.icmp_signed("!=", add, _I64(0))
     for p in range(parts := len(exact) // rows):
         offset = 4 * _SUMS.count * p
@@ -266,10 +268,10 @@ def _extreme(of: str) -> Any:
 
 
 least: Any = _extreme("min")
-"""Of so many float32, a multiple of 16, from an address on. In numba's loop for it LLVM finds no vectors."""
+"""The least of `count` float32, a multiple of 16, at an address. In numba's loop LLVM finds no vectors."""
 
 largest: Any = _extreme("max")
-"""As `least`."""
+"""The largest of `count` float32; see `least`."""
 
 
 @intrinsic
@@ -354,8 +356,8 @@ def give_way(_: Any) -> Any:
 class _Loop:
     """A loop that runs `count` times, at least once, and carries values from turn to turn.
 
-    In the block `carried` is first what the turn before has left, and is set to what the next one takes over;
-    behind it, it is what the last turn left.
+    Inside the block `carried` begins as the values of the turn before; set it to those for the next turn.
+    Behind the block it has the values of the last turn.
     """
 
     def __init__(self, b: Any, count: Any, first: list[Any]) -> None:
@@ -404,9 +406,9 @@ def _prefetch(b: Any, address: Any) -> None:
 
 def _spread(b: Any, value: Any, kind: Any) -> Any:
     """A vector that has `value` in each place."""
-    one = b.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
+    first = b.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
     mask = ir.Constant(ir.VectorType(_I32, kind.count), None)
-    return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), mask)
+    return b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), mask)
 
 
 def _shares(heads: int, vectors: int) -> list[range]:
@@ -418,36 +420,43 @@ def _shares(heads: int, vectors: int) -> list[range]:
 def _add_scaled(b: Any, sums: list[Any], first: int, some: list[Any], factor: Any) -> None:
     """Add vectors times a number to as many sums, from the `first` on."""
     factors = _spread(b, factor, _FLOATS)
-    for at, one in enumerate(some, first):
-        sums[at] = b.fadd(sums[at], b.fmul(factors, one, flags=_FAST), flags=_FAST)
+    for at, vector in enumerate(some, first):
+        sums[at] = b.fadd(sums[at], b.fmul(factors, vector, flags=_FAST), flags=_FAST)
 
 
-def _smaller(b: Any, one: Any, other: Any) -> Any:
-    return b.select(b.icmp_signed("<", one, other), one, other)
+def _smaller(b: Any, left: Any, right: Any) -> Any:
+    return b.select(b.icmp_signed("<", left, right), left, right)
 
 
-def _product(b: Any, one: list[Any], other: list[Any]) -> Any:
-    """The sum of vectors' products, place by place."""
-    total = b.fmul(one[0], other[0], flags=_FAST)
-    for x, y in zip(one[1:], other[1:], strict=True):
+def _product(b: Any, left: list[Any], right: list[Any]) -> Any:
+    """The products of vectors, element by element, added up over the vectors."""
+    total = b.fmul(left[0], right[0], flags=_FAST)
+    for x, y in zip(left[1:], right[1:], strict=True):
         total = b.fadd(total, b.fmul(x, y, flags=_FAST), flags=_FAST)
     return total
 
 
 def _four_sums(b: Any, four: list[Any]) -> Any:
-    """The sum of each of four vectors of 16, as a vector of four: less than one after another."""
+    """The sum of each of four vectors of 16, as a vector of four. Together they take fewer instructions."""
 
-    def sides(one: Any, other: Any, masks: tuple[list[int], list[int]]) -> Any:
-        parts = [b.shuffle_vector(one, other, ir.Constant(ir.VectorType(_I32, len(m)), m)) for m in masks]
+    def add_shuffled(left: Any, right: Any, masks: tuple[list[int], list[int]]) -> Any:
+        parts = [b.shuffle_vector(left, right, ir.Constant(ir.VectorType(_I32, len(m)), m)) for m in masks]
         return b.fadd(*parts, flags=_FAST)
 
-    def quarters(*places: int) -> list[int]:
-        return [LANES * (place // 4) + 4 * quarter + place % 4 for quarter in range(4) for place in places]
+    def in_each_quarter(*elements: int) -> list[int]:
+        """A mask that picks elements of each quarter: 0 to 3 from the left vector, 4 to 7 from the right."""
+        return [
+            LANES * (element // 4) + 4 * quarter + element % 4 for quarter in range(4) for element in elements
+        ]
 
-    lone, pairs = (quarters(0, 4, 1, 5), quarters(2, 6, 3, 7)), (quarters(0, 1, 4, 5), quarters(2, 3, 6, 7))
-    total = sides(sides(four[0], four[1], lone), sides(four[2], four[3], lone), pairs)
+    # Within each quarter: first the sums of two elements of two vectors, then those of four of all four
+    # vectors. Then a quarter holds a sum for each vector, and the quarters are added up.
+    halves = in_each_quarter(0, 4, 1, 5), in_each_quarter(2, 6, 3, 7)
+    wholes = in_each_quarter(0, 1, 4, 5), in_each_quarter(2, 3, 6, 7)
+    left, right = add_shuffled(four[0], four[1], halves), add_shuffled(four[2], four[3], halves)
+    total = add_shuffled(left, right, wholes)
     for size in 8, 4:
-        total = sides(total, total, ([*range(size)], [*range(size, 2 * size)]))
+        total = add_shuffled(total, total, ([*range(size)], [*range(size, 2 * size)]))
     return total
 
 
