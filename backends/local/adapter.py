@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
@@ -122,7 +122,8 @@ class _AdapterConfig(File):
     @classmethod
     def _of_the_embedding(cls, given: Any) -> Any:
         """A list, which peft takes as well, is of the embedding."""
-        return {"embed_tokens": given} if isinstance(given, list) else given or {}
+        ids = cast("list[Any]", given) if isinstance(given, list) else None
+        return (given or {}) if ids is None else {"embed_tokens": ids}
 
     @field_validator("trainable_token_indices")
     @classmethod

@@ -204,7 +204,7 @@ class _GGUFFile:
         with ThreadPoolExecutor() as threads:  # numpy lets others run while it computes
             for _ in threads.map(fill, range(0, entry.size // size, step)):
                 pass
-        return torch.from_numpy(values).view(entry.shape)
+        return torch.as_tensor(values).view(entry.shape)
 
     def _raw_config(self) -> dict[str, Any]:
         """The metadata as a config.json has them, but for the ids of special tokens."""
@@ -243,11 +243,11 @@ class _GGUFFile:
     def _number(self, key: str) -> Any:
         """A positive number; some writers have one for each layer, which must all be the same."""
         value = self._get(key)
-        if isinstance(value, list) and len({*cast("list[Any]", value)}) == 1:
-            value: Any = value[0]
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
+        layers: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        number = layers[0] if len({*layers}) == 1 else None
+        if not isinstance(number, int | float) or not 0 < number < math.inf:
             raise ValueError(f"{self._prefix}.{key} must be a positive number, not {value!r:.80}")
-        return value
+        return number
 
     def _refuse_extras(self, head_dim: int, positions: int) -> None:
         """Refuse what changes the computation in a way that the engine does not know."""

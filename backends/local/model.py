@@ -362,7 +362,7 @@ def linear(
     matrices: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
     scale: torch.Tensor | None = None,
-    basis: None = None,
+    basis: Basis | None = None,
 ) -> Linear:
     """The product with matrices that have the same input.
 
@@ -371,8 +371,9 @@ def linear(
         matrices: `[out, in]` each, of any floating type; the results stand side by side.
         biases: `[out]` each; none, or one for each matrix.
         scale: `[in]`, multiplied into the columns.
-        basis: None: floating numbers need no other basis.
+        basis: None, for floating numbers need no other basis.
     """
+    assert basis is None
     bias = torch.cat(tuple(biases)) if biases else None
     weight = _converted(matrices, dtype, scale)
     bias = None if bias is None else bias.to(weight.dtype)

@@ -123,25 +123,6 @@ async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
     assert received[-1].finish_reason == "stop"
 
 
-async def test_answers_decoded_together_are_those_decoded_alone(backend: LocalBackend) -> None:
-    requests = [request(range(i, 40 + i), 15, answer=f"a{i // 3}", thread=i % 3) for i in range(9)]
-    alone = [await decoded(backend, asked) for asked in requests]
-    assert await asyncio.gather(*(decoded(backend, asked) for asked in requests)) == alone
-
-
-async def test_a_fork_of_a_running_parent_is_cached(backend: LocalBackend) -> None:
-    parent = backend.decode(request(range(40), 60))
-    seen: list[int] = []
-    async for piece in parent:
-        seen += piece.ids
-        if len(seen) == 10:
-            break
-    fork = await pieces(backend, request([*range(40), *seen, 5], 4, thread=1))
-    assert fork[0].prompt_tokens == 51
-    assert fork[0].cached_tokens is not None and fork[0].cached_tokens >= 49
-    await parent.aclose()
-
-
 async def test_a_seed_gives_the_same_tokens_however_the_answer_is_cut(backend: LocalBackend) -> None:
     asked = [request(range(30), 20, sampling=WARM, seed=seed) for seed in (5, 6)]
     whole, other = await asyncio.gather(*(decoded(backend, one) for one in asked))

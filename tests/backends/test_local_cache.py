@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from cache_checks import check_tree, free_slots
 from hypothesis import given
@@ -69,39 +68,6 @@ def test_eviction_takes_the_least_recently_used_leaf_from_its_end() -> None:
     assert sorted(tree.evict(12).tolist()) == [8, 9, *range(200, 210)]
 
 
-def test_the_check_notices_every_kind_of_damage() -> None:
-    def grown() -> tuple[RadixCache, Node]:
-        tree = RadixCache()
-        node, _ = tree.insert(tree.root, np.arange(5), np.arange(5))
-        tree.lock(node)
-        return tree, node
-
-    tree, node = grown()
-    rest = np.arange(5, 8)
-    check_tree(tree, [node], rest, 8)
-    with pytest.raises(AssertionError):
-        check_tree(tree, [node], rest[1:], 8)
-    with pytest.raises(AssertionError):
-        check_tree(tree, [node], np.arange(4, 8), 8)
-    with pytest.raises(AssertionError):
-        check_tree(tree, [], rest, 8)
-    node.locks = 0
-    with pytest.raises(AssertionError):
-        check_tree(tree, [], rest, 8)
-    tree, node = grown()
-    node.ids = node.ids + 1
-    with pytest.raises(AssertionError):
-        check_tree(tree, [node], rest, 8)
-    tree, node = grown()
-    node.slots = node.slots[:-1]
-    with pytest.raises(AssertionError):
-        check_tree(tree, [node], rest, 8)
-    tree, node = grown()
-    tree.root.children.clear()
-    with pytest.raises(AssertionError):
-        check_tree(tree, [node], np.arange(8), 8)
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3 * PAGE)), max_size=30), st.integers(1, 15 * PAGE)
 )
@@ -149,14 +115,3 @@ def test_what_single_threads_see_is_a_part_of_its_own() -> None:
     assert torch.equal(long.private.table, torch.arange(2, 2 + 8 * 3))
     (alone,) = blocks(maker, entries(1, 80))
     assert alone.private is None
-
-
-def test_threads_that_share_a_page_each_see_their_own_slots_of_it() -> None:
-    pool, maker = SlotPool(4 * PAGE), BatchMaker(4 * PAGE, torch.device("cpu"), torch.float32)
-    shared = pool.take(50)
-    slots = [np.concatenate((shared, pool.take(20))) for _ in range(3)]
-    (block,) = blocks(maker, [Entry(0, np.zeros(70, np.int64), 69, own) for own in slots])
-    assert block.private is not None
-    seen = [np.flatnonzero(mask[0].numpy() == 0).tolist() for mask in block.private.mask]
-    first = [own[50] // PAGE * PAGE for own in slots]
-    assert seen == [(own[50:] - start).tolist() for own, start in zip(slots, first, strict=True)]

@@ -130,13 +130,6 @@ def test_greedy_tokens_are_those_of_transformers(variant: str, tmp_path: Path) -
     assert [decoded(task) for task in jobs] == [reference(model, ids, 16) for ids in prompts]
 
 
-def test_logits_are_those_of_transformers_to_rounding(made: Any, engine: Engine) -> None:
-    ids = prompt(60)
-    with torch.no_grad():
-        expected = made(torch.tensor([ids])).logits[0, -1]
-    torch.testing.assert_close(logits_of(engine, ids), expected, atol=1e-4, rtol=1e-4)
-
-
 def test_half_precision_files_are_computed_in_float32(made: Any, tmp_path: Path) -> None:
     model = local_models.model().to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size="200KB")
@@ -188,19 +181,6 @@ def test_many_long_threads_beside_their_parent_decode_as_each_alone(made: Any, f
     run(engine)
     for task in (parent, *threads):
         assert decoded(task) == reference(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
-
-
-def test_a_join_is_computed_from_the_longest_cached_prefix(made: Any, engine: Engine) -> None:
-    main = job(prompt(30), 10)
-    run(engine, main)
-    promise = main.ids[: main.length].tolist()
-    chunk = job([*promise, 7], 12)
-    run(engine, chunk)
-    joined = [*chunk.ids[: chunk.length].tolist(), *prompt(5)]
-    after = job(joined, 10)
-    run(engine, after)
-    assert after.cached == chunk.length - 1
-    assert decoded(after) == reference(made, joined, 10)
 
 
 def test_prompts_computed_at_once_end_up_shared(engine: Engine) -> None:
@@ -267,19 +247,6 @@ def test_started_answers_go_before_new_ones(folder: Path) -> None:
     while (outputs := engine.step()) is not None:
         ended += [output.job for output in outputs if output.finish_reason]
     assert ended == [chunk, new]
-
-
-def test_a_removed_job_leaves_its_slots_to_the_cache(engine: Engine) -> None:
-    task = job(prompt(40), 100)
-    engine.add(task)
-    for _ in range(5):
-        engine.step()
-    engine.remove(task)
-    check_scheduler(engine.scheduler)
-    assert engine.scheduler.radix.evictable == 44
-    again = job(prompt(40), 1)
-    run(engine, again)
-    assert again.cached == 39
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
