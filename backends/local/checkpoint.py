@@ -54,7 +54,7 @@ class ModelConfig(File):
     positions: PositiveInt = Field(default=2048, validation_alias="max_position_embeddings")
     """Most positions the model was made for."""
     tied: bool = Field(default=False, validation_alias="tie_word_embeddings")
-    """Whether the output layer is the embedding."""
+    """True if the output layer is the embedding."""
     rope_theta: float = 10000.0
     rope_divisors: tuple[float, ...] = ()
     """Of rotary frequencies; all 1 where nothing is stretched."""
@@ -62,7 +62,7 @@ class ModelConfig(File):
     out_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    """Whether queries and keys are normalised for each head (Qwen3)."""
+    """True if queries and keys are normalised for each head (Qwen3)."""
 
     def inverse_frequencies(self) -> list[float]:
         """Rotary frequencies, one for each pair of a head's components."""

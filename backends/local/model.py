@@ -109,7 +109,7 @@ def _int8_product(
     scale: torch.Tensor | None = None,
     basis: Basis | None = None,
 ) -> Any:
-    """As `linear`, for the int8 kernels; `basis` is that of the input."""
+    """The int8 kernels' counterpart of `linear`; `basis` is that of the input."""
     return CompiledLinear(*quantised(matrices, scale, basis), torch.cat(tuple(biases)) if biases else None)
 
 
