@@ -107,21 +107,18 @@ def choose_pairs(
             and a model that learns from such wins learns not to promise.
 
     Returns:
-        The pairs, and counts: prompts and samples; samples that are failed, unscored, inexact, malformed;
-        prompts that give a pair (pairs), or have fewer than two usable samples (few), none that may be
-        the best (no_best), or a best that ties with the worst (ties).
+        The pairs, and counts of prompts: all; those that give a pair (pairs), have fewer than two usable
+        samples (few), none that may be the best (no_best), or a best that ties with the worst (ties).
 
     Raises:
-        InvalidRequestError: Samples and scores do not match, or no pair is left.
+        InvalidRequestError: A prompt occurs twice, or no pair is left.
     """
     pairs, counts, seen = list[Pair](), Counter[str](), set[str]()
-    finished: dict[tuple[str, int], bool] = {}
     for prompt in prompts:
         if prompt.id in seen:
             raise InvalidRequestError(f"the prompt {prompt.id!r} occurs more than once among the samples")
         seen.add(prompt.id)
-        finished |= {(prompt.id, sample.number): not sample.error for sample in prompt.samples}
-        counts.update(_count(prompt, scores))
+        counts["prompts"] += 1
         promising = sound_only and 2 * sum(map(_promises, prompt.samples)) >= len(prompt.samples)
         usable: list[tuple[tuple[bool, float], Sample]] = []
         for sample in prompt.samples:
@@ -135,9 +132,10 @@ def choose_pairs(
         else:
             pairs.append(pair)
             counts["pairs"] += 1
-    _check(finished, scores)
     if not pairs:
-        raise InvalidRequestError(f"there is nothing to prefer: 0 pairs of {dict(counts)}")
+        raise InvalidRequestError(
+            f"there is nothing to prefer, or these are no scores of the samples: {dict(counts)}"
+        )
     return pairs, counts
 
 
@@ -165,30 +163,6 @@ def _is_sound(sample: Sample, prompt: SampledPrompt, promising: bool) -> bool:
 
 def _promises(sample: Sample) -> bool:
     return bool(sample.document.promises)
-
-
-def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> dict[str, int]:
-    finished = [sample for sample in prompt.samples if not sample.error]
-    return {
-        "prompts": 1,
-        "samples": len(prompt.samples),
-        "failed": len(prompt.samples) - len(finished),
-        "unscored": sum((prompt.id, sample.number) not in scores for sample in finished),
-        "inexact": sum(not sample.exact for sample in finished),
-        "malformed": sum(not sample.well_formed for sample in finished),
-    }
-
-
-def _check(samples: Mapping[tuple[str, int], bool], scores: Mapping[tuple[str, int], Score]) -> None:
-    """Every score is of a sample, and most of those that are finished, as `samples` says, have one."""
-    finished = {place for place, done in samples.items() if done}
-    unknown, missing = scores.keys() - samples.keys(), finished - scores.keys()
-    if unknown or 2 * len(missing) > len(finished):
-        places, what = (unknown, "scores have no sample") if unknown else (missing, "samples have no score")
-        raise InvalidRequestError(
-            f"samples and scores do not match: {len(places)} {what}, such as {min(places)}: "
-            "score these samples with pasta_async.training.score"
-        )
 
 
 # --- the objective

@@ -86,14 +86,12 @@ async def sample(settings: SampleSettings) -> dict[str, Any]:
         await drawing.run(records, advance)
         prompts = write_records(settings.out, drawing.prompts(records))
     totals = drawing.totals
-    count = max(1, totals["samples"])
     return {
         "prompts": prompts,
         "left_out": len(records) - prompts,
         "samples": totals["samples"],
-        "well_formed": totals["well_formed"] / count,
-        "exact": totals["exact"] / count,
-        "mean_tokens": totals["sample_tokens"] / count,
+        "well_formed": totals["well_formed"],
+        "exact": totals["exact"],
         "failures": dict(Counter(drawing.failures).most_common()),
         "resumed": totals["resumed"],
         "tokens": totals["tokens"],
@@ -223,7 +221,7 @@ class Drawing:
         self._budget = FailureBudget(proven=True)
         self.totals: Counter[str] = Counter()
         """Of this run: answers, and their tokens; resumed, from the journal. Of what `prompts` has yielded:
-        samples, well_formed, exact, sample_tokens."""
+        samples, and how many of them are well_formed and exact."""
         self.failures: list[str] = []
         """The errors that ended answers."""
 
@@ -272,8 +270,7 @@ class Drawing:
                 }
             )
             for drawn in prompt.samples:
-                kinds = {"well_formed": drawn.well_formed, "exact": drawn.exact}
-                self.totals.update(samples=1, sample_tokens=drawn.tokens, **kinds)
+                self.totals.update(samples=1, well_formed=drawn.well_formed, exact=drawn.exact)
             yield prompt
 
     def _answer(self, key: str, kind: Kind) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, NonNegativeInt
 
@@ -89,18 +88,13 @@ class Score(StrictModel):
         return self.quality if math.isinf(weight) else self.speedup + weight * self.quality
 
 
-def read_samples(path: Path | str, tokens: bool = True) -> Iterator[SampledPrompt]:
-    """Read a file of sampled answers, one prompt at a time; without their `tokens` samples are small.
+def read_samples(path: Path | str) -> Iterator[SampledPrompt]:
+    """Read a file of sampled answers, one prompt at a time.
 
     Raises:
         InvalidRequestError: It cannot be read, or a line is something else; with its number.
     """
-    without: dict[str, Any] = {"ids": (), "parents": (), "targets": ()}
-    for _, prompt in read_lines(path, SampledPrompt):
-        if not tokens:
-            samples = tuple(sample.model_copy(update=without) for sample in prompt.samples)
-            prompt = prompt.model_copy(update={"samples": samples})
-        yield prompt
+    return (prompt for _, prompt in read_lines(path, SampledPrompt))
 
 
 def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:

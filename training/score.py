@@ -71,9 +71,6 @@ class ScoreSettings(JudgeSettings):
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
-    faults: bool = Field(
-        default=False, description="take counted faults off; with likelihood, which does not see them, always"
-    )
     sound_only: bool = Field(
         default=False,
         description="judge only answers without a counted fault; the others get 0 (for prefer --sound-only)",
@@ -88,7 +85,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     Raises:
         PastaError: The samples or the judge cannot be used; replies that arrived are kept.
     """
-    prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
+    prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples)])
     finished = [(p, s) for p in prompts for s in p.samples if not s.error]
     least = 1.0 if settings.sound_only else 0.0
     known = (((p.id, s.number), soundness(faults_of_sample(s, p))) for p, s in finished)
@@ -102,7 +99,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         qualities, failures = await collect(
             answers, lambda answer: judge.verdict(answers[answer], answer[1]), settings.in_flight
         )
-    if not settings.faults and judge.sees_faults:  # nothing is taken off
+    if judge.sees_faults:  # nothing is taken off
         sound = dict.fromkeys(sound, 1.0)
     scores = [
         Score(

@@ -290,11 +290,10 @@ class Loop:
             group["lr"] = rate * group["rate"]
         rows = [list(row.values()) for row in self._rows(self.schedule.examples_of(self.step))]
         examples = [example for row in rows for example in row]
-        weight, tokens, unpacked, stops = self._sums(
+        weight, tokens, stops = self._sums(
             (
                 sum(map(self.task.weight, examples)),
                 sum(map(len, examples)),
-                sum(tree.unpacked() for example in examples for tree in example.trees),
                 float(self._asked_to_leave),
             )
         )
@@ -318,7 +317,6 @@ class Loop:
             "lr": rate,
             "grad_norm": norm,
             "tokens": tokens,
-            "unpacked_tokens": unpacked,
             "seconds": round(seconds, 3),
             "tokens_per_second": round(tokens / seconds, 1),
         }

@@ -190,12 +190,6 @@ class Trie:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return depths
 
-    def unpacked(self) -> int:
-        """Tokens of all views one by one; a view ends where the next target is no child of this one."""
-        depths, following = self.depths(), [self.parents[target] for target in self.targets[1:]]
-        pairs = zip(self.targets, [*following, -1], strict=True)
-        return sum(depths[target] + 1 for target, parent in pairs if parent != target)
-
     def preorder(self) -> tuple[list[int], list[int]]:
         """The place of each token in preorder, and where its subtree ends there: [tokens] each.
 

@@ -83,10 +83,7 @@ def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None
     scores = {key: score for prompt in prompts for key, score in scored(prompt, names[prompt.id]).items()}
     pairs, counts = choose_pairs(prompts, scores, math.inf)
     assert [pair.id for pair in pairs] == ["fine"]
-    assert counts == {
-        **{"prompts": 5, "samples": 11, "failed": 1, "unscored": 0, "inexact": 1, "malformed": 2},
-        **{"pairs": 1, "ties": 2, "few": 1, "no_best": 1},
-    }
+    assert counts == {"prompts": 5, "pairs": 1, "ties": 2, "few": 1, "no_best": 1}
 
 
 def test_only_sound_answers_win_and_plain_ones_only_where_most_are_plain(codec: ModelCodec) -> None:
@@ -122,13 +119,10 @@ def test_samples_and_scores_have_to_match(codec: ModelCodec) -> None:
     prompt = prompt_of(codec, "p", WORDS[:3])
     scores = scored(prompt, [(1.0, 0.1), (1.0, 0.9), (1.0, 0.3)])
     few = {key: score for key, score in scores.items() if key != ("p", 1)}
-    partial, counts = choose_pairs([prompt], few, 1.0)  # a judge may have failed
-    assert counts["unscored"] == 1 and numbers(partial) == (2, 0, 2)
+    partial, _ = choose_pairs([prompt], few, 1.0)  # a judge may have failed
+    assert numbers(partial) == (2, 0, 2)
     with pytest.raises(InvalidRequestError):
         choose_pairs([prompt], {("p", 0): scores["p", 0]}, 1.0)
-    other = Score(id="q", number=0, speedup=1, quality=1)
-    with pytest.raises(InvalidRequestError):
-        choose_pairs([prompt], {**scores, ("q", 0): other}, 1.0)
     with pytest.raises(InvalidRequestError, match="'p'"):
         choose_pairs([prompt, prompt], scores, 1.0)
     with pytest.raises(InvalidRequestError):
