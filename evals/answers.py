@@ -34,30 +34,27 @@ Drawn = Annotated[int | None, Field(ge=1, description="draw so many of them at r
 RawRows = Annotated[Path | None, Field(description="file of raw rows; an interrupted run goes on from it")]
 
 
-class Prompt(BaseModel, frozen=True):
-    """A prompt, and what figures are grouped by: a line of a `.jsonl` file."""
-
-    text: str = Field(validation_alias=AliasChoices("instruction", "prompt", "text"))
-    source: str = Field(default="file", validation_alias=AliasChoices("dataset", "source"))
+class _Line(BaseModel):
+    instruction: str = Field(validation_alias=AliasChoices("instruction", "prompt"))
 
 
-def read_prompts(path: Path, sample: int | None = None) -> list[Prompt]:
+def read_prompts(path: Path, sample: int | None = None) -> list[str]:
     """Prompts of a file, one in each line that is not empty, or a sample of them.
 
-    A file named .jsonl holds objects with an `instruction` (or `prompt`), and a `dataset` that figures are
-    grouped by; one named .json a list of such objects: the forms of AlpacaEval and IFEval.
+    A file named .jsonl holds objects with an `instruction` (or `prompt`), one named .json a list of such
+    objects: the forms of AlpacaEval and IFEval.
 
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
     """
     if path.suffix in (".json", ".jsonl"):
-        prompts = [prompt for _, prompt in read_lines(path, Prompt)]
+        prompts = [line.instruction for _, line in read_lines(path, _Line)]
     else:
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise InvalidRequestError(f"{path} cannot be read: {error}") from error
-        prompts = [Prompt(text=line.strip()) for line in lines if line.strip()]
+        prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if not prompts:
         raise InvalidRequestError(f"{path} holds no prompt: write one in each line")
     return drawn(prompts, sample)
@@ -99,8 +96,6 @@ class Answer:
     """Context tokens that the prefix cache had, over all requests."""
     prefilled_tokens: int = 0
     """Context tokens that were computed."""
-    source: str = ""
-    """`Prompt.source`."""
     text: str = ""
     written: str = ""
     """The text with its tags."""
@@ -124,8 +119,8 @@ class Answer:
         return self.finish_reason == "length"
 
 
-async def ask(client: Client, prompt: str, row: Answer, **options: Any) -> Answer:
-    """Have a prompt answered, in parallel or plainly as the row's method says.
+async def ask(client: Client, row: Answer, **options: Any) -> Answer:
+    """Have the question of a row answered, in parallel or plainly as its method says.
 
     Options are those of `Client.generate`, which says what is raised and what cancelling it does.
 
@@ -134,7 +129,7 @@ async def ask(client: Client, prompt: str, row: Answer, **options: Any) -> Answe
     """
     try:
         answer = await client.generate(
-            prompt, baseline=row.method != "parallel", parallel="always", **options
+            row.question, baseline=row.method != "parallel", parallel="always", **options
         )
     except PromptTooLongError:
         return replace(row, well_formed=False, finish_reason="length")
@@ -161,7 +156,7 @@ async def ask(client: Client, prompt: str, row: Answer, **options: Any) -> Answe
 
 async def answer_all(
     client: Client,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[str],
     journal: Journal,
     *,
     sampling: Sampling,
@@ -176,11 +171,10 @@ async def answer_all(
     seeded = sampling.temperature > 0 and (await client.connect()).honours_seeds
 
     async def answer(index: int, form: str, number: int) -> Answer:
-        prompt = prompts[index]
-        seed = answer_seed(sampling.seed or 0, prompt.text, number) if seeded else None
-        row = Answer(index, form, number, source=prompt.source, question=prompt.text)
-        drawn = sampling.model_copy(update={"seed": seed})
-        return await ask(client, prompt.text, row, sampling=drawn, whole_chunks=True)  # nothing is streamed
+        seed = answer_seed(sampling.seed or 0, prompts[index], number) if seeded else None
+        row = Answer(index, form, number, question=prompts[index])
+        seeded_sampling = sampling.model_copy(update={"seed": seed})
+        return await ask(client, row, sampling=seeded_sampling, whole_chunks=True)  # nothing is streamed
 
     return await take_turns(
         lambda: nullcontext(answer), len(prompts), forms, passes=passes, together=together, journal=journal

@@ -119,7 +119,7 @@ async def write_answers(settings: QualitySettings) -> Path:
         "weights": [
             await weights_of(backend) for backend in (settings.backend, settings.original) if backend
         ],
-        "prompts": digest(prompt.text for prompt in prompts),
+        "prompts": digest(prompts),
         "count": len(prompts),
         "forms": [form for _, form in asked],
     }

@@ -38,7 +38,6 @@ from pasta_async.evals.answers import (
     Answer,
     Answering,
     Drawn,
-    Prompt,
     RawRows,
     ask,
     cold_client,
@@ -60,7 +59,7 @@ from pasta_async.results import sequential_tokens
 from pasta_async.training.identity import weights_of
 
 SAME_ANSWER = "times sooner than the same answer in sequence"
-WARM_UP = Prompt(text="Name two kinds of fruit, and say where each of them grows.")
+WARM_UP = "Name two kinds of fruit, and say where each of them grows."
 
 
 class SpeedSettings(CommandSettings):
@@ -84,10 +83,10 @@ class SpeedSettings(CommandSettings):
 
 async def measure(
     opened: Callable[[], AbstractAsyncContextManager[Client]],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[str],
     settings: SpeedSettings,
     *,
-    warm: Sequence[Prompt] = (),
+    warm: Sequence[str] = (),
     journal: Journal | None = None,
 ) -> list[Answer]:
     """Time every prompt in both forms; see `take_turns` and `ask`.
@@ -101,12 +100,11 @@ async def measure(
         async with opened() as client:
 
             async def answer(index: int, method: str, number: int) -> Answer:
-                prompt = prompts[index]
-                row = Answer(index, method, number, source=prompt.source, question=prompt.text)
-                return await ask(client, prompt.text, row, sampling=settings.sampling(number))
+                row = Answer(index, method, number, question=prompts[index])
+                return await ask(client, row, sampling=settings.sampling(number))
 
             for prompt, form in product(warm, FORMS):
-                await ask(client, prompt.text, Answer(0, form), sampling=settings.sampling(0))
+                await ask(client, Answer(0, form, question=prompt), sampling=settings.sampling(0))
             yield answer
 
     return await take_turns(warmed_up, len(prompts), FORMS, passes=settings.passes, journal=journal)
@@ -212,14 +210,11 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
 
 
 def summarise(rows: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Figures of all prompts, of those whose parallel answer has promises, and of each source."""
+    """Figures of all prompts, and of those whose parallel answer has promises."""
     promised = {(row.prompt, row.number) for row in of_method(rows, "parallel") if row.promises}
     groups = {"all prompts": list(rows)}
     if beside := [row for row in rows if (row.prompt, row.number) in promised]:
         groups["with promises"] = beside
-    sources = grouped(rows, lambda row: row.source)
-    if len(sources) > 1:
-        groups |= sources
     return {name: describe(answers) for name, answers in groups.items()}
 
 
@@ -228,7 +223,7 @@ def _run(settings: SpeedSettings) -> str:
     measured = {
         "benchmark": "speed",
         **settings.model_dump(exclude={"prompts", "sample", "out"}),
-        "prompts": digest(prompt.text for prompt in prompts),
+        "prompts": digest(prompts),
         "weights": asyncio.run(weights_of(settings.backend)),
     }
     options = BackendOptions()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from commands_run import refused, run
+from commands_run import run
 
 from pasta_async import InvalidRequestError
 from pasta_async.evals.judge import Preference, TrainedJudge, TrainSettings, fit_weights, main, train
@@ -94,19 +94,6 @@ async def test_it_judges_answers_of_any_length_by_their_quality(trained: Path, t
     stored = journal.read_bytes()
     assert await qualities(journal, trained / "judge", bad, good[0]) == worse
     assert journal.read_bytes() == stored, "nothing is computed again"
-
-
-def test_an_interrupted_run_goes_on_and_comes_to_the_same(trained: Path, tmp_path: Path) -> None:
-    features = (trained / "judge" / "features.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "features.jsonl").write_text("".join(features[:40]) + features[40][:50])
-    given = (
-        f"train --model {PASTA_TINY} --preferences {trained}/preferences.jsonl --penalty 1 --out {tmp_path}"
-    )
-    run(main, given)
-    assert (tmp_path / "features.jsonl").read_text().splitlines(keepends=True) == features
-    reports = [json.loads((out / "report.json").read_text()) for out in (tmp_path, trained / "judge")]
-    assert reports[0]["unseen prompts"] == reports[1]["unseen prompts"]
-    assert "tokens: 512 there, 9 now" in refused(main, f"{given} --tokens 9")
 
 
 def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:

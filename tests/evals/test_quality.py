@@ -157,19 +157,15 @@ def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
     refused(main, f"--answers {tmp_path}/missing.jsonl {out}")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    for arguments in (
         "--backend local:",
         "--answers a.jsonl --backend local: --prompts p.txt",
-        "--backend local: --prompts p.txt --passes 2",
-        "--answers a.jsonl --alpaca",
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(arguments: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments.split(), "--out", str(tmp_path)])
-    assert ended.value.code == 2
+        "--answers a --alpaca",
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments.split(), "--out", str(tmp_path)])
+        assert ended.value.code == 2
 
 
 # Writing answers, and the report over several models ------------------------------------------------------

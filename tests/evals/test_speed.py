@@ -18,7 +18,7 @@ from commands_run import run as run_command
 from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import load, speed
-from pasta_async.evals.answers import Answer, Form, Prompt, of_method, read_prompts
+from pasta_async.evals.answers import Answer, Form, of_method, read_prompts
 from pasta_async.evals.report import cell, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.jobs import Journal
@@ -35,10 +35,6 @@ PLAIN_ANSWER = "times sooner than the plain answer"
 
 def settings(**changed: Any) -> SpeedSettings:
     return SpeedSettings.model_validate({"backend": "none", "prompts": "none", **changed})
-
-
-def prompts(*texts: str) -> list[Prompt]:
-    return [Prompt(text=text, source="made up") for text in texts]
 
 
 def scripted(
@@ -65,7 +61,7 @@ PARALLEL = f"Two parts. {chunk('one', 40)} {chunk('two', 40)}"
 async def test_measured_speedups_are_the_counted_ones_where_only_tokens_take_time():
     clock = VirtualClock()
     scripts = {"both": PARALLEL, "one": "Word" + " word" * 50}
-    rows = await speed.measure(scripted(scripts, clock), prompts("both", "one"), settings(passes=2))
+    rows = await speed.measure(scripted(scripts, clock), ["both", "one"], settings(passes=2))
     both, one = ([row for row in rows if row.prompt == prompt] for prompt in (0, 1))
     figures = describe(both)
     counted = figures["tokens of the plain answer / critical path"]["value"]
@@ -80,8 +76,8 @@ async def test_measured_speedups_are_the_counted_ones_where_only_tokens_take_tim
 async def test_the_forms_alternate_and_each_pass_begins_with_a_cold_cache():
     clock = VirtualClock()
     opened = scripted({"a": PARALLEL, "b": "A word.", "warm": "A word."}, clock)
-    warm = prompts("warm")
-    rows = await speed.measure(opened, prompts("a", "b"), settings(passes=3), warm=warm)
+    warm = ["warm"]
+    rows = await speed.measure(opened, ["a", "b"], settings(passes=3), warm=warm)
     assert "".join(row.method[0] for row in rows) == "bppb" + "pbbp" + "bppb"
     assert [row.number for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
     assert [row.prompt for row in rows] == [0, 0, 1, 1] * 3
@@ -125,13 +121,12 @@ def test_answers_that_a_limit_ended_are_in_no_speedup():
     assert nothing[SAME_ANSWER] is None
 
 
-async def test_figures_are_of_all_prompts_of_those_with_promises_and_of_each_source():
+async def test_figures_are_of_all_prompts_and_of_those_with_promises():
     clock = VirtualClock()
     scripts = {"both": PARALLEL, "bad": "Well. <sync/> That is all.", "loop": "It goes round again. " * 9}
-    asked = [Prompt(text=text, source=source) for text, source in zip(scripts, "aab", strict=True)]
-    rows = await speed.measure(scripted(scripts, clock), asked, settings(passes=1))
+    rows = await speed.measure(scripted(scripts, clock), [*scripts], settings(passes=1))
     figures = summarise(rows)
-    assert [*figures] == ["all prompts", "with promises", "a", "b"]
+    assert [*figures] == ["all prompts", "with promises"]
     whole = figures["all prompts"]
     assert (whole["prompts"], figures["with promises"]["prompts"]) == (3, 1)
     assert whole["answers with promises, %"]["value"] == pytest.approx(100 / 3)
@@ -141,7 +136,7 @@ async def test_figures_are_of_all_prompts_of_those_with_promises_and_of_each_sou
 
 async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
     opened = scripted("A word and another.", VirtualClock(), prompt_tokens=100)
-    rows = await speed.measure(opened, prompts("Well?", "long " * 200), settings(passes=1))
+    rows = await speed.measure(opened, ["Well?", "long " * 200], settings(passes=1))
     assert [(row.prompt, row.tokens > 0, row.finish_reason) for row in rows] == [
         *[(0, True, "stop")] * 2,
         *[(1, False, "length")] * 2,
@@ -149,7 +144,7 @@ async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
 
 
 async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
-    file, asked = tmp_path / "rows.jsonl", prompts(*"abc")
+    file, asked = tmp_path / "rows.jsonl", ["a", "b", "c"]
 
     async def go_on() -> tuple[list[Answer], float]:
         clock = VirtualClock()
@@ -175,9 +170,9 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
 
 def test_a_sample_is_in_order_and_the_same_each_time(tmp_path: Path):
     (tmp_path / "p.txt").write_text("\n".join(f"{number}?" for number in range(30)))
-    chosen = [int(prompt.text[:-1]) for prompt in read_prompts(tmp_path / "p.txt", 9)]
+    chosen = [int(prompt[:-1]) for prompt in read_prompts(tmp_path / "p.txt", 9)]
     assert chosen == sorted({*chosen})
-    assert chosen == [int(prompt.text[:-1]) for prompt in read_prompts(tmp_path / "p.txt", 9)]
+    assert chosen == [int(prompt[:-1]) for prompt in read_prompts(tmp_path / "p.txt", 9)]
     assert len(chosen) == 9
     assert len(read_prompts(tmp_path / "p.txt", 90)) == 30
 
@@ -185,20 +180,16 @@ def test_a_sample_is_in_order_and_the_same_each_time(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("p.txt", "First?\n\n  Second?  \n", [("First?", "file"), ("Second?", "file")]),
-        (
-            "p.jsonl",
-            '{"instruction": "One?", "dataset": "koala"}\n{"prompt": "Two?"}',
-            [("One?", "koala"), ("Two?", "file")],
-        ),
-        ("p.json", '[{"instruction": "One?", "dataset": "koala", "output": "1"}]', [("One?", "koala")]),
+        ("p.txt", "First?\n\n  Second?  \n", ["First?", "Second?"]),
+        ("p.jsonl", '{"instruction": "One?", "dataset": "koala"}\n{"prompt": "Two?"}', ["One?", "Two?"]),
+        ("p.json", '[{"instruction": "One?", "output": "1"}]', ["One?"]),
     ],
 )
 def test_prompts_come_from_files_of_several_forms(
-    name: str, content: str, expected: list[tuple[str, str]], tmp_path: Path
+    name: str, content: str, expected: list[str], tmp_path: Path
 ):
     (tmp_path / name).write_text(content)
-    assert [(prompt.text, prompt.source) for prompt in read_prompts(tmp_path / name)] == expected
+    assert read_prompts(tmp_path / name) == expected
 
 
 @pytest.mark.parametrize(
