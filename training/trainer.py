@@ -290,13 +290,8 @@ class Loop:
             group["lr"] = rate * group["rate"]
         rows = [list(row.values()) for row in self._rows(self.schedule.examples_of(self.step))]
         examples = [example for row in rows for example in row]
-        weight, tokens, stops = self._sums(
-            (
-                sum(map(self.task.weight, examples)),
-                sum(map(len, examples)),
-                float(self._asked_to_leave),
-            )
-        )
+        weights, lengths = sum(map(self.task.weight, examples)), sum(map(len, examples))
+        weight, tokens, stops = self._sums((weights, lengths, float(self._asked_to_leave)))
         totals = self._gradients(rows, weight)
         loss, *others = (total / weight for total in self._sums(totals))
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), _LARGEST_NORM))
@@ -405,7 +400,7 @@ class Loop:
                 except torch.OutOfMemoryError as error:
                     raise TrainingError(
                         f"update {self.step + 1} needs more memory than {self.accelerator.device} has: use "
-                        "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes"
+                        "--recompute, fewer --row-tokens, --lora-rank or --dtype bfloat16"
                     ) from error
                 advance(note=f"loss {report['loss']:.4f}")
                 if metrics:
@@ -609,7 +604,7 @@ def _make_loop(
         half = fast_bfloat16(model.num_parameters(), accelerator.device)
     half = gather_object([half])[0]  # processes may have measured different things: the first one decides
     if half:
-        _freeze_in_half(model)
+        _compute_in_half(model)
     _keep_unused_tags(model, base)
     loop = Loop(settings, task, sizes, TreeScores(model, half), accelerator, codec.end)
     if task.compared:  # by the weights at the start
@@ -622,14 +617,20 @@ def _make_loop(
     return loop
 
 
-def _freeze_in_half(model: Any) -> None:
-    """Keep frozen weights as they are computed with."""
+def _compute_in_half(model: Any) -> None:
+    """Keep frozen weights in bfloat16, and what autocast does not see."""
     for param in model.parameters():
         if not param.requires_grad:
             param.data = param.data.to(torch.bfloat16)
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers: autocast casts their inputs
             module.cast_input_dtype_enabled = False
+    # Autocast leaves the positions in the embedding's format; attention wants one for all that it gets.
+    model.get_decoder().rotary_emb.register_forward_hook(_in_half)
+
+
+def _in_half(_module: Any, _inputs: Any, tables: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(table.to(torch.bfloat16) for table in tables)
 
 
 def _keep_unused_tags(model: Any, base: BaseModel) -> None:
@@ -687,7 +688,7 @@ def _usable(
 
 def _refuse(examples: Sequence[str], reason: str) -> None:
     if examples:
-        raise InvalidRequestError(f"{len(examples)} examples {reason}: {'; '.join(examples[:3])}; ...")
+        raise InvalidRequestError(f"{len(examples)} examples {reason}, first {'; '.join(examples[:3])}")
 
 
 def _template_text(path: Path) -> str:

@@ -299,6 +299,16 @@ def test_an_adapter_is_trained_on(tied: bool, tmp_path: Path) -> None:
         sft(settings(tmp_path, model=run.adapter, lora_rank=3))
 
 
+def test_half_precision_computes_with_float32_weights(tmp_path: Path) -> None:
+    sft(settings(tmp_path, steps=2, recompute=True, dtype="bfloat16"))
+    sft(settings(tmp_path, steps=2, out=tmp_path / "full"))
+    half, full = curve(tmp_path / "run"), curve(tmp_path / "full")
+    assert half != full
+    assert half[1]["loss"] == pytest.approx(full[1]["loss"], rel=0.02)
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")["lm_head.weight"]
+    assert not torch.equal(weights, weights.bfloat16().float())
+
+
 def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) -> None:
     settings(tmp_path)
 
