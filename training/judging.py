@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import digest
@@ -43,30 +43,17 @@ class Judge(ABC):
         """
 
     async def verdict(self, prompt: SampledPrompt, text: str) -> float:
-        """The `quality`, checked: an error of the judge names it.
-
-        Cancelling it ends the judge's requests.
+        """The `quality`, checked. Cancelling it ends the judge's requests.
 
         Raises:
             BackendError: This answer could not be judged; others may be.
-            PastaError: No answer can be, or the judge failed, or its quality is not from 0 to 1.
+            PastaError: No answer can be, or the quality is not from 0 to 1.
         """
-        try:
-            quality = await self.quality(prompt, text)
-            fits = 0 <= quality <= 1
-        except PastaError:
-            raise
-        except Exception as error:  # whatever a judge of somebody's own raises
-            raise InvalidRequestError(
-                f"{self._name} failed at an answer to {prompt.id!r}: {error!r}"
-            ) from error
-        if not fits:
-            raise InvalidRequestError(f"{self._name} gives an answer to {prompt.id!r} {quality}, not 0 to 1")
+        quality = await self.quality(prompt, text)
+        if not 0 <= quality <= 1:
+            name = f"the judge {type(self).__module__}:{type(self).__qualname__}"
+            raise InvalidRequestError(f"{name} gives an answer to {prompt.id!r} {quality}, not 0 to 1")
         return float(quality)
-
-    @property
-    def _name(self) -> str:
-        return f"the judge {type(self).__module__}:{type(self).__qualname__}"
 
 
 class ModelJudge(Judge):

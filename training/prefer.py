@@ -53,9 +53,6 @@ class PreferSettings(TrainerSettings):
     alpha: float = Field(
         default=1.0, ge=0, le=1, description="share of the best's likelihood in the loss; 1: imitation alone"
     )
-    beta: float = Field(
-        default=0.0, ge=0, description="pulls best and worst 1 / (2 beta) apart in log-ratio (0: best-of-n's)"
-    )
     sound_only: bool = Field(
         default=False, description="the best has no counted fault, and promises where half of the samples do"
     )
@@ -194,13 +191,11 @@ class BonBon(Task):
     Args:
         pairs: Of answers that the model at the start has drawn.
         alpha: Share of the first term. With 1 neither the worst answers nor a reference are needed.
-        beta: 0 for the target of best-of-n, else the target is 1 / (2 beta).
     """
 
-    def __init__(self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0) -> None:
+    def __init__(self, pairs: Sequence[Pair], alpha: float) -> None:
         self._pairs = pairs
         self._alpha = alpha
-        self._beta = beta
         self.compared: bool = alpha < 1
         self.reported: tuple[str, ...] = ("nll",)
         """`nll`: the negative log-likelihood of the best a token. Where the worst is compared, also the
@@ -222,10 +217,8 @@ class BonBon(Task):
         pair = self._pairs[index]
         if not self.compared:
             return Example((pair.best.trie,))
-        target = 1 / (2 * self._beta) if self._beta else best_of_n_target(pair.n)
-        return Example(
-            (pair.best.trie, pair.worst.trie), (target, *self.reference.get(index, (math.nan, math.nan)))
-        )
+        reference = self.reference.get(index, (math.nan, math.nan))
+        return Example((pair.best.trie, pair.worst.trie), (best_of_n_target(pair.n), *reference))
 
     def weight(self, example: Example) -> float:
         """One: the loss is a mean over pairs."""
@@ -270,7 +263,7 @@ def prefer(settings: PreferSettings) -> bool:
 
         def make_task(codec: ModelCodec) -> BonBon:
             _check_samples(pairs, codec, open_checkpoint(settings.model).config.vocab_size)
-            return BonBon(pairs, settings.alpha, settings.beta)
+            return BonBon(pairs, settings.alpha)
 
         return train(settings, make_task, start_share=settings.start_share)
 

@@ -61,7 +61,7 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     save_file(rounded, out / ADAPTER_WEIGHTS, {"format": "pt"})
     config = read_json(settings.adapter / ADAPTER_CONFIG)
     named = {"base_model_name_or_path": settings.base_name}
-    write_json(out / ADAPTER_CONFIG, {**config, **named, "target_modules": sorted(config["target_modules"])})
+    write_json(out / ADAPTER_CONFIG, {**config, **named})
     tokenizer, penalty = trained.tokenizer(), settings.repetition_penalty
     generation: dict[str, Any] = {"eos_token_id": [*tokenizer.end_ids], "repetition_penalty": penalty}
     if tokenizer.tags and settings.suppress_estimates:

@@ -27,14 +27,10 @@ ERRORS: dict[str, Callable[[str], str]] = {
     "form": lambda reply: reply.replace("</async>", "", 1),
     "topic": lambda reply: reply.replace('topic="', 'topic="four words and more ', 1),
     "nothing": lambda _: "",
-    "estimate": lambda reply: re.sub(r'tokens="\d+"', 'tokens="lots"', reply),
-    "fence": lambda reply: f"```xml\n{reply}\n```",
-    "space": lambda reply: re.sub(r"\s+", " ", reply),
-    "quotes": lambda reply: reply.replace('"', "'"),
 }
 """What a mark makes of a right reply."""
 
-STATUSES = (400, 401, 429, 500)
+STATUSES = (400, 401)
 
 
 def annotation(response: str) -> str:
@@ -94,7 +90,7 @@ class Annotator:
             self.conversations.append(messages)
             self._changed.notify_all()
         for status in STATUSES:
-            if f"[{status}]" in prompt and (status in (400, 401) or before == 0):
+            if f"[{status}]" in prompt:
                 return JSONResponse(
                     {"error": {"message": f"as the prompt says: {status}"}}, status, {"retry-after": "0"}
                 )

@@ -207,11 +207,10 @@ class Unasked(ByLength):
 
 
 class Lost(judges.Judge):
-    """One that has not learned its craft: by what a prompt is called, it raises, or says something odd."""
+    """A judge whose quality is none."""
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
-        odd: dict[str, Any] = {"high": 7.5, "none": math.nan, "nothing": None, "words": "0.5"}
-        return odd[prompt.id]
+        return {"high": 7.5, "none": math.nan}[prompt.id]
 
 
 def test_another_judge_comes_by_its_name(tmp_path: Path) -> None:
@@ -222,7 +221,7 @@ def test_another_judge_comes_by_its_name(tmp_path: Path) -> None:
             scored(tmp_path, name, judge_model="")
 
 
-@pytest.mark.parametrize("prompt", ["high", "none", "nothing", "words", "raises"])
+@pytest.mark.parametrize("prompt", ["high", "none"])
 def test_what_another_judge_does_wrong_is_told_with_its_name(prompt: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match=f"{__name__}:Lost .*{prompt}"):
         scored(tmp_path, f"{__name__}:Lost", judge_model="", prompts=(prompt_of(prompt, "good"),))
