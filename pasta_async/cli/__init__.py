@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -22,12 +21,8 @@ def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -
     Raises:
         SystemExit: Always.
     """
-    try:
-        from pasta_async.cli.commands import run
-    except KeyboardInterrupt:
-        sys.exit(130)
-    if sys.stderr is None:  # then messages are lost, but no answer
-        sys.stderr = open(os.devnull, "w")
+    from pasta_async.cli.commands import run
+
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a character that it does not have must not end the answer
             stream.reconfigure(errors="replace")

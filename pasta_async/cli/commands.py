@@ -101,8 +101,6 @@ def run(line: list[str], backend: Backend | None) -> None:
     exporting.add_argument("--dtype", default="float32", choices=formats, help="of the weights")
 
     with _reported_errors():
-        if sys.stdout is None and line[:1] in (["generate"], ["check"]):
-            raise OSError("standard output is closed")
         if line[:1] == ["serve"]:  # other commands do without the server and its extra
             add_options(serving, _serve_options())
         options, further = parser.parse_known_args(line)
@@ -118,17 +116,12 @@ def _reported_errors() -> Generator[None]:
 
     A reader of standard output that has left ends the process quietly.
     """
-
-    def flush() -> None:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-
     try:
         yield
-        flush()  # an error that comes only now is told here, too
+        sys.stdout.flush()  # an error that comes only now is told here, too
     except OSError as error:
         try:
-            flush()
+            sys.stdout.flush()
         except OSError:  # forget the rest of the output, or Python fails over it again as it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1 if isinstance(error, BrokenPipeError) else f"pasta-async: {error}")
@@ -147,8 +140,6 @@ def say(message: str) -> None:
 
 def _read_text(name: str) -> str:
     """The text of a file, without a byte order mark; `-` is standard input."""
-    if name == "-" and sys.stdin is None:
-        raise OSError("-: standard input is closed")
     raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     try:
         return raw.decode("utf-8-sig")
@@ -218,9 +209,6 @@ async def show_answer(
         raise
     answer, baseline = answers[0], answers[1] if options.compare else None
     display.done(answer, baseline)
-    model = await client.connect()  # long since
-    if model.dtype not in (None, "float32"):
-        say(f"{model.name} is computed in {model.dtype}")
     for note in answer.notes:
         say(f"note: {note}")
     return answer, baseline

@@ -34,7 +34,8 @@ class Display:
     def show(self, event: Event) -> None:
         """An event of the stream that began last. The baseline is not shown."""
         if isinstance(event, TextDelta) and event.delta and len(self._streams) == 1:
-            _write(event.delta)
+            # A pipe gets the text as it is; a terminal would obey control characters.
+            sys.stdout.write(printable(event.delta) if sys.stdout.isatty() else event.delta)
             sys.stdout.flush()
             self._end = event.delta[-1]
 
@@ -146,14 +147,8 @@ def _numbers(answer: Generation, baseline: Generation | None) -> list[str]:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    """Nothing is lost where standard output has another encoding than Unicode's."""
-    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    _write(json.dumps(value, ensure_ascii=not unicode, indent=2) + "\n")
-
-
-def _write(text: str) -> None:
-    """Print text of an answer: to a terminal without control characters, else as it is."""
-    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    """JSON in ASCII: nothing is lost in another encoding, and a terminal finds nothing to obey."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -6,7 +6,7 @@ docs/serving.md has the rest.
 """
 
 from pasta_async.server.app import create_app
-from pasta_async.server.running import http_protocol, uvicorn_server
+from pasta_async.server.running import uvicorn_server
 from pasta_async.server.settings import ServerSettings
 from pasta_async.server.streaming import AnswerResponse, event_fields
 
@@ -15,6 +15,5 @@ __all__ = [
     "ServerSettings",
     "create_app",
     "event_fields",
-    "http_protocol",
     "uvicorn_server",
 ]

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Any
@@ -120,7 +120,7 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
             )
         )
     if keys := settings.keys():
-        middleware.append(Middleware(KeyGuard, keys))
+        middleware.append(Middleware(Guard, refuse=_without_key(keys)))
     return middleware
 
 
@@ -222,44 +222,43 @@ class Requests:
         await self._app(scope, receive, counted)
 
 
-class KeyGuard:
-    """Lets nobody in without one of the keys, except to `_OPEN_PATHS`."""
+class Guard:
+    """Answers the requests that `refuse` has an error for."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or the lifespan."""
-        if scope["type"] != "lifespan" and path_in_app(scope) not in _OPEN_PATHS:
-            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not self._known(key.strip().encode("latin-1")):
-                await _NO_KEY.response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _known(self, key: bytes) -> bool:
-        """Compare with every key, so that it takes as long for any: digests have one length."""
-        digest = hashlib.sha256(key).digest()
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
-
-
-class HostGuard:
-    """Answers requests for some host names alone: pages of the web may have others for this machine."""
-
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        self._app, self._hosts = app, hosts
+    def __init__(self, app: ASGIApp, refuse: Callable[[Scope], ApiError | None]) -> None:
+        self._app, self._refuse = app, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or the lifespan."""
-        if scope["type"] != "lifespan":
-            named = Headers(scope=scope).get("host", "")
-            try:
-                known = urlsplit(f"//{named}").hostname in self._hosts
-            except ValueError:
-                known = False
-            if not known:
-                message = f"without a key this server answers to local names only, not to {named!r:.100}"
-                await ApiError(message, code="invalid_host").response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        error = None if scope["type"] == "lifespan" else self._refuse(scope)
+        await (error.response if error else self._app)(scope, receive, send)
+
+
+def _without_key(keys: Sequence[str]) -> Callable[[Scope], ApiError | None]:
+    """For `Guard`: refuse requests without one of the keys, except for `_OPEN_PATHS`."""
+    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def refuse(scope: Scope) -> ApiError | None:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        # Every key is compared, and digests have one length: it takes as long for any.
+        known = sum(hmac.compare_digest(digest, each) for each in digests) > 0
+        allowed = path_in_app(scope) in _OPEN_PATHS or (known and scheme.lower() == "bearer")
+        return None if allowed else _NO_KEY
+
+    return refuse
+
+
+def other_names(*hosts: str) -> Callable[[Scope], ApiError | None]:
+    """For `Guard`: refuse other names of this host; pages of the web may have some for it."""
+
+    def refuse(scope: Scope) -> ApiError | None:
+        named = Headers(scope=scope).get("host", "")
+        try:
+            known = urlsplit(f"//{named}").hostname in hosts
+        except ValueError:
+            known = False
+        message = f"without a key this server answers to local names only, not to {named!r:.100}"
+        return None if known else ApiError(message, code="invalid_host")
+
+    return refuse

@@ -128,22 +128,9 @@ def log_failure(error: Exception, *, text: bool) -> ApiError:
 
 
 def invalid_body(error: ValidationError) -> ApiError:
-    """The first mistake of a body, in OpenAI's words."""
-    order = {"missing": 0, "extra_forbidden": 1}
-    first = min(
-        error.errors(include_url=False, include_context=False, include_input=False),
-        key=lambda mistake: (len(mistake["loc"]), order.get(mistake["type"], 2)),
-    )
+    """The outermost mistake of a body, which says the most."""
+    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+    first = min(mistakes, key=lambda mistake: len(mistake["loc"]))
     parts = (str(part) for part in first["loc"] if part not in _UNION_MEMBERS)
     param = ".".join(part for part in parts if "[" not in part) or None
-    if param is None:
-        return ApiError(f"The body cannot be read: {first['msg']}.", code="invalid_value")
-    match first["type"]:
-        case "missing":
-            return ApiError(
-                f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param
-            )
-        case "extra_forbidden":
-            return ApiError(f"Unknown parameter: '{param}'.", code="unknown_parameter", param=param)
-        case _:
-            return ApiError(f"Invalid '{param}': {first['msg']}.", code="invalid_value", param=param)
+    return ApiError(f"Invalid {param or 'body'}: {first['msg']}", code="invalid_value", param=param)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -46,12 +47,14 @@ class Operations:
         self._gauge("limit", "Places there are.").set(settings.max_answers)
         self._provider: TracerProvider | None = None
         self._observers: list[Observer] = [Metrics(self._registry), Logs(text=settings.log_text)]
-        self.middleware: list[Middleware] = [self._trace(text=settings.log_text)] if settings.traced else []
+        self.middleware: list[Middleware] = []
+        if any(map(os.environ.get, ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))):
+            self._trace()
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         return Gauge(f"pasta_server_answers_{name}", documentation, registry=self._registry)
 
-    def _trace(self, *, text: bool) -> Middleware:
+    def _trace(self) -> None:
         """Trace answers, and each HTTP request around them, continuing the trace of the caller."""
         try:
             from opentelemetry.instrumentation.asgi import (  # pyright: ignore[reportMissingTypeStubs]
@@ -62,13 +65,15 @@ class Operations:
 
             self._provider = _open_provider()
         except ModuleNotFoundError as error:
-            raise missing_extra("--otel", "server,otel", error) from error
-        self._observers.append(Tracing(self._provider, text=text))
-        return Middleware(
-            OpenTelemetryMiddleware,
-            tracer_provider=self._provider,
-            exclude_spans=["receive", "send"],
-            excluded_urls="/health$,/metrics$",
+            raise missing_extra("the endpoint for traces", "server,otel", error) from error
+        self._observers.append(Tracing(self._provider))
+        self.middleware.append(
+            Middleware(
+                OpenTelemetryMiddleware,
+                tracer_provider=self._provider,
+                exclude_spans=["receive", "send"],
+                excluded_urls="/health$,/metrics$",
+            )
         )
 
     @contextmanager

@@ -7,9 +7,10 @@ engine renders and encodes the prompt itself, so it may read special tokens that
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 from uuid import uuid4
@@ -287,38 +288,24 @@ class EngineReply:
             GenerationTimeoutError: The answer took too long.
             BackendError: The engine refused or failed.
         """
-        http, admission = self._service.http, self._service.admission
-        request = http.build_request("POST", self._url, json=self._body, headers=self._headers)
-        async with AsyncExitStack() as stack:
-            seconds = await stack.enter_async_context(admission.enter(self._timeout))
-            deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
-            # Several tasks may take turns with this generator, so each wait has a time-out of its own.
-            with self._worded():
-                async with asyncio.timeout_at(deadline):
-                    reply = await http.send(request, stream=True)
-                stack.push_async_callback(reply.aclose)
-                if reply.status_code != 200:
-                    async with asyncio.timeout_at(deadline):
-                        raise _refusal(reply, await reply.aread())
-                parts = reply.aiter_bytes()
-                while True:
-                    async with asyncio.timeout_at(deadline):
-                        part = await anext(parts, None)
-                    if part is None:
-                        return
-                    yield part
-
-    @contextmanager
-    def _worded(self) -> Generator[None]:
-        """Errors of the connection, in the library's own terms."""
+        http, loop = self._service.http, asyncio.get_running_loop()
         try:
-            yield
+            async with self._service.admission.enter(self._timeout) as seconds:
+                ends = loop.time() + (seconds or math.inf)
+                sent = {"json": self._body, "headers": self._headers, "timeout": seconds}
+                async with http.stream("POST", self._url, **sent) as reply:
+                    if reply.status_code != 200:
+                        raise _refusal(reply, await reply.aread())
+                    async for part in reply.aiter_bytes():
+                        yield part
+                        if loop.time() > ends:  # httpx bounds each wait alone
+                            raise httpx.ReadTimeout("too late")
+        except httpx.TimeoutException as error:
+            raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error
         except httpx.ConnectError as error:
             raise BackendConnectError(f"nothing answers at {self._url}: {error}") from error
         except httpx.TransportError as error:
             raise BackendTransportError(f"the connection to {self._url} broke off: {error}") from error
-        except TimeoutError as error:
-            raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error
 
 
 def _refusal(reply: httpx.Response, content: bytes) -> BackendStatusError:

@@ -30,6 +30,7 @@ MAX_MESSAGES = 2048
 
 _IGNORED = {
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("modalities", "service_tier", "store"),
     *("tool_choice", "parallel_tool_calls", "function_call", "top_logprobs"),
 }
 """Fields that by themselves say nothing about the answer; the last four only beside others."""
@@ -176,9 +177,6 @@ class ChatRequest(GenerateRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     """SGLang's: for the model's chat template."""
     tools: _Short[dict[str, Any]] | None = None
-    modalities: list[Literal["text"]] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
 
     @property
     def prompts(self) -> Sequence[list[Message]]:
@@ -207,7 +205,6 @@ class CompletionRequest(GenerateRequest):
     default_tokens: ClassVar[int | None] = 16  # OpenAI's at this endpoint
 
     prompt: str | _Listed[int] | _Short[str] | _Short[_Listed[int]]
-    best_of: int | None = None
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -260,14 +257,8 @@ def check_request(request: GenerateRequest, service: Service) -> None:
     if request.model not in names:
         message = f"the model {request.model!r} does not exist here; there is {', '.join(names)}"
         raise ApiError(message, 404, code="model_not_found", param="model")
-    if request.stream_options is not None and not request.stream:
-        raise ApiError("stream_options is only allowed when stream is set", param="stream_options")
-    if isinstance(request, CompletionRequest):
-        if not request.prompts or not all(request.prompts):
-            raise ApiError("the prompt is empty", param="prompt")
-        if request.best_of not in (None, request.choices):
-            message = "best_of is not supported: it must equal n"
-            raise ApiError(message, code="unsupported_parameter", param="best_of")
+    if not request.prompts or not all(request.prompts):
+        raise ApiError("the prompt is empty", param="prompt")
     if request.count > settings.max_choices:
         raise ApiError(
             f"at most {settings.max_choices} answers for a request, not {request.count}", param="n"
@@ -339,11 +330,10 @@ def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str
     Raises:
         ApiError: A value is bad, or more than the server gives.
     """
-    options = request.options
     kwargs: dict[str, Any] = {
         "limits": answer_limits(request, service.limits),
-        "baseline": bool(options.baseline),
-        "parallel": options.parallel or service.settings.parallel,
+        "baseline": bool(request.options.baseline),
+        "parallel": request.options.parallel or service.settings.parallel,
         "sampling": sampling_of(request, service.settings),
     }
     if isinstance(request, ChatRequest):

@@ -7,7 +7,6 @@ import logging
 import socket
 from contextlib import AsyncExitStack
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import h11
@@ -19,7 +18,7 @@ from uvicorn.logging import DefaultFormatter
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.server.app import HostGuard
+from pasta_async.server.app import Guard, other_names
 from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import with_ids
 
@@ -32,9 +31,8 @@ _KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])
 def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     """A uvicorn server that runs an app of `create_app` with the same settings.
 
-    The first SIGTERM or SIGINT lets open answers end for `drain_seconds`, a second one ends them at once. One
-    that comes while the backend is reached, or the model loads, ends the process. `run` and `serve` raise the
-    error of a backend that cannot be used.
+    SIGTERM and Ctrl-C let open answers end for `drain_seconds`; a second Ctrl-C ends them at once. Before the
+    backend is reached a signal ends the process. `run` and `serve` raise the error of a bad backend.
 
     Raises:
         InvalidRequestError: It is to listen where others can reach it, and has no key.
@@ -46,7 +44,7 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
             "PASTA_SERVER_API_KEYS"
         )
     if not keys:  # or any page on the web could ask, under a name of its own for this machine
-        app.add_middleware(HostGuard, hosts={"localhost", "127.0.0.1", "::1", settings.host})
+        app.add_middleware(Guard, refuse=other_names("localhost", "127.0.0.1", "::1", settings.host))
     logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts
     config = uvicorn.Config(
         app,
@@ -62,36 +60,28 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which by itself shows errors of the start as tracebacks, and ignores a second signal."""
+    """uvicorn around the app's lifespan: run by uvicorn itself, its errors would be tracebacks in the log."""
 
     def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
         super().__init__(config)
-        self._app = app
+        self._app, self._running_app = app, AsyncExitStack()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        # Until the backend is reached, errors are the caller's, and signals end the process as usual. The app
-        # has to be over when uvicorn raises again the signal that stopped it: the process ends with that.
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._app.router.lifespan_context(self._app))
-            with self.capture_signals():
-                await self._serve(sockets)
-                await stack.aclose()
+        async with self._running_app:
+            await self._running_app.enter_async_context(self._app.router.lifespan_context(self._app))
+            await super().serve(sockets)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            for task in self.server_state.tasks:  # as at the end of the drain time
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # by a second Ctrl-C: the requests end as at the end of the drain time
+            for task in self.server_state.tasks:
                 task.cancel()
-        else:
-            super().handle_exit(sig, frame)
+        # `serve` now raises again the signal that stopped it, which ends the process.
+        await self._running_app.aclose()
 
 
 def http_protocol(settings: ServerSettings) -> Any:
-    """The protocol for uvicorn's connections that enforces `body_timeout` and `stall_timeout`.
-
-        uvicorn.run(create_app(backend, settings), http=http_protocol(settings))
-
-    `uvicorn_server` and `pasta-async serve` use it by themselves.
-    """
+    """The class of uvicorn's connections, with the settings' `body_timeout` and `stall_timeout`."""
     return partial(_HttpProtocol, settings=settings)
 
 

@@ -12,7 +12,7 @@ import httpx
 from starlette.requests import Request
 
 from pasta_async.client import Client
-from pasta_async.errors import GenerationTimeoutError, InvalidStateError
+from pasta_async.errors import GenerationTimeoutError
 from pasta_async.options import Limits
 from pasta_async.protocol import Model
 from pasta_async.server.errors import ApiError
@@ -47,18 +47,8 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The service of the app that a request came to.
-
-    Raises:
-        InvalidStateError: The app was mounted in another one, which does not run its lifespan.
-    """
-    service: Service | None = getattr(request.app.state, "service", None)
-    if service is None:
-        raise InvalidStateError(
-            "the app's lifespan has not run: an app that mounts it enters "
-            "`app.router.lifespan_context(app)` of it in its own lifespan"
-        )
-    return service
+    """The service of the app that a request came to, whose lifespan has to run."""
+    return request.app.state.service
 
 
 class Admission:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -79,18 +78,14 @@ class ServerSettings(Options, BaseSettings):
     """Seconds the head of a request may take to arrive, and its body."""
     stall_timeout: float = Field(default=60.0, gt=0)
     """Seconds in which a client may take no byte of its reply, once buffers are full."""
-    ping_seconds: float = Field(default=15.0, ge=0)
-    """Silent seconds of a stream after which a comment keeps its connection alive; 0: never."""
     drain_seconds: float = Field(default=30.0, ge=1)
     """Seconds that open answers have to end after SIGTERM before they are cancelled."""
     log_text: bool = False
-    """Log prompts, answers and error messages of the engine; put them into traces."""
+    """Log prompts, answers and error messages of the engine."""
     log_format: Literal["text", "json"] = "text"
     """Lines to read, or JSON lines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """From `debug` on, threads and requests are logged too."""
-    otel: bool | None = None
-    """Send traces over OTLP, as the `OTEL_*` variables say; default: if they name an endpoint."""
 
     def keys(self) -> tuple[str, ...]:
         """All keys, those in the file too.
@@ -109,12 +104,6 @@ class ServerSettings(Options, BaseSettings):
                 raise InvalidRequestError(f"{path} holds no key; put one on a line of its own")
             keys += keys_of_file
         return tuple(keys)
-
-    @property
-    def traced(self) -> bool:
-        """True if traces are sent."""
-        variables = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-        return any(map(os.environ.get, variables)) if self.otel is None else self.otel
 
     @property
     def loopback(self) -> bool:

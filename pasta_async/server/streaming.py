@@ -44,12 +44,11 @@ class _EventResponse(EventSourceResponse):
         self,
         events: AsyncGenerator[Any, None],
         headers: Mapping[str, str],
-        ping: float,
         drain: float,
         last_words: Callable[[], bytes],
     ) -> None:
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - its dict has no type arguments
-            events, headers=headers, ping=ping, shutdown_grace_period=drain
+            events, headers=headers, shutdown_grace_period=drain
         )
         self._events, self._last_words = events, last_words
 
@@ -89,17 +88,16 @@ class AnswerResponse(_EventResponse):
 
     Args:
         answer: A stream that was not entered yet.
-        ping: Seconds between comments that keep the connection alive; 0: none.
         drain: Seconds the stream may go on after the process was told to stop; then it ends with an `error`.
             Let it be fewer than your ASGI server waits before it cancels open requests.
     """
 
-    def __init__(self, answer: AnswerStream, *, ping: float = 15.0, drain: float = 30.0) -> None:
+    def __init__(self, answer: AnswerStream, *, drain: float = 30.0) -> None:
         def last_words() -> bytes:
             partial = answer.partial
             return _sse("error", to_json(stopping(partial.text if partial else None).body)).encode()
 
-        super().__init__(_named_events(answer), {}, ping, drain, last_words)
+        super().__init__(_named_events(answer), {}, drain, last_words)
 
 
 async def _named_events(answer: AnswerStream) -> AsyncGenerator[ServerSentEvent, None]:
@@ -153,7 +151,6 @@ async def stream_response(
     return _EventResponse(
         rest(first),
         headers,
-        settings.ping_seconds,
         settings.drain_seconds,
         lambda: data_event(stopping(partial()).body),
     )

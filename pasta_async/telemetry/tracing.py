@@ -7,7 +7,6 @@ release of the OpenTelemetry semantic conventions that has them, since they move
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from time import time_ns
 from typing import Any
@@ -38,21 +37,19 @@ class Tracing:
 
     Args:
         provider: Where spans go; None: the global one, which does nothing before somebody sets it up.
-        text: Whether prompts, topics, answers and the messages of errors may appear in spans.
     """
 
-    def __init__(self, provider: TracerProvider | None = None, *, text: bool = False) -> None:
+    def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("pasta_async", tracer_provider=provider, schema_url=SCHEMA_URL)
-        self._text = text
 
     def answer(self, start: AnswerStart) -> AnswerObserver:
         """Begin the span of an answer."""
-        return _AnswerSpans(self._tracer, start, text=self._text)
+        return _AnswerSpans(self._tracer, start)
 
 
 class _AnswerSpans(AnswerObserver):
-    def __init__(self, tracer: Tracer, start: AnswerStart, *, text: bool) -> None:
-        self._tracer, self._text, self._start = tracer, text, start
+    def __init__(self, tracer: Tracer, start: AnswerStart) -> None:
+        self._tracer, self._start = tracer, start
         self._model = start.model.name if start.model else None
         self._began = time_ns()
         self._span = self._call("chat", None, trace.SpanKind.INTERNAL, self._began)
@@ -73,7 +70,6 @@ class _AnswerSpans(AnswerObserver):
             "gen_ai.request.max_tokens": sampling.max_tokens,
             "gen_ai.request.seed": sampling.seed,
             "gen_ai.request.stream": start.streamed,
-            "gen_ai.input.messages": _messages(start) if self._text else None,
             "gen_ai.response.finish_reasons": [reason],
             "pasta.parallel": start.parallel,
             "pasta.baseline": start.baseline,
@@ -83,7 +79,6 @@ class _AnswerSpans(AnswerObserver):
                 "gen_ai.usage.input_tokens": generation.usage.prompt_tokens,
                 "gen_ai.usage.output_tokens": generation.usage.completion_tokens,
                 "gen_ai.response.time_to_first_chunk": generation.threads[0].first_token,
-                "gen_ai.output.messages": _output(generation) if self._text else None,
                 "pasta.diagnostics": [diagnostic.code.value for diagnostic in generation.diagnostics],
                 **{f"pasta.{name}": value for name, value in figures(generation).items()},
             }
@@ -92,7 +87,7 @@ class _AnswerSpans(AnswerObserver):
         _set(self._span, attributes)
         if reason == "error" and error:
             self._span.set_attribute("error.type", error_type(error))
-            self._span.set_status(trace.StatusCode.ERROR, str(error) if self._text else None)
+            self._span.set_status(trace.StatusCode.ERROR)  # the message may quote a prompt
         self._span.end()
 
     def _add_thread(self, generation: Generation, record: ThreadRecord) -> None:
@@ -100,8 +95,8 @@ class _AnswerSpans(AnswerObserver):
         ended = generation.elapsed if record.ended is None else record.ended
         name = "pasta.thread chunk" if record.thread else "pasta.thread main"
         span = self._tracer.start_span(name, self._context, start_time=self._at(record.opened))
-        hidden = {"requests", "text", *([] if self._text else ["topic"])}
-        _set(span, {f"pasta.{name}": value for name, value in record.model_dump(exclude=hidden).items()})
+        fields = record.model_dump(exclude={"requests", "text", "topic"})  # no text in traces
+        _set(span, {f"pasta.{name}": value for name, value in fields.items()})
         times = [span for span in generation.timeline if span.thread == record.thread]
         for request, time in zip(record.requests, times, strict=False):
             self._add_request(request, time, trace.set_span_in_context(span, self._context))
@@ -136,18 +131,3 @@ class _AnswerSpans(AnswerObserver):
 def _set(span: trace.Span, attributes: Mapping[str, Any]) -> None:
     """Set those attributes that have a value."""
     span.set_attributes({name: value for name, value in attributes.items() if value is not None})
-
-
-def _messages(start: AnswerStart) -> str:
-    """The prompt in the conventions' form of messages; token ids have none."""
-    prompt = [{"role": "user", "content": start.prompt}] if isinstance(start.prompt, str) else start.prompt
-    messages = [message for message in prompt if not isinstance(message, int)]
-    return json.dumps([_message(message["role"], message["content"]) for message in messages])
-
-
-def _output(generation: Generation) -> str:
-    return json.dumps([{**_message("assistant", generation.text), "finish_reason": generation.finish_reason}])
-
-
-def _message(role: str, text: object) -> dict[str, object]:
-    return {"role": role, "parts": [{"type": "text", "content": text}]}

@@ -46,10 +46,6 @@ def read(*line: str) -> Copy:
     return found[0]
 
 
-def test_defaults_and_what_is_given_by_its_place() -> None:
-    assert read("there") == Copy(source=Path("there"))
-
-
 def test_every_kind_of_option() -> None:
     line = "there --times 3 --names a --names b --sizes 4 --sizes 5 --limit 2.5 --no-verify --mode fast"
     expected = Copy(

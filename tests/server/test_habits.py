@@ -85,7 +85,6 @@ def test_what_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
         (CHAT, {"top_k": 0}, "top_k"),
         (CHAT, {"repetition_penalty": 1e-40}, "repetition_penalty"),
         (CHAT, {"stop": ""}, "stop"),
-        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
         (CHAT, {"foo": 1}, "foo"),
         (CHAT, {"pasta": {"paralel": True}}, "pasta.paralel"),
         (CHAT, {"pasta": {"limits": {"max_threads": 999}}}, "pasta.limits.max_threads"),

@@ -13,8 +13,9 @@ import httpx
 import pytest
 from live_server import PATIENCE, LiveServer, http_request, serving
 
-from pasta_async.server import ServerSettings, create_app, http_protocol
+from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.requests import MAX_MESSAGES
+from pasta_async.server.running import http_protocol
 from pasta_async.testing import ScriptedBackend
 
 MODEL = "pasta-tiny"

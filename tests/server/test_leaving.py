@@ -28,7 +28,8 @@ from starlette.routing import Route
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.server import AnswerResponse, ServerSettings, create_app, http_protocol
+from pasta_async.server import AnswerResponse, ServerSettings, create_app
+from pasta_async.server.running import http_protocol
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.pasta_tiny import LOCAL_TINY
 
@@ -58,8 +59,6 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("endless")
     importlib.import_module("table_model").make(folder)
     return folder
-
-
 
 
 def test_a_reader_that_takes_nothing_is_cut_off(endless: Path) -> None:
@@ -150,7 +149,7 @@ def test_sigterm_lets_open_answers_end() -> None:
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_answers_that_do_not_end_in_time_are_told_so(signals: int) -> None:
-    """In the time to drain, or until a second signal."""
+    """In the time to drain, or until Ctrl-C."""
     with program("-c", STALLING, "1" if signals == 1 else "600") as process, ThreadPoolExecutor(2) as pool:
         url = until(process, r"http://[\d.:]+")
         post = partial(httpx.post, f"{url}/v1/chat/completions", timeout=PATIENCE)
@@ -161,7 +160,7 @@ def test_answers_that_do_not_end_in_time_are_told_so(signals: int) -> None:
         process.send_signal(signal.SIGTERM)
         if signals == 2:
             until(process, "Shutting down")
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
         refused, cut = whole.result(), stream.result()
         _, log = process.communicate()
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")

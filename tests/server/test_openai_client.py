@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from live_server import MESSAGES, PROMPT, LiveServer, WatchedBackend, official, read
+from live_server import MESSAGES, PROMPT, WatchedBackend, read
 
 from pasta_async import Client, Sampling
 
@@ -168,23 +168,3 @@ async def test_a_refusal_is_a_bad_request(client: openai.AsyncOpenAI, engine: Wa
             await ask(client, messages=[{"role": "user", "content": "long " * 3000}], **values)
         assert (caught.value.type, caught.value.code) == ("invalid_request_error", "context_length_exceeded")
     assert engine.open == 0
-
-
-async def test_an_answers_own_time_limit_is_not_tried_again(
-    server: LiveServer, engine: WatchedBackend
-) -> None:
-    async with official(server.url, max_retries=3) as client:
-        before = len(engine.pieces)
-        with pytest.raises(openai.InternalServerError) as caught:
-            await ask(client, extra_body={"pasta": {"limits": {"timeout": 0.001}}})
-    assert caught.value.status_code == 504
-    assert len(engine.pieces) - before <= 1
-    engine.wait(lambda e: e.open == 0)
-
-
-async def test_a_client_that_runs_out_of_time_ends_the_answer(
-    client: openai.AsyncOpenAI, engine: WatchedBackend
-) -> None:
-    with pytest.raises(openai.APITimeoutError):
-        await ask(client, timeout=0.02)
-    engine.wait(lambda e: e.open == 0)

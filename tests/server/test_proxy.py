@@ -116,18 +116,7 @@ def test_the_engine_gets_what_was_asked_with_the_servers_defaults(server: LiveSe
 
 
 @pytest.mark.parametrize(
-    "smuggled",
-    [
-        *("rid", "lora_path", "custom_logit_processor", "custom_params", "return_hidden_states", "input_ids"),
-        *(
-            "routed_dp_rank",
-            "bootstrap_host",
-            "session_params",
-            "separate_reasoning",
-            "stop_regex",
-            "priority",
-        ),
-    ],
+    "smuggled", ["rid", "lora_path", "custom_logit_processor", "input_ids", "stop_regex"]
 )
 def test_a_field_of_the_engine_is_not_smuggled_behind_tools(
     server: LiveServer, engine: Engine, smuggled: str

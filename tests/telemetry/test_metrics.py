@@ -10,12 +10,9 @@ from prometheus_client import CollectorRegistry
 from samples import DOCUMENT, Samples
 
 from pasta_async import (
-    BackendError,
     Client,
     Generation,
-    InvalidRequestError,
     Limits,
-    Model,
     ThreadFailedError,
     ThreadStarted,
 )
@@ -79,24 +76,6 @@ async def test_failures_are_counted_by_their_class_and_retries_as_requests() -> 
     assert samples.value("pasta_answer_errors_total", error_type="BackendError") == 1
     assert samples.value("pasta_request_errors_total", error_type="BackendError") == 2
     assert samples.value("pasta_requests_total", finish_reason="error") == 2
-
-
-async def test_a_refused_prompt_is_no_error_and_a_backend_out_of_reach_is_one() -> None:
-    class Unreachable(ScriptedBackend):
-        async def connect(self) -> Model:
-            raise BackendError("nobody there")
-
-    registry = CollectorRegistry()
-    client = Client(Unreachable(DOCUMENT), observers=[Metrics(registry)])
-    with pytest.raises(BackendError):
-        await client.generate("x")
-    with pytest.raises(InvalidRequestError):
-        await client.generate("")
-    samples = scrape(registry)
-    for reason in ("error", "refused"):
-        assert samples.value("pasta_answers_total", finish_reason=reason, model_name="unknown") == 1
-    assert samples.value("pasta_answer_errors_total") == 1
-    assert samples.value("pasta_answer_errors_total", error_type="BackendError") == 1
 
 
 async def test_a_cancelled_answer_aborts_its_requests() -> None:

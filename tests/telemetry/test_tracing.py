@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import odd_server
@@ -81,26 +79,6 @@ async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> N
     assert "secret" not in everything and "chunks" not in everything and '"one"' not in everything
 
 
-async def test_answers_side_by_side_keep_their_own_parents(traces: Traces) -> None:
-    client = Client(ScriptedBackend(DOCUMENT), observers=[Tracing(traces.provider)])
-    tracer = traces.provider.get_tracer("test")
-
-    async def ask(name: str) -> None:
-        with tracer.start_as_current_span(f"caller {name}"):
-            await client.generate(name)
-
-    await asyncio.gather(*map(ask, "abcd"))
-    callers = traces.spans("caller")
-    assert len({context(span).trace_id for span in callers}) == len(callers) == 4
-    for caller in callers:
-        [answer] = traces.children(caller, "chat")
-        threads = traces.children(answer, "pasta.thread")
-        requests = [request for thread in threads for request in traces.children(thread, "text_completion")]
-        assert (len(threads), len(requests)) == (3, 4)  # main has one for each stretch between syncs
-        family = {context(span).trace_id for span in (caller, answer, *threads, *requests)}
-        assert len(family) == 1
-
-
 async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None:
     server = odd_server.OddServer()
     server.decoding = [
@@ -113,15 +91,6 @@ async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None
     expected = f"00-{context(answer).trace_id:032x}-{context(answer).span_id:016x}"
     sent = [headers["traceparent"] for headers in server.headers if "traceparent" in headers]
     assert [each.rpartition("-")[0] for each in sent] == [expected]
-
-
-async def test_text_is_in_spans_only_if_asked_for(traces: Traces) -> None:
-    client = Client(ScriptedBackend(DOCUMENT), observers=[Tracing(traces.provider, text=True)])
-    generation = await client.generate("a secret")
-    fields = attributes(traces.spans("chat")[0])
-    assert json.loads(fields["gen_ai.input.messages"])[0]["parts"][0]["content"] == "a secret"
-    assert json.loads(fields["gen_ai.output.messages"])[0]["parts"][0]["content"] == generation.text
-    assert {attributes(span)["pasta.topic"] for span in traces.spans("pasta.thread")} == {"", "one", "two"}
 
 
 async def test_a_failure_marks_its_request_and_its_answer(traces: Traces) -> None:

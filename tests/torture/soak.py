@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from pasta_async.backends.local import LocalBackend
-from pasta_async.server import ServerSettings, create_app, http_protocol
+from pasta_async.server import ServerSettings, create_app
+from pasta_async.server.running import http_protocol
 from tests.pasta_tiny import PASTA_TINY
 from tests.server.live_server import PATIENCE, WatchedBackend, http_request, serving
 from tests.torture.plan import Figures, Plan, draw_prompt
