@@ -292,8 +292,9 @@ class EngineReply:
         try:
             async with self._service.admission.enter(self._timeout) as seconds:
                 ends = loop.time() + (seconds or math.inf)
-                sent = {"json": self._body, "headers": self._headers, "timeout": seconds}
-                async with http.stream("POST", self._url, **sent) as reply:
+                async with http.stream(
+                    "POST", self._url, json=self._body, headers=self._headers, timeout=seconds
+                ) as reply:
                     if reply.status_code != 200:
                         raise _refusal(reply, await reply.aread())
                     async for part in reply.aiter_bytes():
