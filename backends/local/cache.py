@@ -322,28 +322,16 @@ def _system_memory(root: Path) -> Iterator[int]:
 
 def _group_rooms(root: Path) -> Iterator[int]:
     """Bytes that each control group above this process leaves; cached files do not count as used."""
-    mounted, lines = root / "sys/fs/cgroup", list[str]()
+    top, lines = root / "sys/fs/cgroup", list[str]()
     with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if not controllers:  # version 2
-            yield from _rooms(mounted, name, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            yield from _rooms(mounted / "memory", name, *files)
-
-
-def _rooms(top: Path, name: str, limit: str, usage: str, cached: str) -> Iterator[int]:
-    """Bytes that a group and those above it leave, by three files of version 1 or 2."""
-    group = top / name.strip("/")
-    for folder in (group, *group.parents):
+    names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]  # of version 2
+    for folder in (top / name.strip("/") for name in names):
         # In a container the group may stand at the top, under another name.
-        with suppress(OSError, ValueError):  # no limit, or none of this process's business
-            room = int((folder / limit).read_text()) - int((folder / usage).read_text())
-            yield room + _table(folder / "memory.stat").get(cached, 0)
-        if folder == top:
-            return
+        for group in (folder, *folder.parents[: len(folder.parts) - len(top.parts)]):
+            with suppress(OSError, ValueError):  # no limit, or none of this process's business
+                room = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+                yield room + _table(group / "memory.stat").get("inactive_file", 0)
 
 
 def _table(path: Path) -> dict[str, int]:

@@ -227,7 +227,7 @@ def machine(root: Path, free: int, files: dict[str, str]) -> Path:
 
 GROUPS: dict[str, tuple[dict[str, str], int]] = {
     "none": ({}, 4096),
-    "version 2": (
+    "limits on the way": (
         {
             "proc/self/cgroup": "0::/user/shell\n",
             "sys/fs/cgroup/user/memory.max": "2048000\n",
@@ -237,15 +237,6 @@ GROUPS: dict[str, tuple[dict[str, str], int]] = {
             "sys/fs/cgroup/user/shell/memory.current": "1000\n",
         },
         1000,
-    ),
-    "version 1, in a container": (
-        {
-            "proc/self/cgroup": "4:memory:/docker/1234\n3:cpu:/\n",
-            "sys/fs/cgroup/memory/memory.limit_in_bytes": "1024000\n",
-            "sys/fs/cgroup/memory/memory.usage_in_bytes": "512000\n",
-            "sys/fs/cgroup/memory/memory.stat": "cache 9\ntotal_inactive_file 0\n",
-        },
-        500,
     ),
     "no limit": (
         {
