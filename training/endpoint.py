@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
+from pasta_async.backends.sglang.client import http_client
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import (
     BackendConnectError,
@@ -63,10 +64,13 @@ class Endpoint:
 
     `/chat/completions` is at `base_url` (`http://host:30000/v1`); `fields` are further ones of each request:
     temperature, max_tokens, top_logprobs, ...
+
+    Raises:
+        InvalidRequestError: The proxy settings of the environment cannot be used.
     """
 
     def __init__(self, base_url: str, model: str, settings: EndpointSettings, **fields: Any) -> None:
-        from openai import AsyncOpenAI  # takes a second
+        from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI  # takes a second
 
         self.identity: tuple[str, str, dict[str, Any]] = (base_url, model, fields)
         """The address, the model and the fields: its replies depend on them, besides the messages."""
@@ -75,6 +79,9 @@ class Endpoint:
             api_key=os.environ.get(settings.key_variable) or "none",  # servers without keys take any
             max_retries=settings.retries,
             timeout=settings.timeout,
+            http_client=http_client(
+                base_url, timeout=settings.timeout, limits=DEFAULT_CONNECTION_LIMITS, follow_redirects=True
+            ),
         )
 
     async def __aenter__(self) -> Self:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
+from urllib.request import getproxies
 
 import anyio
 import httpx
@@ -114,7 +115,18 @@ def server_command(
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
     environment = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
+    environment |= _direct_loopback()
     return ServerCommand(argv, chosen, environment | (_CPU_ENVIRONMENT if device == "cpu" else {}))
+
+
+def _direct_loopback() -> dict[str, str]:
+    """Variables by which the server asks itself directly as it warms up, and not through a proxy."""
+    proxies = getproxies()
+    excepted = proxies.pop("no", "").replace(" ", "")
+    if not proxies or excepted == "*":
+        return {}
+    value = ",".join(filter(None, [excepted, "127.0.0.1", "localhost"]))
+    return {"no_proxy": value, "NO_PROXY": value}
 
 
 def _model_settings(model: str) -> _Settings:

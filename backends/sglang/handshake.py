@@ -161,7 +161,7 @@ def _load_tokenizer(source: str | Path, server: str, revision: str | None) -> To
     hub: Any = huggingface_hub
     try:
         folder = hub.snapshot_download(str(source), revision=revision, allow_patterns=[*TOKENIZER_FILES])
-    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
+    except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
         raise UnsupportedModelError(
             f"there is no tokenizer for {server}: {source!r} is no folder here, nor on the hub ({error}). "
             "Pass tokenizer=, or set PASTA_TOKENIZER: a folder, a tokenizer.json or a name on the hub. Or "

@@ -104,8 +104,8 @@ class _Reply:
 
     async def whole(self) -> bytes:
         """The reply of a request that does not stream; the first choice that fails ends the others."""
-        async with self._service.admission.enter(self._timeout) as seconds:
-            calls = await self._calls(seconds)
+        async with self._service.admission.enter(self._timeout) as place:
+            calls = await self._calls(place.seconds)
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._service.client.generate(**call)) for call in calls]
@@ -130,8 +130,9 @@ class _Reply:
             held += [self._chunk(self._choice(i, role="assistant", content="")) for i in range(count)]
         done: dict[int, Generation] = {}
         begun = False
-        async with self._service.admission.enter(self._timeout) as seconds:
-            streams = [self._service.client.stream(**call) for call in await self._calls(seconds)]
+        async with self._service.admission.enter(self._timeout) as place:
+            calls = await self._calls(place.seconds)
+            streams = [self._service.client.stream(**call) for call in calls]
             async with aclosing(merged(streams)) as events:
                 async for index, event in events:
                     if isinstance(event, AnswerDone):
@@ -140,7 +141,8 @@ class _Reply:
                     begun = begun or isinstance(event, _BEGINNING)
                     held += self._event_chunks(index, event)
                     if begun and held:
-                        yield b"".join(map(data_event, held))
+                        async with place.while_read():
+                            yield b"".join(map(data_event, held))
                         held = []
         stream_options = self._request.stream_options
         if stream_options and stream_options.include_usage:
@@ -290,15 +292,16 @@ class EngineReply:
         """
         http, loop = self._service.http, asyncio.get_running_loop()
         try:
-            async with self._service.admission.enter(self._timeout) as seconds:
-                ends = loop.time() + (seconds or math.inf)
+            async with self._service.admission.enter(self._timeout) as place:
+                ends = loop.time() + (place.seconds or math.inf)
                 async with http.stream(
-                    "POST", self._url, json=self._body, headers=self._headers, timeout=seconds
+                    "POST", self._url, json=self._body, headers=self._headers, timeout=place.seconds
                 ) as reply:
                     if reply.status_code != 200:
                         raise _refusal(reply, await reply.aread())
                     async for part in reply.aiter_bytes():
-                        yield part
+                        async with place.while_read():
+                            yield part
                         if loop.time() > ends:  # httpx bounds each wait alone
                             raise httpx.ReadTimeout("too late")
         except httpx.TimeoutException as error:

@@ -51,23 +51,28 @@ def service_of(request: Request) -> Service:
     return request.app.state.service
 
 
+_READER_SECONDS = 1.0
+"""A stream whose reader takes nothing for so long lets others have its place."""
+
+
 class Admission:
     """Lets some requests decode at once; others wait in a bounded queue, first come first served."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.max_answers)
+        self._stalled = 0  # requests that wait for their readers, without a place
         self.in_flight: int = 0
         """Requests that decode."""
         self.queued: int = 0
         """Requests that wait."""
 
     @asynccontextmanager
-    async def enter(self, seconds: float | None) -> AsyncGenerator[float | None]:
+    async def enter(self, seconds: float | None) -> AsyncGenerator[Place]:
         """Hold a place for a request that may take so many seconds in all (None: no limit).
 
         Yields:
-            The seconds that are left after the wait.
+            The place, with the seconds that are left after the wait.
 
         Raises:
             ApiError: 429: the queue is full, or the wait took too long.
@@ -90,11 +95,39 @@ class Admission:
         finally:
             self.queued -= 1
         self.in_flight += 1
+        place = Place(self, None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3))
         try:
-            yield None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
+            yield place
         finally:
-            self.in_flight -= 1
-            self._places.release()
+            if place.held:
+                self._free()
+            else:
+                self._stalled -= 1
+
+    def lend(self, place: Place) -> None:
+        """Let others have the place of a request that waits for its reader.
+
+        There are as many such requests as may wait in the queue, so that open requests are bounded.
+        """
+        if self._stalled < self._settings.max_queue:
+            self._stalled += 1
+            place.held = False
+            self._free()
+
+    async def take_again(self, place: Place) -> None:
+        """Wait for a place for a request whose reader goes on. Cancelling it is safe."""
+        self.queued += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self.queued -= 1
+        self._stalled -= 1
+        self.in_flight += 1
+        place.held = True
+
+    def _free(self) -> None:
+        self.in_flight -= 1
+        self._places.release()
 
     def _busy(self, reason: str) -> ApiError:
         return ApiError(
@@ -103,3 +136,31 @@ class Admission:
             code="rate_limit_exceeded",
             retry_after=min(1 + self.queued / self._settings.max_answers, 60),
         )
+
+
+class Place:
+    """The place of one request.
+
+    Attributes:
+        seconds: Time that the request has left; None: no limit.
+        held: False while others may have it.
+    """
+
+    def __init__(self, admission: Admission, seconds: float | None) -> None:
+        self._admission = admission
+        self.seconds: float | None = seconds
+        self.held: bool = True
+
+    @asynccontextmanager
+    async def while_read(self) -> AsyncGenerator[None]:
+        """Around the `yield` of a part of a stream: a reader that is slow to take it lets others in.
+
+        The request then goes on once there is a place again. Cancelling it is safe.
+        """
+        timer = asyncio.get_running_loop().call_later(_READER_SECONDS, self._admission.lend, self)
+        try:
+            yield
+        finally:
+            timer.cancel()
+        if not self.held:
+            await self._admission.take_again(self)

@@ -59,7 +59,7 @@ class ServerSettings(Options, BaseSettings):
     parallel: Parallel = "auto"
     """Width of answers whose request does not say: `always`, `never`, or `auto`, by the load."""
     max_answers: int = Field(default=64, ge=1)
-    """Requests that decode at once."""
+    """Requests that decode at once; not those whose reader has taken nothing for a second."""
     max_queue: int = Field(default=256, ge=0)
     """Requests that wait for their turn; more are refused with 429."""
     queue_timeout: float = Field(default=60.0, gt=0)

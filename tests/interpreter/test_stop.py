@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Client, Generation, Sampling
-from pasta_async.interpreter.transcript import Visible
+from pasta_async.interpreter.transcript import StopSearch, Visible
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import RICH, answer, documents, promise, read_by_events
@@ -185,3 +187,24 @@ def test_where_it_stops_does_not_depend_on_how_the_text_comes_in(pieces: list[st
     ends = [(whole.find(word) + len(word), whole.find(word)) for word in stop if word in whole]
     assert shown == "".join(visible.shown) == (whole[: min(ends)[1]] if ends else whole)
     assert visible.stopped == bool(ends)
+
+
+class CountedText(str):
+    """A stop text that counts how often one of its characters is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key: Any) -> str:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 5000])
+@pytest.mark.parametrize("stop", ["a" * 1000, "a" * 999 + "b", "b" + "a" * 999, "aab" * 333], ids=len)
+def test_a_text_that_nearly_stops_is_read_in_linear_time(stop: str, piece: int) -> None:
+    text = ("a" * 998 + "c") * 10
+    counted = CountedText(stop)
+    search = StopSearch([counted])
+    for start in range(0, len(text), piece):
+        assert search.find(text[start : start + piece]) is None
+    assert 0 < counted.looks <= 4 * (len(text) + len(stop))

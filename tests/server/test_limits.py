@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
@@ -199,15 +200,25 @@ def test_no_text_in_logs_unless_asked_for(caplog: pytest.LogCaptureFixture, log_
     assert "ValueError" in caplog.text
 
 
-def test_readers_that_take_nothing_keep_no_slot_from_others() -> None:
-    long = "word " * 3000
+@pytest.mark.parametrize("readers", [1, 64])
+def test_readers_that_take_nothing_keep_no_place_and_no_slot_from_others(readers: int) -> None:
+    long = "word " * 600
     engine = WatchedBackend(ScriptedBackend(lambda prompt: long if "long" in prompt else ANSWER))
-    app = create_app(engine, ServerSettings(max_answers=65), limits=Limits(client_threads=64))
+    limits = Limits(client_threads=readers)
+    app = create_app(engine, ServerSettings(max_answers=readers), limits=limits)
     asked = {"model": "scripted", "messages": [{"role": "user", "content": "long"}], "stream": True}
     with serving(app, send_buffer=2**13) as url, ExitStack() as stack:
         server = LiveServer(url, app)
-        for _ in range(64):
+        connections: list[socket.socket] = []
+        for _ in range(readers):
             connection = stack.enter_context(server.connect(receive_buffer=2**13))
             connection.sendall(http_request("/v1/chat/completions", json.dumps(asked).encode()))
-        engine.wait(lambda e: len(e.pieces) == 64)
+            connections.append(connection)
+        engine.wait(lambda e: len(e.pieces) == readers)
         assert ask(server).status_code == 200
+        rest = b""
+        while not rest.endswith(b"0\r\n\r\n"):  # who reads again gets all of it
+            rest += connections[0].recv(2**20)
+        pieces = re.findall(rb'"content":"([^"]*)"', rest)
+        assert b"".join(pieces).decode() == long and b"[DONE]" in rest
+    assert (server.service.admission.in_flight, server.service.admission.queued) == (0, 0)

@@ -13,8 +13,9 @@ import httpx
 import huggingface_hub
 import odd_server
 import pytest
-from odd_server import END, HTML, STOP, TAGS, OddServer, backend, event, pieces_of, sse, stream
+from odd_server import END, HTML, STOP, TAGS, OddServer, backend, encode, event, pieces_of, sse, stream
 
+from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import (
     BackendConnectError,
@@ -27,6 +28,7 @@ from pasta_async.errors import (
     InvalidStateError,
     UnsupportedModelError,
 )
+from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from tests.pasta_tiny import PASTA_TINY
 
 
@@ -220,6 +222,8 @@ def test_proxy_settings_that_cannot_be_used_are_named(monkeypatch: pytest.Monkey
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     with pytest.raises(InvalidRequestError, match=name):
         SGLangBackend("http://odd:30000")
+    with pytest.raises(InvalidRequestError, match=name):
+        Endpoint("http://odd:30000/v1", "a model", EndpointSettings())
     for url in ("http://127.0.0.1:30000", "http://localhost:30000", "http://[::1]:30000"):
         assert SGLangBackend(url).url == url  # a server on this machine needs no proxy
 
@@ -249,7 +253,7 @@ async def test_a_proxy_is_named_in_errors_and_not_asked_for_loopback(
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The odd server on a real socket, for what it does not stream."""
+    """The odd server on a real socket; each answer is the same text."""
 
     protocol_version = "HTTP/1.1"
     routes: ClassVar[dict[str, Any]] = OddServer().routes
@@ -258,9 +262,15 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         length = int(self.headers.get("content-length", 0))
         body = json.loads(self.rfile.read(length)) if length else None
-        route = self.routes.get(path)
-        content = json.dumps(route(body) if callable(route) else route).encode()
-        self.send_response(200 if path in self.routes else 404)
+        kind = "application/json"
+        if path == "/generate":
+            kind = "text/event-stream"
+            content = sse([event(encode("Tea.")), event([END], finish_reason=STOP)])
+        else:
+            route = self.routes.get(path)
+            content = b"" if path not in self.routes else json.dumps(_called(route, body)).encode()
+        self.send_response(200 if content else 404)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -271,17 +281,24 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_backend_serves_in_one_event_loop_after_another() -> None:
-    async def ask(made: SGLangBackend) -> None:
-        made._model = None  # pyright: ignore[reportPrivateUsage]
-        assert (await made.connect()).tags == TAGS
+def _called(route: Any, body: Any) -> Any:
+    return route(body) if callable(route) else route
+
+
+def test_a_client_serves_in_one_event_loop_after_another() -> None:
+    async def stream_one() -> str:
+        async with client.stream([1]) as answer:
+            return (await answer.result()).text
 
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         Thread(target=server.serve_forever).start()
-        made = SGLangBackend(f"http://127.0.0.1:{server.server_port}")
-        for _ in range(3):
-            asyncio.run(ask(made))
-        asyncio.run(made.aclose())
+        url = f"http://127.0.0.1:{server.server_port}"
+        client = Client(url)
+        for _ in range(2):
+            assert asyncio.run(client.generate([1])).text == "Tea."
+            assert asyncio.run(stream_one()) == "Tea."
+        asyncio.run(client.aclose())
+        asyncio.run(Client(url).aclose())  # one that was never used
         server.shutdown()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from urllib.request import getproxies
 
 import pytest
 
@@ -19,7 +20,10 @@ def test_a_gpu_gets_flashinfer_and_the_usual_server() -> None:
     assert "--attention-backend flashinfer" in " ".join(command.argv)
 
 
-def test_a_cpu_gets_what_runs_there() -> None:
+def test_a_cpu_gets_what_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in getproxies():
+        monkeypatch.delenv(f"{name}_proxy", raising=False)
+        monkeypatch.delenv(f"{name}_proxy".upper(), raising=False)
     command = server_command("a/model", device="cpu")
     words = " ".join(command.argv)
     assert command.environment == {
@@ -28,6 +32,16 @@ def test_a_cpu_gets_what_runs_there() -> None:
         "SGLANG_USE_CPU_ENGINE": "1",
     }
     assert "--attention-backend torch_native" in words and "flashinfer" not in words
+
+
+@pytest.mark.parametrize("excepted", [None, "corp.example"])
+def test_a_server_asks_itself_past_a_proxy(monkeypatch: pytest.MonkeyPatch, excepted: str | None) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", excepted or "")
+    environment = server_command("a/model", device="cpu").environment
+    expected = ["127.0.0.1", "localhost"] if excepted is None else [excepted, "127.0.0.1", "localhost"]
+    assert environment["no_proxy"].split(",") == environment["NO_PROXY"].split(",") == expected
 
 
 def test_every_flag_has_its_reason_and_gives_way_to_ones_own() -> None:
