@@ -50,7 +50,19 @@ def _message(index: int, value: object) -> Message:
         raise InvalidRequestError(f"message {index} needs a role and a content; got {shortened(message)}")
     if not isinstance(message["role"], str) or not isinstance(message["content"], str | list | None):
         raise InvalidRequestError(f"message {index}: the role is a text, the content text or parts")
+    parts = cast("list[object]", message["content"]) if isinstance(message["content"], list) else []
+    for number, part in enumerate(parts):
+        if not _is_text(part):
+            raise InvalidRequestError(
+                f"message {index}: part {number} of its content is no text, and nothing else is supported; "
+                f"got {shortened(part)}"
+            )
     return cast("dict[str, Any]", message)
+
+
+def _is_text(part: object) -> bool:
+    fields = cast("dict[object, object]", part) if isinstance(part, dict) else {}
+    return fields.get("type", "text") == "text" and isinstance(fields.get("text"), str)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:

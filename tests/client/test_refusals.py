@@ -86,6 +86,15 @@ PROMPTS: list[Any] = [
 ]
 
 
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "u"}}, {"type": "text"}, "a", 5])
+async def test_a_part_that_is_no_text_is_named(part: Any) -> None:
+    content = [{"type": "text", "text": "Look:"}, part]
+    async with Client(ScriptedBackend("Because.")) as client:
+        with pytest.raises(InvalidRequestError, match=r"message 1: part 1 .*no text") as caught:
+            await client.generate([{"role": "user", "content": "Hi."}, {"role": "user", "content": content}])
+    assert "image_url" in str(caught.value) or part in ({"type": "text"}, "a", 5)
+
+
 @pytest.mark.parametrize("prompt", PROMPTS, ids=range(len(PROMPTS)))
 async def test_prompts_and_messages(prompt: Any) -> None:
     backend = ScriptedBackend("Because.")
