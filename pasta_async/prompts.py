@@ -50,19 +50,20 @@ def _message(index: int, value: object) -> Message:
         raise InvalidRequestError(f"message {index} needs a role and a content; got {shortened(message)}")
     if not isinstance(message["role"], str) or not isinstance(message["content"], str | list | None):
         raise InvalidRequestError(f"message {index}: the role is a text, the content text or parts")
-    parts = cast("list[object]", message["content"]) if isinstance(message["content"], list) else []
-    for number, part in enumerate(parts):
-        if not _is_text(part):
+    checked = cast("dict[str, Any]", message)
+    if not isinstance(message["content"], list):
+        return checked
+    texts: list[str] = []  # joined: few templates take a list
+    for number, part in enumerate(cast("list[object]", message["content"])):
+        fields = cast("dict[object, object]", part) if isinstance(part, dict) else {}
+        text = fields.get("text")
+        if fields.get("type", "text") != "text" or not isinstance(text, str):
             raise InvalidRequestError(
                 f"message {index}: part {number} of its content is no text, and nothing else is supported; "
                 f"got {shortened(part)}"
             )
-    return cast("dict[str, Any]", message)
-
-
-def _is_text(part: object) -> bool:
-    fields = cast("dict[object, object]", part) if isinstance(part, dict) else {}
-    return fields.get("type", "text") == "text" and isinstance(fields.get("text"), str)
+        texts.append(text)
+    return {**checked, "content": "".join(texts)}
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
