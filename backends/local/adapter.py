@@ -122,8 +122,7 @@ class _AdapterConfig(File):
     @classmethod
     def _of_the_embedding(cls, given: Any) -> Any:
         """A list, which peft takes as well, is of the embedding."""
-        ids = cast("list[Any]", given) if isinstance(given, list) else None
-        return (given or {}) if ids is None else {"embed_tokens": ids}
+        return {"embed_tokens": cast("list[Any]", given)} if isinstance(given, list) else given or {}
 
     @field_validator("trainable_token_indices")
     @classmethod

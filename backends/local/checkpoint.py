@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import huggingface_hub
 import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -462,6 +463,7 @@ FILE_BYTES = 10**9
 """Of weights in one file, and in memory while it is written; more only where a single tensor has more."""
 
 _save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
+_split: Any = getattr(huggingface_hub, "split_state_dict_into_shards_factory")  # noqa: B009 (neither)
 
 
 def model_files(config: Mapping[str, Any], tokenizer: TokenizerFiles, generation: Mapping[str, Any]) -> Files:
@@ -513,31 +515,22 @@ def write_folder(
 def _write_weights(
     folder: Path, sizes: Mapping[str, int], read: Callable[[str], torch.Tensor], label: str
 ) -> None:
-    parts = _parts(sizes)
-    places: dict[str, str] = {}
+    split = _split(
+        dict(sizes),
+        get_storage_size=int,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=FILE_BYTES,
+    )
     with progress(len(sizes), label) as advance:
-        for number, names in enumerate(parts, 1):
-            part = "" if len(parts) == 1 else f"-{number:05}-of-{len(parts):05}"
-            file = f"model{part}.safetensors"
+        for file, names in split.filename_to_tensors.items():
             tensors: dict[str, torch.Tensor] = {}
             for name in names:
                 tensors[name] = read(name).contiguous()
                 advance()
             _save_file(tensors, folder / file, {"format": "pt"})
-            places |= dict.fromkeys(names, file)
-    if len(parts) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / "model.safetensors.index.json", index)
-
-
-def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
-    """The tensors of each file, in order."""
-    parts: list[list[str]] = [[]]
-    for name, size in sizes.items():
-        if parts[-1] and sum(sizes[other] for other in parts[-1]) + size > FILE_BYTES:
-            parts.append([])
-        parts[-1].append(name)
-    return parts
 
 
 def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float32") -> None:
