@@ -116,7 +116,7 @@ def test_a_file_without_keys_is_no_open_door(tmp_path: Path) -> None:
 
 
 def test_a_body_that_does_not_come() -> None:
-    with running(ScriptedBackend(ANSWER), body_timeout=0.05) as server, server.connect() as connection:
+    with running(ScriptedBackend(ANSWER), body_timeout=0.5) as server, server.connect() as connection:
         connection.sendall(http_request("/v1/chat/completions", b"{}" * 50)[:-10])
         assert b" 408 " in connection.recv(100)
 
@@ -145,7 +145,7 @@ def test_a_full_queue_is_told_with_429_and_when_to_come_again() -> None:
 
 
 def test_the_time_limit_of_the_server_and_the_text_so_far() -> None:
-    with running(stalling(), timeout=0.2) as server:
+    with running(stalling(), timeout=1.0) as server:
         reply = ask(server)
         assert reply.status_code == 504
         assert reply.headers["x-should-retry"] == "false"
