@@ -83,6 +83,7 @@ def run(line: list[str], backend: Backend | None) -> None:
 
     add_options(add(generate), GenerateOptions, ["prompt"])
     serving = add(serve)
+    serving.add_argument("--backend", help="see `generate`")
     server = add(sglang)
     server.add_argument("model", help="a model folder, or a name on the Hugging Face hub")
     server.add_argument("--device", choices=["cuda", "cpu"], help="default: a GPU if there is one")
@@ -102,7 +103,11 @@ def run(line: list[str], backend: Backend | None) -> None:
 
     with _reported_errors():
         if line[:1] == ["serve"]:  # other commands do without the server and its extra
-            add_options(serving, _serve_options())
+            try:
+                from pasta_async.server import ServerSettings
+            except ModuleNotFoundError as error:
+                raise missing_extra("the server", "server", error) from error
+            add_options(serving, ServerSettings)
         options, further = parser.parse_known_args(line)
         if further and options.work is not sglang:
             options.parser.error(f"unrecognized arguments: {' '.join(further)}")
@@ -198,7 +203,8 @@ async def show_answer(
     try:
         if options.compare:
             await client.generate("Hello.", sampling=_WARM_UP)
-        for kwargs["baseline"] in [False, True] if options.compare else [False]:
+        for baseline in [False, True] if options.compare else [False]:
+            kwargs["baseline"] = baseline
             async with client.stream(messages, **kwargs) as stream:
                 display.begin(stream)
                 async for event in stream:
@@ -207,11 +213,11 @@ async def show_answer(
     except BaseException:  # a cancellation too: nothing decodes any more, show what there is
         display.broken()
         raise
-    answer, baseline = answers[0], answers[1] if options.compare else None
-    display.done(answer, baseline)
+    answer, plain = answers[0], answers[1] if options.compare else None
+    display.done(answer, plain)
     for note in answer.notes:
         say(f"note: {note}")
-    return answer, baseline
+    return answer, plain
 
 
 def _pair(item: str) -> tuple[str, Any]:
@@ -224,33 +230,12 @@ def _pair(item: str) -> tuple[str, Any]:
         return name, value
 
 
-def _serve_options() -> type[Any]:
-    try:
-        from pasta_async.server import ServerSettings
-    except ModuleNotFoundError as error:
-        raise missing_extra("the server", "server", error) from error
-
-    class ServeOptions(ServerSettings):
-        """The server's settings, its backend, and limits that its client has."""
-
-        backend: str | None = None
-        """See `generate`."""
-        max_threads: int | None = None
-        """Threads of an answer that decode at once."""
-        client_threads: int | None = None
-        """Threads of all answers that decode at once."""
-
-    return ServeOptions
-
-
 def serve(arguments: Namespace) -> None:
-    """Serve OpenAI's API; all options but the first three have variables, PASTA_SERVER_PORT for instance."""
-    from pasta_async.server import create_app, uvicorn_server
+    """Serve OpenAI's API; all options have variables, PASTA_SERVER_PORT for instance."""
+    from pasta_async.server import ServerSettings, create_app, uvicorn_server
 
-    options = settings_of(_serve_options(), arguments.parser, arguments)
-    limits = Limits(**options.model_dump(include={"max_threads", "client_threads"}, exclude_none=True))
-    app = create_app(arguments.given_backend or options.backend, options, limits=limits)
-    server = uvicorn_server(app, options)
+    settings = settings_of(ServerSettings, arguments.parser, arguments)
+    server = uvicorn_server(create_app(arguments.given_backend or arguments.backend, settings), settings)
     try:
         server.run()
     except SystemExit:  # uvicorn said why, but has a status of its own

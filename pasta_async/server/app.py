@@ -64,9 +64,14 @@ def create_app(
     operations, open_requests = Operations(settings), set[asyncio.Task[Any]]()
 
     def make_client() -> Client:
-        return backend if isinstance(backend, Client) else Client(backend, limits=limits)
+        if isinstance(backend, Client):
+            return backend
+        return Client(backend, limits=limits, observers=operations.observers)
 
-    make_client()  # a bad name is refused now; nothing is reached or loaded before `connect`
+    # A bad name is refused now; nothing is reached or loaded before `connect`.
+    make_client()
+    if isinstance(backend, Client):
+        backend.observers += operations.observers
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -76,8 +81,8 @@ def create_app(
             url = client.backend.url if isinstance(client.backend, HttpEngine) else "http://localhost"
             async with http_client(url, timeout=None) as http:  # the answer's own limit counts
                 app.state.service = Service(client, info, settings, admission, http)
-                with operations.watching(client, admission):
-                    yield
+                operations.watch(admission)
+                yield
         finally:
             others = open_requests - {asyncio.current_task()}  # a test may ask in the task of the lifespan
             if others:  # they were cancelled, and tell that to their clients

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -21,7 +19,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pasta_async.client import Client
 from pasta_async.errors import missing_extra
 from pasta_async.observers import Observer
 from pasta_async.server.service import Admission
@@ -46,7 +43,7 @@ class Operations:
         self._queued = self._gauge("queued", "Requests that wait for a place.")
         self._gauge("limit", "Places there are.").set(settings.max_answers)
         self._provider: TracerProvider | None = None
-        self._observers: list[Observer] = [Metrics(self._registry), Logs(text=settings.log_text)]
+        self.observers: list[Observer] = [Metrics(self._registry), Logs(text=settings.log_text)]
         self.middleware: list[Middleware] = []
         if any(map(os.environ.get, ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))):
             self._trace()
@@ -66,7 +63,7 @@ class Operations:
             self._provider = _open_provider()
         except ModuleNotFoundError as error:
             raise missing_extra("the endpoint for traces", "server,otel", error) from error
-        self._observers.append(Tracing(self._provider))
+        self.observers.append(Tracing(self._provider))
         self.middleware.append(
             Middleware(
                 OpenTelemetryMiddleware,
@@ -76,17 +73,10 @@ class Operations:
             )
         )
 
-    @contextmanager
-    def watching(self, client: Client, admission: Admission) -> Generator[None]:
-        """Observe a client's answers, and its queue."""
+    def watch(self, admission: Admission) -> None:
+        """Show a queue's numbers from now on."""
         self._in_flight.set_function(lambda: admission.in_flight)
         self._queued.set_function(lambda: admission.queued)
-        client.observers.extend(self._observers)
-        try:
-            yield
-        finally:
-            for observer in self._observers:
-                client.observers.remove(observer)
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`: Prometheus's text, or OpenMetrics for clients that accept it."""

@@ -35,7 +35,6 @@ from pasta_async.server.requests import (
     GenerateRequest,
     answer_limits,
     check_request,
-    generate_kwargs,
     parse_body,
     read_body,
     sampling_of,
@@ -83,7 +82,7 @@ class _Reply:
     def __init__(self, service: Service, request: GenerateRequest) -> None:
         self._service, self._request = service, request
         self._options = request.options
-        self._kwargs = generate_kwargs(request, service)
+        self._limits = answer_limits(request, service.limits)
         self._chat = isinstance(request, ChatRequest)
         self._envelope: Json = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
@@ -104,7 +103,7 @@ class _Reply:
 
     async def whole(self) -> bytes:
         """The reply of a request that does not stream; the first choice that fails ends the others."""
-        async with self._service.admission.enter(self._timeout) as place:
+        async with self._service.admission.enter(self._limits.timeout) as place:
             calls = await self._calls(place.seconds)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -130,7 +129,7 @@ class _Reply:
             held += [self._chunk(self._choice(i, role="assistant", content="")) for i in range(count)]
         done: dict[int, Generation] = {}
         begun = False
-        async with self._service.admission.enter(self._timeout) as place:
+        async with self._service.admission.enter(self._limits.timeout) as place:
             calls = await self._calls(place.seconds)
             streams = [self._service.client.stream(**call) for call in calls]
             async with aclosing(merged(streams)) as events:
@@ -149,27 +148,27 @@ class _Reply:
             yield data_event(self._chunk(usage=self._usage([done[index] for index in sorted(done)])))
         yield b"data: [DONE]\n\n"
 
-    @property
-    def _timeout(self) -> float | None:
-        """Seconds the answers may take, their wait for a place included."""
-        return self._kwargs[0]["limits"].timeout
-
     async def _calls(self, seconds: float | None) -> list[Json]:
-        """The arguments of `Client.generate` for each choice; a text is encoded once for all its choices.
-
-        The answers may take so many seconds.
-        """
-        model = self._service.info
-        limits = self._kwargs[0]["limits"].model_copy(update={"timeout": seconds})
-        prompts: list[Any] = []
-        for prompt in self._request.prompts:
-            if isinstance(prompt, str):
+        """The arguments of `Client.generate` for each choice of answers that may take so many seconds."""
+        request, settings, model = self._request, self._service.settings, self._service.info
+        limits = self._limits.model_copy(update={"timeout": seconds})
+        shared: Json = {
+            "limits": limits,
+            "baseline": bool(self._options.baseline),
+            "parallel": self._options.parallel or settings.parallel,
+            "sampling": sampling_of(request, settings),
+        }
+        if isinstance(request, ChatRequest):
+            shared["chat_template_kwargs"] = request.chat_template_kwargs
+        calls: list[Json] = []
+        for prompt in request.prompts:
+            if isinstance(prompt, str):  # encoded once for all its choices
                 encode = partial(model.tokenizer.encode, prompt, most_tokens(model, limits))
                 prompt = await run_encoding(len(prompt), encode)
-            prompts.append(prompt)
-        return [
-            {**kwargs, "prompt": prompt, "limits": limits} for prompt in prompts for kwargs in self._kwargs
-        ]
+            for index in range(request.choices):
+                seed = {} if request.seed is None else {"seed": (request.seed + index) % 2**63}
+                calls.append({**shared, **seed, "prompt": prompt})
+        return calls
 
     def _event_chunks(self, index: int, event: Event) -> Iterator[Json]:
         """The chunks for one event of a choice."""

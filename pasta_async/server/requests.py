@@ -322,22 +322,3 @@ def _checked(kind: type[_Options], values: Mapping[str, Any], prefix: str = "") 
             param = f"{prefix}{name}"
             raise ApiError(f"Invalid '{param}': {error}", code="invalid_value", param=param) from None
     return kind(**values)
-
-
-def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str, Any]]:
-    """The arguments of `Client.generate` for each choice of a prompt, without the prompt.
-
-    Raises:
-        ApiError: A value is bad, or more than the server gives.
-    """
-    kwargs: dict[str, Any] = {
-        "limits": answer_limits(request, service.limits),
-        "baseline": bool(request.options.baseline),
-        "parallel": request.options.parallel or service.settings.parallel,
-        "sampling": sampling_of(request, service.settings),
-    }
-    if isinstance(request, ChatRequest):
-        kwargs["chat_template_kwargs"] = request.chat_template_kwargs
-    if request.seed is None:
-        return [kwargs for _ in range(request.choices)]
-    return [{**kwargs, "seed": (request.seed + index) % 2**63} for index in range(request.choices)]

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,34 +30,19 @@ class Copy(BaseModel):
     mode: Literal["fast", "safe"] = Field(default="safe", description="How.")
 
 
-def nothing(settings: Copy) -> None:
-    """Work that is done at once."""
-
-
-def code_of(work: Callable[[Copy], object], *line: str, resumes: bool = False) -> int | str | None:
+def run(work: Callable[[Copy], object], *line: str, resumes: bool = False) -> int | str | None:
+    """The exit code of a command that does the work."""
     with pytest.raises(SystemExit) as caught:
         command(Copy, work, "copy", "Copies a file.", positional=["source"], resumes=resumes)(line)
     return caught.value.code
 
 
-def read(*line: str) -> Copy:
-    found: list[Copy] = []
-    assert code_of(found.append, *line) == 0
-    return found[0]
-
-
 def test_every_kind_of_option() -> None:
     line = "there --times 3 --names a --names b --sizes 4 --sizes 5 --limit 2.5 --no-verify --mode fast"
-    expected = Copy(
-        source=Path("there"),
-        times=3,
-        names=("a", "b"),
-        sizes=(4, 5),
-        limit=2.5,
-        verify=False,
-        mode="fast",
-    )
-    assert read(*line.split()) == expected
+    read: list[Copy] = []
+    assert run(read.append, *line.split()) == 0
+    lists: dict[str, Any] = {"names": ("a", "b"), "sizes": (4, 5)}
+    assert read == [Copy(source=Path("there"), times=3, limit=2.5, verify=False, mode="fast", **lists)]
 
 
 class Environment(BaseSettings):
@@ -70,70 +55,58 @@ class Environment(BaseSettings):
 def test_what_the_line_leaves_out_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COPY_PORT", "2")
     monkeypatch.setenv("COPY_HOST", "there")
-    found: list[Environment] = []
+    read: list[Environment] = []
     with pytest.raises(SystemExit):
-        command(Environment, found.append, "x", "")(["--copy-host", "here"])
-    assert found[0].model_dump() == {"copy_port": 2, "copy_host": "here"}
+        command(Environment, read.append, "x", "")(["--copy-host", "here"])
+    assert read[0].model_dump() == {"copy_port": 2, "copy_host": "here"}
 
 
-def test_the_help_has_every_field_and_what_it_means(
+def test_the_help_has_every_field_and_its_description(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert code_of(nothing, "--help") == 0
+    assert run(print, "--help") == 0
     shown = capsys.readouterr().out
-    assert "Copies a file." in shown
     for name, field in Copy.model_fields.items():
         assert (f"--{name}" in shown) == (name != "source")
-        assert field.description
-        assert field.description in shown
-    assert "--no-verify" in shown
+        assert field.description and field.description in shown
+    assert "Copies a file." in shown and "--no-verify" in shown
 
 
 @pytest.mark.parametrize(
     ("line", "names"),
     [
-        ([], "SOURCE"),
-        (["there", "--times", "0"], "--times"),
-        (["there", "--times", "many"], "--times"),
-        (["there", "--sizes", "x"], "--sizes"),
-        (["there", "--mode", "slow"], "--mode"),
-        (["there", "--nonsense"], "--nonsense"),
-        (["there", "twice"], "twice"),
+        ("", "source"),
+        ("there --times 0", "--times"),
+        ("there --times many", "--times"),
+        ("there --mode slow", "--mode"),
+        ("there --nonsense", "--nonsense"),
+        ("there twice", "twice"),
     ],
 )
-def test_misuse_is_2_and_names_the_option(
-    line: list[str], names: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done: list[Copy] = []
-    assert code_of(done.append, *line) == 2
-    assert not done
-    assert names.lower() in capsys.readouterr().err.lower()
+def test_misuse_is_2_and_names_the_option(line: str, names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    read: list[Copy] = []
+    assert run(read.append, *line.split()) == 2
+    assert not read
+    assert names in capsys.readouterr().err
 
 
 def test_an_error_of_the_library_is_1_with_its_name() -> None:
     def work(settings: Copy) -> None:
         raise BackendConnectError("nothing answers")
 
-    code = code_of(work, "there")  # a text as the code: Python prints it on stderr and exits with 1
-    assert isinstance(code, str)
-    assert code.startswith("BackendConnectError: ")
+    # A text as the code: Python prints it on standard error and exits with 1.
+    assert run(work, "there") == "BackendConnectError: nothing answers"
 
 
-def test_a_main_prints_the_text_that_its_work_returns(capsys: pytest.CaptureFixture[str]) -> None:
-    main = command(Copy, lambda settings: f"from {settings.source}", "copy", "", positional=["source"])
-    with pytest.raises(SystemExit) as ended:
-        main(["there"])
-    assert not ended.value.code
+def test_the_text_that_the_work_returns_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lambda settings: f"from {settings.source}", "there") == 0
     assert capsys.readouterr().out == "from there\n"
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_ctrl_c_is_130_and_says_whether_the_same_command_goes_on(
+def test_ctrl_c_is_130_and_tells_if_the_same_command_goes_on(
     resumes: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def work(settings: Copy) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    assert code_of(work, "there", resumes=resumes) == 130
+    assert run(lambda _: os.kill(os.getpid(), signal.SIGINT), "there", resumes=resumes) == 130
     assert ("goes on" in capsys.readouterr().err) == resumes

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from written import CAUSES, INTRO, TEXT, WRITTEN
 
-from pasta_async import Client, Generation, Limits, Span
+from pasta_async import Client, Generation, Span
 from pasta_async.cli.commands import GenerateOptions, show_answer
 from pasta_async.cli.display import bar, summary
 from pasta_async.cli.live import LiveDisplay, view
@@ -86,16 +86,6 @@ async def test_control_characters_of_an_answer_are_never_shown() -> None:
     shown = "\n".join([*picture(done), *summary(done), console.export_text()])
     assert shown.count("t\ufffd[2J\ufffd31m\ufffd") == 3
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
-
-
-async def test_long_texts_show_their_ends_and_stay_within_the_width() -> None:
-    words = " ".join(f"word{n}" for n in range(90))
-    backend = ScriptedBackend(f'{words}<promise topic="t" tokens="10"/><async>{words}</async>')
-    async with Client(backend, clock=backend.clock) as client:
-        done = await client.generate("x", limits=Limits(chunk_tokens=500))
-    rows = picture(done, width=60)
-    assert max(map(len, rows)) <= 60
-    assert sum("word89" in row for row in rows) == 2
 
 
 def test_bars_are_drawn_to_scale() -> None:

@@ -67,16 +67,6 @@ def test_keys_from_a_file_and_from_settings(tmp_path: Path) -> None:
         assert httpx.get(server.url).status_code == 200
 
 
-def test_how_parallel_answers_are_is_the_requests_choice_or_else_the_servers() -> None:
-    asked: dict[Any, str] = {None: "one", "always": "full", "auto": "full", "never": "one"}
-    with running(ScriptedBackend(ANSWER), parallel="never") as server:
-        for parallel, width in asked.items():
-            reply = ask(server, pasta={} if parallel is None else {"parallel": parallel}).json()
-            assert reply["pasta"]["choices"][0]["width"] == width
-            assert reply["pasta"]["mode"] == ("sequential" if width == "one" else "parallel")
-        assert ask(server, pasta={"parallel": "sometimes"}).status_code == 400
-
-
 def test_an_app_that_is_mounted_in_another_one() -> None:
     app = create_app(ScriptedBackend(ANSWER), ServerSettings(api_keys=("good",)))
 
