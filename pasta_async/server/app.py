@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
-from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client import Counter
@@ -37,9 +35,6 @@ from pasta_async.trace.page import standalone
 
 _page = cache(standalone)
 
-_LAST_REPLIES_SECONDS = 5.0
-"""Seconds that cancelled requests have to tell their clients, after the drain time."""
-
 
 def create_app(
     backend: Client | Backend | str | None = None,
@@ -61,7 +56,7 @@ def create_app(
         InvalidRequestError: A setting or the backend's name is bad.
     """
     settings = settings or ServerSettings()
-    operations, open_requests = Operations(settings), set[asyncio.Task[Any]]()
+    operations = Operations(settings)
 
     def make_client() -> Client:
         if isinstance(backend, Client):
@@ -84,9 +79,6 @@ def create_app(
                 operations.watch(admission)
                 yield
         finally:
-            others = open_requests - {asyncio.current_task()}  # a test may ask in the task of the lifespan
-            if others:  # they were cancelled, and tell that to their clients
-                await asyncio.wait(others, timeout=_LAST_REPLIES_SECONDS)
             if client is not backend:
                 await client.aclose()
             await operations.flush()
@@ -104,7 +96,7 @@ def create_app(
         routes=routes,
         middleware=[
             *operations.middleware,
-            Middleware(Requests, open_requests, operations.responses, [route.path for route in routes]),
+            Middleware(Responses, operations.responses, [route.path for route in routes]),
             *_middleware(settings),
         ],
         exception_handlers={HTTPException: _no_such_route},
@@ -195,17 +187,14 @@ def path_in_app(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-class Requests:
-    """Counts responses by path and status, and notes the tasks of open requests.
+class Responses:
+    """Counts responses by path and status; a path that the app does not have is `other`.
 
-    uvicorn does not wait for the tasks that it cancels. A path with a slash at its end is the path without
-    it; paths that the app does not have are counted as `other`.
+    A path with a slash at its end is the path without it.
     """
 
-    def __init__(
-        self, app: ASGIApp, tasks: set[asyncio.Task[Any]], responses: Counter, paths: Collection[str]
-    ) -> None:
-        self._app, self._tasks, self._responses, self._paths = app, tasks, responses, paths
+    def __init__(self, app: ASGIApp, responses: Counter, paths: Collection[str]) -> None:
+        self._app, self._responses, self._paths = app, responses, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or the lifespan."""
@@ -221,9 +210,6 @@ class Requests:
                 self._responses.labels(path, str(message["status"])).inc()
             await send(message)
 
-        if task := asyncio.current_task():
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
         await self._app(scope, receive, counted)
 
 

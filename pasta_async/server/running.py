@@ -25,6 +25,9 @@ from pasta_async.telemetry.logs import with_ids
 _SEND_BUFFER = 2**16
 """Bytes that the kernel buffers for a reader, at most: a slow one is then seen to take something."""
 
+_LAST_REPLIES_SECONDS = 5.0
+"""Seconds that cancelled requests have to tell their clients."""
+
 _KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])
 
 
@@ -73,9 +76,12 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
+        tasks = self.server_state.tasks
         if self.force_exit:  # by a second Ctrl-C: the requests end as at the end of the drain time
-            for task in self.server_state.tasks:
+            for task in tasks:
                 task.cancel()
+        if tasks:  # they were cancelled, and tell that to their clients
+            await asyncio.wait(tasks, timeout=_LAST_REPLIES_SECONDS)
         # `serve` now raises again the signal that stopped it, which ends the process.
         await self._running_app.aclose()
 

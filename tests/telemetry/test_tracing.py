@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from samples import DOCUMENT
 
-from pasta_async import Client, ThreadFailedError, ThreadStarted
+from pasta_async import Client, ThreadFailedError
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
 from pasta_async.testing import Fault, ScriptedBackend
@@ -100,16 +100,3 @@ async def test_a_failure_marks_its_request_and_its_answer(traces: Traces) -> Non
     failed = [span for span in traces.spans("") if span.status.status_code is StatusCode.ERROR]
     assert sorted(span.name for span in failed) == ["chat scripted", "text_completion scripted"]
     assert attributes(traces.spans("chat")[0])["error.type"] == "BackendError"
-
-
-async def test_a_cancelled_answer_ends_all_its_spans(traces: Traces) -> None:
-    stall = Fault(thread=1, after_tokens=1, kind="stall")
-    client = Client(ScriptedBackend(DOCUMENT, faults=[stall]), observers=[Tracing(traces.provider)])
-    async with client.stream("x") as stream:
-        async for event in stream:
-            if isinstance(event, ThreadStarted) and event.thread == 2:
-                break
-    [answer] = traces.spans("chat")
-    assert attributes(answer)["gen_ai.response.finish_reasons"] == ("abort",)
-    assert answer.status.status_code is StatusCode.UNSET
-    assert len(traces.children(answer, "pasta.thread")) == 3
