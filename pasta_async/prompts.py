@@ -53,14 +53,15 @@ def _message(index: int, value: object) -> Message:
     checked = cast("dict[str, Any]", message)
     if not isinstance(message["content"], list):
         return checked
+    parts = cast("list[object]", message["content"])
     texts: list[str] = []  # joined: few templates take a list
-    for number, part in enumerate(cast("list[object]", message["content"])):
+    for number, part in enumerate(parts):
         fields = cast("dict[object, object]", part) if isinstance(part, dict) else {}
         text = fields.get("text")
         if fields.get("type", "text") != "text" or not isinstance(text, str):
             raise InvalidRequestError(
                 f"message {index}: part {number} of its content is no text, and nothing else is supported; "
-                f"got {shortened(part)}"
+                f"got {shortened(parts[number])}"
             )
         texts.append(text)
     return {**checked, "content": "".join(texts)}
