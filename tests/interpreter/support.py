@@ -52,7 +52,10 @@ async def read_by_events(backend: ScriptedBackend, **options: Any) -> tuple[Gene
     Every thread is told to have ended, once.
     """
     text, threads, ended = "", dict[int, str](), list[int]()
-    async with Client(backend, clock=backend.clock) as client, client.stream("Why?", **options) as stream:
+    async with (
+        Client(backend, clock=backend.clock, limits=Limits(timeout=None)) as client,
+        client.stream("Why?", **options) as stream,
+    ):
         async for event in stream:
             if isinstance(event, TextDelta):
                 text += event.delta

@@ -206,8 +206,9 @@ async def test_the_server_tells_how_busy_it_is(
     backend: SGLangBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pasta_async.backends.sglang.load.FRESH_SECONDS", 0.0)
-    pieces = backend.decode(request(await chat(backend)))
-    for _ in range(20):
+    endless = {"sampling_params": {"ignore_eos": True}}  # it still runs when the load is read
+    pieces = backend.decode(replace(request(await chat(backend)), extra=endless))
+    for _ in range(5):
         await anext(pieces)
     busy = await backend.load()
     assert busy is not None and busy.running == 1
