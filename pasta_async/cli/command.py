@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import signal
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pasta_async.errors import InvalidRequestError, PastaError
 
 S = TypeVar("S", bound=BaseModel)
+T = TypeVar("T")
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -65,7 +68,7 @@ def command(
         try:
             result = work(options)
             if inspect.iscoroutine(result):
-                result = asyncio.run(result)
+                result = run_coroutine(result)
         except PastaError as error:
             sys.exit(f"{type(error).__name__}: {error}")
         except KeyboardInterrupt:
@@ -76,6 +79,23 @@ def command(
         sys.exit(0)
 
     return main
+
+
+def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a loop of its own, as `asyncio.run` does. Ctrl-C cancels it at once.
+
+    Raises:
+        KeyboardInterrupt: It was cancelled by Ctrl-C.
+    """
+
+    async def woken_by_signals() -> T:
+        # A signal that arrives just before the loop begins to wait is seen at the loop's next event only. A
+        # loop that handles any signal is woken by every one; this one is handled by doing nothing.
+        with suppress(AttributeError, NotImplementedError):  # not on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, lambda: None)
+        return await work
+
+    return asyncio.run(woken_by_signals())
 
 
 def add_options(parser: ArgumentParser, settings: type[BaseModel], positional: Sequence[str] = ()) -> None:

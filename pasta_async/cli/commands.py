@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shlex
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pasta_async import __version__
-from pasta_async.cli.command import add_options, settings_of
+from pasta_async.cli.command import add_options, run_coroutine, settings_of
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError, PastaError, missing_extra
 from pasta_async.options import AnswerOptions, Limits, Options, Sampling
@@ -178,7 +177,7 @@ def generate(arguments: Namespace) -> None:
         async with Client(backend, limits=options.given(Limits)) as client:
             return await show_answer(client, options, display)
 
-    answer, baseline = asyncio.run(answer_on_a_client())
+    answer, baseline = run_coroutine(answer_on_a_client())
     if options.html:
         options.html.write_text(timeline_page(answer, baseline, prompt=options.prompt), "utf-8")
 
