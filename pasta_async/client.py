@@ -21,12 +21,20 @@ from pasta_async.interpreter.retry import with_retries
 from pasta_async.interpreter.runner import Runner
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listing_options
-from pasta_async.prompts import Prompt, check_ids, check_json, check_length, most_tokens, read_prompt
+from pasta_async.prompts import (
+    Prompt,
+    check_ids,
+    check_json,
+    check_length,
+    check_text,
+    most_tokens,
+    read_prompt,
+)
 from pasta_async.protocol import Backend, Message, Model
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
 from pasta_async.tag_tokens import TagIds
-from pasta_async.tokenizer import run_encoding
+from pasta_async.tokenizer import run_encoding, texts_in
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
@@ -129,7 +137,7 @@ class Client:
 
         Cancelling it is safe.
         """
-        check_json(text, "the text")
+        check_text(text)
         async with self._time_limit(self.limits):
             model = await self.connect()
             most = most_tokens(model, self.limits)
@@ -149,6 +157,9 @@ class Client:
         Answers share it: behind a lock each would wait for a silent server anew. Cancelling it leaves the
         attempt to the others; with the last of them the attempt is cancelled.
         """
+        # An attempt that was given up may take a while to end. Nobody joins it: it has no result to give.
+        while self._connecting and self._connecting.cancelling() and not self._connecting.done():
+            await asyncio.wait([self._connecting])
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._backend.connect(), name="pasta connect")
         attempt = self._connecting
@@ -318,7 +329,7 @@ class Client:
 async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart, *, plain: bool) -> list[int]:
     """Ids of a chat; `plain` asks the model for an answer without tags."""
     kwargs = {**(_PLAIN if plain else {}), **start.chat_template_kwargs}
-    size = sum(len(str(message["content"])) for message in messages)
+    size = sum(map(len, texts_in((messages, kwargs))))
     most = most_tokens(model, start.limits)
     return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
 

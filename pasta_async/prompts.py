@@ -76,6 +76,13 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
             )
 
 
+def check_text(text: object) -> None:
+    """Refuse, by an `InvalidRequestError`, what is no text, or none that can be sent in UTF-8."""
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"the text is a string, not {shortened(text)}")
+    check_json(text, "the text")
+
+
 def check_json(value: object, name: str) -> None:
     """Refuse what cannot be sent as JSON in UTF-8: an `InvalidRequestError` says why."""
     try:

@@ -77,7 +77,8 @@ class TagState:
         self._in_estimate = self._open = False
         for token in context[-_MAX_TOPIC - _MAX_ESTIMATE - 2 :]:
             self.add(token)
-        self._open = grammar.open
+        # The context may end inside a promise, which is not counted yet and can be joined once it is written.
+        self._open = grammar.open or self._inside is not None
 
     @property
     def rule(self) -> TagRule:

@@ -39,6 +39,7 @@ __all__ = [
     "named_ends",
     "read_object",
     "run_encoding",
+    "texts_in",
 ]
 
 _T = TypeVar("_T")
@@ -211,9 +212,9 @@ class Tokenizer:
             PromptTooLongError: They have far more tokens than `limit`. Only a beginning was encoded.
         """
         _check_messages(messages)
-        for text in _texts((messages, template_kwargs)):
+        for text in texts_in((messages, template_kwargs)):
             self._check_text(text, limit)
-        marker = _unused_character([*_texts((messages, template_kwargs)), self._template_source])
+        marker = _unused_character([*texts_in((messages, template_kwargs)), self._template_source])
         marked = [self._mark_message(message, marker) for message in messages]
         if self._template is None:
             text = marked[0].get("content")
@@ -231,7 +232,8 @@ class Tokenizer:
             "messages": marked,
         }
         rendered = _render(self._template, values)
-        self._check_text(rendered, limit)
+        # The template's commands are one token each: as data they would count several.
+        _check_size(rendered, limit, self._full)
         return self._encode_rendered(rendered, marker)
 
     def encode_unguarded(self, text: str) -> list[int]:
@@ -261,12 +263,7 @@ class Tokenizer:
             raise InvalidRequestError(
                 f"the text has a lone surrogate at character {error.start}, which is no valid Unicode"
             ) from error
-        if limit is None:
-            return
-        # Of a text that is far too long only a beginning is encoded: most have a token for eight characters.
-        beginning = text[: 8 * (limit + SLACK)]
-        if len(beginning) < len(text) and len(_token_ids(self._data, beginning)) > limit + SLACK:
-            raise PromptTooLongError(f"the text has more than the {limit} tokens that fit", limit=limit)
+        _check_size(text, limit, self._data)
 
     def _encode_data(self, text: str) -> list[int]:
         ids = _token_ids(self._data, text)
@@ -488,7 +485,7 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise InvalidRequestError(f"message {i} needs a role, and a content: text, or a list of parts")
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Every string in a JSON value, names of fields included."""
     remaining = [(value, 0)]
     while remaining:
@@ -592,8 +589,25 @@ def _render(template: Template, values: Mapping[str, Any]) -> str:
 
     try:
         return template.render(values)
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+    except (
+        TemplateError,
+        AttributeError,  # of filters
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+    ) as error:
         raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
+
+
+def _check_size(text: str, limit: int | None, tokenizer: tokenizers.Tokenizer) -> None:
+    """Refuse a text that is far too long by a beginning of it: most have a token for eight characters."""
+    if limit is None:
+        return
+    beginning = text[: 8 * (limit + SLACK)]
+    if len(beginning) < len(text) and len(_token_ids(tokenizer, beginning)) > limit + SLACK:
+        raise PromptTooLongError(f"the text has more than the {limit} tokens that fit", limit=limit)
 
 
 def _token_ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:

@@ -29,7 +29,7 @@ def retry_delay(attempt: int, error: BackendError) -> float:
 
 
 async def with_retries(work: Callable[[], Awaitable[_T]], retries: int, clock: Clock) -> _T:
-    """Do something that may be repeated (connect, encode), again after each error that is `retryable`.
+    """Do something that may be repeated (connect, say), again after each error that is `retryable`.
 
     Raises:
         BackendError: What the last try ended with.

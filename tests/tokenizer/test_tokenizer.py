@@ -347,6 +347,7 @@ def test_a_beginning_of_text_is_added_where_the_model_wants_one() -> None:
         "{{ raise_exception('alternate!') }}",
         "{{ messages[7].content.x }}",
         "{{ 1/0 }}",
+        "{{ messages | dictsort }}",
         "{{ messages.__class__.__base__.__subclasses__() }}",
     ],
 )
@@ -454,3 +455,14 @@ def test_a_text_that_cannot_fit_is_refused_by_its_beginning(
     for work in (lambda: tokenizer.encode(text, limit), lambda: tokenizer.encode_chat(user(text), {}, limit)):
         with pytest.raises(PromptTooLongError):
             work()
+
+
+def test_commands_of_the_template_count_as_one_token_each() -> None:
+    original: Any = KINDS["byte-level"]
+    source = json.loads(original.backend_tokenizer.to_str())
+    template = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    tokenizer = Tokenizer.from_json(source, template=template)
+    messages = user("x") * 100
+    assert len(tokenizer.encode_chat(messages, {}, limit=300)) == 300
+    with pytest.raises(PromptTooLongError):
+        tokenizer.encode_chat(messages * 2, {}, limit=300)
