@@ -87,7 +87,6 @@ class Piece(NamedTuple):
     """Tags, stop ids and end-of-text among them."""
     finish_reason: FinishReason | None = None
     """Set on the last piece of a request (which may hold no ids), and only there: "stop" or "length"."""
-    prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """Tokens of the prompt whose KV came from the prefix cache; at the latest on the last piece."""
 

@@ -222,7 +222,7 @@ class Stream:
         piece = Piece(tuple(self._held), finish_reason)
         self._held.clear()
         if not self._written or finish_reason:
-            piece = piece._replace(prompt_tokens=self.job.prompt, cached_tokens=self.job.cached)
+            piece = piece._replace(cached_tokens=self.job.cached)
         self._written += 1
         return piece
 

@@ -255,7 +255,7 @@ def _piece(event: Mapping[str, Any], start: int, ends: Collection[int]) -> Piece
         )
     if matched is not None and ids[-1:] == (matched,) and matched not in ends:
         ids = ids[:-1]
-    return Piece(ids, kind, meta.get("prompt_tokens"), meta.get("cached_tokens"))
+    return Piece(ids, kind, meta.get("cached_tokens"))
 
 
 def _body(request: DecodeRequest, served: ServedModel) -> dict[str, Any]:

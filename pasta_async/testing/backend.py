@@ -300,7 +300,7 @@ class ScriptedBackend:
         for start, end in _spans(count, size):
             piece = Piece(passage[start:end])
             if end == count:
-                piece = Piece(piece.ids, finish_reason, len(request.ids), play.cached_tokens)
+                piece = Piece(piece.ids, finish_reason, play.cached_tokens)
             yield piece
 
 

@@ -159,7 +159,7 @@ async def test_both_forms_of_streams_read_the_same_in_chunks_of_any_size(
     server.decoding = [stream([content[i : i + size] for i in range(0, len(content), size)])]
     pieces = await pieces_of(backend(server))
     assert [piece.ids for piece in pieces] == [(40,), (40,), (41, SYNC), (42, END)]
-    assert pieces[-1] == Piece((42, END), "stop", 3, 1)
+    assert pieces[-1] == Piece((42, END), "stop", 1)
     assert all(piece.finish_reason is None for piece in pieces[:-1])
     assert not server.sent("/abort_request")
 
@@ -168,7 +168,7 @@ async def test_one_answer_in_one_piece() -> None:
     server = OddServer()
     server.decoding = [event([A, SYNC, B, END], finish_reason=STOP)]
     pieces = await pieces_of(backend(server), stream=False)
-    assert pieces == [Piece((A, SYNC, B, END), "stop", 3, 1)]
+    assert pieces == [Piece((A, SYNC, B, END), "stop", 1)]
     assert server.sent("/generate")[-1]["stream"] is False and not server.sent("/abort_request")
 
 

@@ -77,7 +77,7 @@ async def test_the_ids_are_those_of_the_embedded_engine(
     assert set(ids_of(pieces)) & set(await tags_of(backend))
     assert [piece.finish_reason is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     last = pieces[-1]
-    assert (last.finish_reason, last.prompt_tokens) == (expected[-1].finish_reason, len(prompt))
+    assert last.finish_reason == expected[-1].finish_reason
     assert last.cached_tokens is not None
 
 
