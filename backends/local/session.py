@@ -212,7 +212,7 @@ class Stream:
         return not self._pieces
 
     def write(self, token: int, finish_reason: FinishReason | None) -> Piece | None:
-        """The piece that a token makes ready, with the usage on the first and on the last.
+        """The piece that a token makes ready; the first and the last say how much of the prompt was cached.
 
         Called in the engine's thread.
         """
