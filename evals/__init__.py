@@ -1,1 +1,1 @@
-"""Measures speed and quality against the sequential answer."""
+"""Measurements of speed and quality, against answers in sequence; docs/evaluation.md has the commands."""

@@ -248,8 +248,12 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `train` or `score`, which end the process."""
     given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] in (["-h"], ["--help"]):
+        print(f"{__doc__}\nEach command takes --help.")
+        sys.exit(0)
     if not given or given[0] not in _COMMANDS:
-        sys.exit(f"{__doc__}\nname a command: {' or '.join(_COMMANDS)}")
+        print(f"{__doc__}\nName a command: {' or '.join(_COMMANDS)}", file=sys.stderr)
+        sys.exit(2)
     _COMMANDS[given[0]](given[1:])
 
 

@@ -7,7 +7,7 @@ r"""Quality of answers: plain and parallel ones, and another model's, judged and
     python -m pasta_async.evals.quality --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
         --judge https://api.example.com/v1 --judge-model NAME --alpaca --out results/alpaca
 
-has prompts answered, plainly and in parallel, and plainly by another model (--original), unless --answers
+Prompts are answered plainly and in parallel, and plainly by another model (--original), unless --answers
 names a file of answers. Measured are faults that a program finds (`pasta_async.training.faults`) and, where
 they are asked for, bits a token under a model (--likelihood), IFEval's instructions (--ifeval), and a judge's
 verdicts (--judge: a folder of `evals.judge`, an endpoint, or package.module:name; --alpaca asks the endpoint

@@ -2,7 +2,7 @@
 
     python -m pasta_async.evals.report --results lambda1 --results lambda4 --figure "judge, %" --out f.png
 
-reads results of `evals.quality`, a folder for each model.
+It reads results of `evals.quality`, a folder for each model.
 """
 
 # matplotlib leaves many of its types open.

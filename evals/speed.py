@@ -1,4 +1,4 @@
-"""Answers timed: one model writes every prompt's answer in parallel and plainly.
+r"""Answers timed: one model writes every prompt's answer in parallel and plainly.
 
     python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --prompts prompts.txt --out speed.jsonl
     python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --sample 100 \

@@ -181,7 +181,8 @@ def count_faults(
         same_topic=len(promises) - len({frozenset(promise.topic.lower().split()) for promise in promises}),
         empty=sum(not _has_words(chunk) for chunk in chunks),
         cut=sum(
-            _has_words(text) and (place in cut or _ends_within(text)) for place, text in enumerate(chunks, 1)
+            _has_words(text) and (number in cut or _ends_within(text))
+            for number, text in enumerate(chunks, 1)
         ),
         repeat=sum(_repeats(document)),
         off_topic=sum(_off_topic(document)),

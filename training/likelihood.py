@@ -61,7 +61,7 @@ class LanguageModel(Codec):
         sizes = [len(tree) for tree in trees]
         small = [number for number, size in enumerate(sizes) if size <= self.row_tokens]
         dealt = deal_rows([sizes[number] for number in small], self.row_tokens, 1) if small else []
-        rows = [[small[place] for place in row] for row in dealt if row]
+        rows = [[small[index] for index in row] for row in dealt if row]
         rows += [[number] for number, size in enumerate(sizes) if size > self.row_tokens]
         losses = [list[float]() for _ in trees]
         for row in rows:

@@ -142,12 +142,12 @@ def _pair(
     """The pair of a prompt, or why there is none; each sample stands behind what decides its place."""
     if len(usable) < 2:
         return "few"
-    places = [place for place, _ in usable]
-    high, low = max(places), min(places)
+    ranks = [rank for rank, _ in usable]
+    high, low = max(ranks), min(ranks)
     if not high[0]:
         return "no_best"
-    best = draw.choice([sample for place, sample in usable if place == high])
-    worst = draw.choice([sample for place, sample in usable if place == low])
+    best = draw.choice([sample for rank, sample in usable if rank == high])
+    worst = draw.choice([sample for rank, sample in usable if rank == low])
     if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
         return "ties"
     return Pair(prompt.id, best, worst, len(usable), prompt.messages)

@@ -59,8 +59,8 @@ class Row(NamedTuple):
 
     def mask(self) -> Tensor:
         """True where a token (row) sees another (column): [1, 1, length, length]."""
-        place = torch.arange(len(self.ends), device=self.ends.device)
-        seen = (place[None, :] <= place[:, None]) & (place[:, None] < self.ends[None, :])
+        position = torch.arange(len(self.ends), device=self.ends.device)
+        seen = (position[None, :] <= position[:, None]) & (position[:, None] < self.ends[None, :])
         return seen[None, None]
 
 
@@ -76,17 +76,17 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
     targets = [np.zeros((3, 0), dtype=np.int64)]
     start, spans = 0, list[tuple[int, int]]()
     for number, tree in enumerate(trees):
-        place, end = (start + np.array(part, dtype=np.int64) for part in tree.preorder())
+        slots, end = (start + np.array(part, dtype=np.int64) for part in tree.preorder())
         spans.append((start, start + len(tree)))
         start += len(tree)
         if start > length:
             raise ValueError(f"{sum(map(len, trees))} tokens do not fit a row of {length}")
-        ids[place], positions[place], ends[place] = tree.ids, tree.depths(), end
+        ids[slots], positions[slots], ends[slots] = tree.ids, tree.depths(), end
         parents = np.array(tree.parents, dtype=np.int64)[tree.targets]
         if (parents < 0).any():
             raise ValueError("the first token of a view is a target: put a prompt before it")
         labels = np.array(tree.ids, dtype=np.int64)[tree.targets]
-        targets.append(np.stack([place[parents], labels, np.full(len(labels), number)]))
+        targets.append(np.stack([slots[parents], labels, np.full(len(labels), number)]))
     parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
     return Row(*(torch.as_tensor(part, device=device) for part in parts), spans=(*spans, (start, length)))
 

@@ -215,7 +215,7 @@ class Drawing:
         self._baseline = baseline
         self._journal = journal
         self._answers: dict[tuple[str, Kind], int | Sample] = {
-            (row["prompt"], row["kind"]): place for place, row in journal.stored()
+            (row["prompt"], row["kind"]): index for index, row in journal.stored()
         }
         """Places in the journal; of samples that ended in an error, which it does not keep, the sample."""
         self._budget = FailureBudget(proven=True)

@@ -1,12 +1,14 @@
 """Score sampled answers for stage 2: `python -m pasta_async.training.score`.
 
 Writes the theoretical speed-up and the quality of each sample. Their weight is chosen later, when a model is
-trained, so that another one needs no new judgement. The judge is a
-language model in a folder, which says how likely an answer is (`likelihood`), where counted faults are taken
-off; a model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); or
-your own (`package.module:name`, what makes a `pasta_async.training.judging.Judge`, of --judge-model and a
-journal if there is one). A model's verdicts are kept in a journal, so that the same command resumes an
-interrupted run.
+trained, so that another one needs no new judgement. The judge (--judge) is one of three:
+
+- `likelihood`: a language model in a folder says how likely an answer is; counted faults are taken off
+- `http://host:30000/v1`: a model behind an OpenAI-compatible endpoint that returns log-probabilities
+- `package.module:name`: your own, a class or function that makes a `pasta_async.training.judging.Judge`. It
+  gets --judge-model and a journal, or nothing if there is no --judge-model
+
+A model's verdicts are kept in a journal, so that the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ def _speedup(prompt: SampledPrompt, sample: Sample, judge: Judge) -> float:
 def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
     """Figures of a run. Samples and baselines that a limit ended are counted, and in no mean of speed-ups."""
     samples = {(prompt.id, sample.number): sample for prompt in prompts for sample in prompt.samples}
-    cut = {place for place, sample in samples.items() if sample.finish_reason == "length"}
+    cut = {key for key, sample in samples.items() if sample.finish_reason == "length"}
     cut_baselines = {prompt.id for prompt in prompts if prompt.baseline.finish_reason == "length"}
     whole = [
         score for score in scores if score.id not in cut_baselines and (score.id, score.number) not in cut

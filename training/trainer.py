@@ -51,7 +51,7 @@ _LARGEST_NORM = 1.0
 """Of a gradient: a larger one is scaled down."""
 _SCORED_TOGETHER = 256
 """Examples of each process that are dealt to rows at once, for the reference."""
-_FREE = {*"out device dtype recompute save_every stop_at threads start_share".split()}
+_MAY_CHANGE = {"out", "device", "dtype", "recompute", "save_every", "stop_at", "threads", "start_share"}
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
 _BY_CONTENT = {"model", "chat_template"}
 """Settings that name files, whose content counts."""
@@ -143,9 +143,9 @@ class Schedule:
 
     def examples_of(self, step: int) -> list[int]:
         """The numbers of the examples of an update, the first of which is step 0."""
-        epoch, place = divmod(step, self.epoch_steps)
+        epoch, update = divmod(step, self.epoch_steps)
         order = _order(len(self.numbers), self.settings.seed, epoch)
-        start = place * self.settings.batch
+        start = update * self.settings.batch
         return [self.numbers[index] for index in order[start : start + self.settings.batch]]
 
     def rate(self, step: int) -> float:
@@ -318,8 +318,8 @@ class Loop:
 
     def _sums(self, values: Sequence[float]) -> list[float]:
         """Sums over all processes, in float64."""
-        own = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
-        return self.accelerator.reduce(own).tolist()  # pyright: ignore[reportAttributeAccessIssue]
+        summands = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        return self.accelerator.reduce(summands).tolist()  # pyright: ignore[reportAttributeAccessIssue]
 
     def _rows(self, numbers: Sequence[int]) -> list[dict[int, Example]]:
         """This process's rows of these examples; a row has its examples by number."""
@@ -327,7 +327,7 @@ class Loop:
         capacity = max(self.settings.filled_row(self.accelerator.device.type), *sizes)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         dealt = deal_rows(sizes, capacity, world)[rank::world]
-        return [{numbers[place]: self.task.example(numbers[place]) for place in row} for row in dealt]
+        return [{numbers[index]: self.task.example(numbers[index]) for index in row} for row in dealt]
 
     def _scores(self, examples: Iterable[Example]) -> torch.Tensor:
         """The log-probability of each tree of a row's examples: [trees]. Without any, padding is computed."""
@@ -339,8 +339,8 @@ class Loop:
     def _gradients(self, rows: Sequence[Sequence[Example]], weight: float) -> list[float]:
         """Add up gradients of the rows; returns the sums of the loss and of what the task reports."""
         totals = [0.0 for _ in ("loss", *self.task.reported)]
-        for place, examples in enumerate(rows):
-            last = place == len(rows) - 1  # then the processes share their gradients
+        for index, examples in enumerate(rows):
+            last = index == len(rows) - 1  # then the processes share their gradients
             with nullcontext() if last else self.accelerator.no_sync(self._prepared):
                 scores = self._scores(examples)
                 if examples:
@@ -544,7 +544,7 @@ def train(
         task = make_task(codec)
         sizes, ids = _usable(task, settings, read_config(base.folder, REFUSAL).positions, first)
         base = replace(base, unused=frozenset(codec.tag_ids) - ids)
-        identity = settings.model_dump(mode="json", exclude=_FREE | _BY_CONTENT) | {
+        identity = settings.model_dump(mode="json", exclude=_MAY_CHANGE | _BY_CONTENT) | {
             "data": task.fingerprint,
             "model": [model_digest(folder) for folder in dict.fromkeys((settings.model, base.folder))],
             "tokenizer": model_digest(tokenizer),
@@ -635,13 +635,13 @@ def _in_half(_module: Any, _inputs: Any, tables: tuple[torch.Tensor, ...]) -> tu
 
 def _keep_unused_tags(model: Any, base: BaseModel) -> None:
     """Let the rows of tags that are in no example stay as they are: they get no gradient."""
-    places = [place for place, tag in enumerate(base.tag_ids) if tag in base.unused]
+    rows = [row for row, tag in enumerate(base.tag_ids) if tag in base.unused]
     for name, param in model.named_parameters():
-        if places and param.requires_grad:
+        if rows and param.requires_grad:
             if _TAG_TABLE in name:
-                param.register_hook(partial(_without_rows, places))
+                param.register_hook(partial(_without_rows, rows))
             elif "embed_tokens." in name or "lm_head." in name:
-                param.register_hook(partial(_without_rows, [base.tag_ids[place] for place in places]))
+                param.register_hook(partial(_without_rows, [base.tag_ids[row] for row in rows]))
 
 
 def _without_rows(rows: Sequence[int], gradient: torch.Tensor) -> torch.Tensor:
@@ -670,8 +670,8 @@ def _usable(
                 continue
             deepest = 1 + max(max(tree.depths(), default=0) for tree in example.trees)
             if len(example) > settings.longest_row or deepest > positions:
-                place = f"example {number} has {len(example)} tokens packed, its longest view {deepest}"
-                too_long.append(place)
+                size = f"{len(example)} tokens packed, its longest view {deepest}"
+                too_long.append(f"example {number} has {size}")
             else:
                 sizes[number] = len(example)
                 ids.update(*(tree.ids for tree in example.trees))

@@ -70,12 +70,12 @@ def insert_tags(text: str, marks: Iterable[Mark]) -> Document:
 
 def marks_of(document: Document) -> Iterator[Mark]:
     """The tags of a document, which `insert_tags` puts into its text again."""
-    place = 0
+    start = 0
     for node in document.nodes:
-        end = place + len(node.text)
+        end = start + len(node.text)
         if not isinstance(node, Text):
-            yield Mark(place, end, node)
-        place = end
+            yield Mark(start, end, node)
+        start = end
 
 
 class EncodedView(NamedTuple):

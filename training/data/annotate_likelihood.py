@@ -143,14 +143,14 @@ class LikelihoodModel(LanguageModel):
     def _without_marker(self, ids: list[int]) -> list[int]:
         """The ids before a hidden chunk, without a last line that has no word."""
         texts = [self.detokenize([token]) for token in ids]
-        place = len(ids)
-        while place and "\n" not in texts[place - 1]:
-            place -= 1
-            if any(map(str.isalpha, texts[place])):
+        end = len(ids)
+        while end and "\n" not in texts[end - 1]:
+            end -= 1
+            if any(map(str.isalpha, texts[end])):
                 return ids
-        while place and texts[place - 1].isspace():
-            place -= 1
-        return ids[:place]
+        while end and texts[end - 1].isspace():
+            end -= 1
+        return ids[:end]
 
     def _has_words(self, ids: Sequence[int]) -> bool:
         """False for a list marker, for instance."""

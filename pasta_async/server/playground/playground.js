@@ -9,19 +9,9 @@
   const NARROW = matchMedia("(max-width: 60rem)");
 
   const EXAMPLES = {
-    "pasta-tiny": {
-      Describe:
-        "Describe the robots Velora, Tamiko, Sorani and Dapilo.\nVelora is red, comes from Tarin, weighs 12 kilos and is good for rainy days. Tamiko is blue, comes from Noru, weighs 9 kilos and is good for garden work. Sorani is golden, comes from Kemi, weighs 25 kilos and is good for night shifts. Dapilo is white, comes from Lubo, weighs 17 kilos and is good for family games.",
-      "Add up":
-        "How many fruits do Velora and Tamiko have in all?\nVelora has 3 apples, 2 pears and 4 figs. Tamiko has 5 plums, 3 lemons and 2 melons.",
-      "One after another":
-        "A box starts with 6 shells. Then Rimako adds 5. Then Tolena takes 3. Then Hibeko takes 4. Follow the steps.",
-    },
-    others: {
-      Compare: "Compare tea and coffee: taste, caffeine, and how each is made.",
-      Plan: "Plan a weekend in Lisbon for two: food, sights and evenings.",
-      Explain: "Explain photosynthesis to a child, to a student and to a chemist.",
-    },
+    Compare: "Compare tea and coffee: taste, caffeine, and how each is made.",
+    Plan: "Plan a weekend in Lisbon for two: food, sights and evenings.",
+    Explain: "Explain photosynthesis to a child, to a student and to a chemist.",
   };
 
   let model = null;
@@ -333,8 +323,7 @@
   }
 
   function offerExamples() {
-    const known = Object.keys(EXAMPLES).find((name) => model?.includes(name)) ?? "others";
-    const chips = Object.entries(EXAMPLES[known]).map(([name, prompt]) => {
+    const chips = Object.entries(EXAMPLES).map(([name, prompt]) => {
       const chip = make("button", { type: "button", title: prompt }, name);
       chip.addEventListener("click", () => {
         by("prompt").value = prompt;
@@ -343,7 +332,7 @@
       return chip;
     });
     by("examples").replaceChildren(...chips);
-    if (!by("prompt").value) by("prompt").value = Object.values(EXAMPLES[known])[0];
+    if (!by("prompt").value) by("prompt").value = Object.values(EXAMPLES)[0];
   }
 
   async function meetModel() {
