@@ -52,7 +52,7 @@ format: $(VENV)/.test ## rewrite the code in ruff's format and apply its safe fi
 
 check: lint type test ## what a change must pass
 
-bench: $(VENV)/.test ## measure speed-ups on this machine (docs/results.md has more)
+bench: $(VENV)/.test ## measure speed-ups on this machine (docs/evaluation.md)
 	$(PY) -m pasta_async.evals.speed $(or $(ARGS),--help)
 
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
