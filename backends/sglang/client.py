@@ -207,13 +207,12 @@ class HTTPClient:
 
     def _refusal(self, response: httpx.Response, url: str) -> BackendStatusError:
         """The error for a response that is one."""
-        status, retry_after = response.status_code, response.headers.get("retry-after", "")
+        status = response.status_code
         hint = " (pass api_key=)" if status in (401, 403) else ""
         return BackendStatusError(
             f"{url}{self._through} answered {status}{hint}: {_excerpt(response.text)}",
             status=status,
-            # A date is not read: the usual delay serves.
-            retry_after=float(retry_after) if re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after) else None,
+            retry_after=retry_seconds(response),
         )
 
     def json(self, content: bytes, url: str) -> Any:
@@ -290,6 +289,12 @@ class Events:
             async for _ in self._chunks:
                 pass
         await self._response.aclose()
+
+
+def retry_seconds(response: httpx.Response) -> float | None:
+    """Seconds until a server may be asked again, as it says. A date is not read: the usual delay serves."""
+    header = response.headers.get("retry-after", "")
+    return float(header) if re.fullmatch(r"\d{1,9}(\.\d+)?", header) else None
 
 
 def _excerpt(text: str) -> str:

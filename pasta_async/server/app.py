@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import cache, partial
 from urllib.parse import urlsplit
 
+import httpx
 from prometheus_client import Counter
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -74,7 +75,8 @@ def create_app(
         try:
             info = await client.connect()
             url = client.backend.url if isinstance(client.backend, HttpEngine) else "http://localhost"
-            async with http_client(url, timeout=None) as http:  # the answer's own limit counts
+            # The answer's own limit of time counts, and places are counted by the queue, not by connections.
+            async with http_client(url, timeout=None, limits=httpx.Limits()) as http:
                 app.state.service = Service(client, info, settings, admission, http)
                 operations.watch(admission)
                 yield

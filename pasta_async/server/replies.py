@@ -20,6 +20,7 @@ from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pasta_async.backends.sglang.client import retry_seconds
 from pasta_async.errors import (
     BackendConnectError,
     BackendStatusError,
@@ -27,7 +28,7 @@ from pasta_async.errors import (
     GenerationTimeoutError,
 )
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
-from pasta_async.prompts import most_tokens
+from pasta_async.prompts import check_json, most_tokens
 from pasta_async.results import Generation
 from pasta_async.server.errors import ApiError, log_failure, stopping
 from pasta_async.server.requests import (
@@ -269,6 +270,7 @@ class EngineReply:
         """The request as it came, with the server's defaults: the engine has others."""
         service, request = self._service, self._request
         body: dict[str, Any] = {name: value for name, value in from_json(raw).items() if value is not None}
+        check_json(body, "a field of the body")  # Python reads NaN and 1e999, which JSON cannot hold
         body.pop("pasta", None)
         sampling = sampling_of(request, service.settings)
         body |= {"model": service.info.name, "temperature": sampling.temperature}
@@ -319,5 +321,7 @@ def _refusal(reply: httpx.Response, content: bytes) -> BackendStatusError:
     except (ValueError, AttributeError):
         message = content.decode(errors="replace") or reply.reason_phrase
     return BackendStatusError(
-        f"the engine answered {reply.status_code}: {message:.1000}", status=reply.status_code
+        f"the engine answered {reply.status_code}: {message:.1000}",
+        status=reply.status_code,
+        retry_after=retry_seconds(reply),
     )

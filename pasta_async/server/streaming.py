@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -37,7 +37,9 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 class _EventResponse(EventSourceResponse):
     """Server-sent events from a generator, which is closed whatever becomes of the response.
 
-    `last_words` makes the last event of a stream that has to end because the server does.
+    `last_words` makes the last event of a stream that has to end because the server does. `source` is a
+    generator that the events come from, and is closed as well: closing a generator that has not begun does
+    nothing, so it cannot close another.
     """
 
     def __init__(
@@ -46,14 +48,16 @@ class _EventResponse(EventSourceResponse):
         headers: Mapping[str, str],
         drain: float,
         last_words: Callable[[], bytes],
+        source: AsyncGenerator[Any, None] | None = None,
     ) -> None:
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - its dict has no type arguments
             events, headers=headers, shutdown_grace_period=drain
         )
-        self._events, self._last_words = events, last_words
+        self._generators = [events] if source is None else [events, source]
+        self._last_words = last_words
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events. A client that goes away, or a cancellation, closes the generator.
+        """Send the events. A client that goes away, or a cancellation, closes the generators.
 
         A cancellation is how an ASGI server ends open requests when it stops. It ends here, since the client
         is told of it.
@@ -70,7 +74,8 @@ class _EventResponse(EventSourceResponse):
                 await super().__call__(scope, receive, watched)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self._events.aclose()
+                    for generator in self._generators:
+                        await generator.aclose()
         if open_body and self.active:  # and the client is still there
             await send({"type": "http.response.body", "body": self._last_words()})
 
@@ -132,13 +137,12 @@ async def stream_response(
     """
 
     async def rest(first: bytes) -> AsyncGenerator[bytes, None]:
-        async with aclosing(events):
-            try:
-                yield first
-                async for event in events:
-                    yield event
-            except Exception as error:
-                yield data_event(log_failure(error, text=settings.log_text).body)
+        try:
+            yield first
+            async for event in events:
+                yield event
+        except Exception as error:
+            yield data_event(log_failure(error, text=settings.log_text).body)
 
     async def first_event() -> bytes:
         return await anext(events, b"")  # an engine's own stream may be empty
@@ -153,6 +157,7 @@ async def stream_response(
         headers,
         settings.drain_seconds,
         lambda: data_event(stopping(partial()).body),
+        source=events,
     )
 
 

@@ -141,6 +141,39 @@ main(["serve", "--port", "0", "--drain-seconds", sys.argv[1]], backend=backend)
 SERVE = ["-m", "pasta_async", "serve", "--port", "0", "--backend"]
 
 
+@pytest.mark.parametrize("steps", range(24))
+async def test_a_client_that_leaves_as_its_stream_begins_leaves_no_place_behind(steps: int) -> None:
+    """The app alone, so that the client leaves at each step of the loop around the response's first bytes."""
+    app = create_app(ScriptedBackend("Fine, thanks."), ServerSettings(model_names="m", parallel="never"))
+    body = json.dumps({"model": "m", "messages": MESSAGES, "stream": True}).encode()
+    headers = [(b"content-type", b"application/json")]
+    scope: dict[str, Any] = {
+        **{"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers},
+        **{"query_string": b"", "root_path": ""},
+    }
+    messages = [{"type": "http.request", "body": body}]
+    gone = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        await asyncio.sleep(0)
+
+    async with app.router.lifespan_context(app):
+        answer = asyncio.ensure_future(app(scope, receive, send))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        gone.set()
+        await answer
+        assert app.state.service.admission.in_flight == 0
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:  # sse-starlette's, that looks for signals
+        task.cancel()
+
+
 @contextmanager
 def program(*arguments: str) -> Generator[subprocess.Popen[str]]:
     """A server in a process of its own, which does not outlive the test."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -181,3 +182,32 @@ def test_an_engine_that_is_not_there() -> None:
     with running(Proxied("http://127.0.0.1:1"), model_names=("m",)) as server:
         reply = ask(server, tools=TOOLS)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unreachable")
+
+
+def test_an_engine_that_is_full_says_when_to_come_again(server: LiveServer, engine: Engine) -> None:
+    engine.reply = Response(b"full", 429, {"Retry-After": "7"})
+    reply = ask(server, tools=TOOLS)
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "7")
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_a_number_that_json_cannot_hold_is_refused(server: LiveServer, engine: Engine, number: str) -> None:
+    body = json.dumps(
+        {"model": "m", "messages": [{"role": "user", "content": "Why?"}], "tools": [{"x": 0.5}]}
+    )
+    raw = body.replace("0.5", number).encode()
+    headers = {"Content-Type": "application/json"}
+    reply = httpx.post(server.url + CHAT, content=raw, headers=headers, timeout=PATIENCE)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert not engine.bodies
+
+
+async def test_more_requests_than_a_pool_of_connections_holds_by_default(engine: Engine) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Why?"}], "tools": TOOLS, "stream": True}
+    with serving(engine.app) as url, running(Proxied(url), model_names=("m",), max_answers=101) as live:
+        async with AsyncExitStack() as stack:
+            limits = httpx.Limits()
+            client = await stack.enter_async_context(httpx.AsyncClient(limits=limits, timeout=PATIENCE))
+            for _ in range(101):  # each is answered, and stays open
+                reply = await stack.enter_async_context(client.stream("POST", live.url + CHAT, json=body))
+                assert reply.status_code == 200
