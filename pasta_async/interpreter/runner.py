@@ -118,7 +118,8 @@ class Runner:
 
     async def _alarm(self, deadline: float) -> None:
         await self._clock.sleep(deadline - self._clock.time())
-        raise GenerationTimeoutError(f"the answer took longer than Limits.timeout = {self._limits.timeout} s")
+        limit = self._limits.timeout
+        raise GenerationTimeoutError(f"the answer took longer than Limits.timeout = {limit:g} s")
 
     def _now(self) -> float:
         return self._clock.time() - self._began

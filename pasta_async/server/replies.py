@@ -7,7 +7,6 @@ engine renders and encodes the prompt itself, so it may read special tokens that
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -294,7 +293,6 @@ class EngineReply:
         http, loop = self._service.http, asyncio.get_running_loop()
         try:
             async with self._service.admission.enter(self._timeout) as place:
-                ends = loop.time() + (place.seconds or math.inf)
                 async with http.stream(
                     "POST", self._url, json=self._body, headers=self._headers, timeout=place.seconds
                 ) as reply:
@@ -303,7 +301,7 @@ class EngineReply:
                     async for part in reply.aiter_bytes():
                         async with place.while_read():
                             yield part
-                        if loop.time() > ends:  # httpx bounds each wait alone
+                        if place.ends and loop.time() > place.ends:  # httpx bounds each wait alone
                             raise httpx.ReadTimeout("too late")
         except httpx.TimeoutException as error:
             raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error

@@ -115,10 +115,17 @@ class Admission:
             self._free()
 
     async def take_again(self, place: Place) -> None:
-        """Wait for a place for a request whose reader goes on. Cancelling it is safe."""
+        """Wait for a place for a request whose reader goes on. Cancelling it is safe.
+
+        Raises:
+            GenerationTimeoutError: The request's own time was up before.
+        """
         self.queued += 1
         try:
-            await self._places.acquire()
+            async with asyncio.timeout_at(place.ends):
+                await self._places.acquire()
+        except TimeoutError:
+            raise GenerationTimeoutError("the time was up before a place became free again") from None
         finally:
             self.queued -= 1
         self._stalled -= 1
@@ -142,20 +149,23 @@ class Place:
     """The place of one request.
 
     Attributes:
-        seconds: Time that the request has left; None: no limit.
+        seconds: Time that the request has left as it gets the place; None: no limit.
+        ends: The loop's time when that is over.
         held: False while others may have it.
     """
 
     def __init__(self, admission: Admission, seconds: float | None) -> None:
         self._admission = admission
         self.seconds: float | None = seconds
+        self.ends: float | None = None if seconds is None else asyncio.get_running_loop().time() + seconds
         self.held: bool = True
 
     @asynccontextmanager
     async def while_read(self) -> AsyncGenerator[None]:
         """Around the `yield` of a part of a stream: a reader that is slow to take it lets others in.
 
-        The request then goes on once there is a place again. Cancelling it is safe.
+        The request then goes on once there is a place again, or fails with `GenerationTimeoutError` if its
+        time is up before. Cancelling it is safe.
         """
         timer = asyncio.get_running_loop().call_later(_READER_SECONDS, self._admission.lend, self)
         try:

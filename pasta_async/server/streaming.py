@@ -142,7 +142,10 @@ async def stream_response(
             async for event in events:
                 yield event
         except Exception as error:
-            yield data_event(log_failure(error, text=settings.log_text).body)
+            failure = log_failure(error, text=settings.log_text)
+            if failure.partial is None:
+                failure.partial = partial()
+            yield data_event(failure.body)
 
     async def first_event() -> bytes:
         return await anext(events, b"")  # an engine's own stream may be empty

@@ -19,8 +19,9 @@ from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, offi
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from pasta_async import BackendStatusError, InvalidRequestError, Limits
+from pasta_async import BackendStatusError, GenerationTimeoutError, InvalidRequestError, Limits
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
+from pasta_async.server.service import Admission
 from pasta_async.testing import Fault, ScriptedBackend
 
 ANSWER = 'Both. <promise topic="tea" tokens="10"/><async>Tea is old.</async><sync/> Enough.'
@@ -212,3 +213,15 @@ def test_readers_that_take_nothing_keep_no_place_and_no_slot_from_others(readers
         pieces = re.findall(rb'"content":"([^"]*)"', rest)
         assert b"".join(pieces).decode() == long and b"[DONE]" in rest
     assert (server.service.admission.in_flight, server.service.admission.queued) == (0, 0)
+
+
+async def test_a_reader_that_comes_back_too_late_for_a_place_is_told_so() -> None:
+    admission = Admission(ServerSettings(max_answers=1))
+    with pytest.raises(GenerationTimeoutError):
+        async with admission.enter(0.05) as place:
+            admission.lend(place)
+            async with admission.enter(None):  # somebody else, who keeps it
+                await admission.take_again(place)
+    assert (admission.in_flight, admission.queued) == (0, 0)
+    async with admission.enter(None):
+        assert admission.in_flight == 1
