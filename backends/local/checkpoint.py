@@ -527,7 +527,10 @@ def _write_weights(
             for name in names:
                 tensors[name] = read(name).contiguous()
                 advance()
-            _save_file(tensors, folder / file, {"format": "pt"})
+            try:
+                _save_file(tensors, folder / file, {"format": "pt"})
+            except SafetensorError as error:  # a full disk, say
+                raise OSError(f"{file}: {error}") from error
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / "model.safetensors.index.json", index)

@@ -107,8 +107,8 @@ class SGLangBackend:
         return (await self._connected()).model
 
     async def _connected(self) -> ServedModel:
-        self._http.check_open()
         async with self._connecting:
+            self._http.check_open()
             if self._model is None:
                 self._model = await self._learn()
             return self._model

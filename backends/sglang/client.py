@@ -265,7 +265,10 @@ class Events:
             raise StopAsyncIteration
         event = self._http.json(data, self._url)
         if isinstance(event, dict) and (error := cast("dict[str, Any]", event).get("error")):
-            raise BackendStatusError(f"{self._url} broke off with {error}", status=error.get("code") or 500)
+            # SGLang sends an object with a number as its code; routers also send words.
+            code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
+            status = code if isinstance(code, int) else 500
+            raise BackendStatusError(f"{self._url} broke off with {error}", status=status)
         return cast("Any", event)
 
     async def _next_line(self) -> bytes:

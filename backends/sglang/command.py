@@ -185,6 +185,7 @@ class LaunchedBackend(SGLangBackend):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process or self._start()  # `aclose` may end and forget it meanwhile
         while not await asyncio.to_thread(_answers, f"{self.url}/model_info"):
+            self._http.check_open()  # else the ending of a closed one looks like a failed start
             if (status := process.poll()) is not None:
                 self._stop()
                 raise BackendError(

@@ -7,6 +7,7 @@ form, no `/abort_request` and no `/server_info`: for these its workers are asked
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ TOKENIZER_FILES = (
 
 SAMPLE = "Two wars (1914-1918, 1939-1945):\n  1. causes,\n  2. outcome; na\u00efve, \u6f22\u5b57 \U0001f389."
 """A text that two tokenizers hardly encode alike."""
+
+_WAYS = (
+    "Pass tokenizer=, or set PASTA_TOKENIZER: a folder, a tokenizer.json or a name on the hub. Or have the "
+    "server's model folder on this machine, or start the server by a name on the hub (HF_TOKEN opens gated "
+    "models)"
+)
 
 
 class About(BaseModel):
@@ -130,12 +137,7 @@ async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | Non
     load = partial(_load_tokenizer, source, server, None if tokenizer else about.revision)
     made = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
     if not about.skip_tokenizer_init:
-        body = {"prompt": SAMPLE, "add_special_tokens": False}
-        if (await http.ask(_Ids, f"{server}/tokenize", body)).tokens != made.encode_unguarded(SAMPLE):
-            raise UnsupportedModelError(
-                f"{server} encodes text otherwise than the tokenizer at {source}: pass tokenizer= with that "
-                "of the model that it serves"
-            )
+        await _compare(http, server, made, source)
     plugin, preferred = _plugin_state(about), info.preferred_sampling_params or PreferredSampling()
     model = Model(
         name=info.served_model_name or info.model_path or "unknown",
@@ -151,10 +153,29 @@ async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | Non
     return ServedModel(model, about, preferred, publishes=plugin == ON)
 
 
+async def _compare(http: HTTPClient, server: str, tokenizer: Tokenizer, source: str | Path) -> None:
+    """Refuse a tokenizer that encodes a text otherwise than the server, where the server tells."""
+    body = {"prompt": SAMPLE, "add_special_tokens": False}
+    try:
+        ids = await http.ask(_Ids, f"{server}/tokenize", body)
+    except BackendStatusError as error:
+        if error.status in (404, 405):  # a proxy that passes on no more than is needed
+            return
+        raise
+    if ids.tokens != tokenizer.encode_unguarded(SAMPLE):
+        raise UnsupportedModelError(
+            f"{server} encodes text otherwise than the tokenizer at {source}: pass tokenizer= with that "
+            "of the model that it serves"
+        )
+
+
 def _load_tokenizer(source: str | Path, server: str, revision: str | None) -> Tokenizer:
     """A tokenizer from a folder, a `tokenizer.json`, or the hub."""
-    if source and Path(source).exists():
-        return Tokenizer.from_folder(source)
+    if source and os.path.exists(source):  # `Path.exists` raises where it may not look
+        try:
+            return Tokenizer.from_folder(source)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{error}. {_WAYS}") from error
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -164,9 +185,7 @@ def _load_tokenizer(source: str | Path, server: str, revision: str | None) -> To
     except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
         raise UnsupportedModelError(
             f"there is no tokenizer for {server}: {source!r} is no folder here, nor on the hub ({error}). "
-            "Pass tokenizer=, or set PASTA_TOKENIZER: a folder, a tokenizer.json or a name on the hub. Or "
-            "have the server's model folder on this machine, or start the server by a name on the hub "
-            "(HF_TOKEN opens gated models)"
+            + _WAYS
         ) from error
     return Tokenizer.from_folder(folder)
 

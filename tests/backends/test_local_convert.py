@@ -478,6 +478,25 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert str(cache) in str(caught.value)
 
 
+def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path: Path, cache: Path) -> None:
+    file = write(tmp_path / "model.gguf", local_models.model())
+    code = f"""
+import resource, signal
+from pathlib import Path
+from pasta_async.backends.local.convert import converted
+from pasta_async.errors import BackendError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    converted(Path({str(file)!r}))
+except BackendError as error:
+    print(error)
+"""
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "PASTA_ASYNC_CACHE" in output and "model.safetensors" in output
+    assert folders(cache) == []
+
+
 # Refused ---------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Metadata, str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -127,6 +128,10 @@ async def test_the_tokenizer_of_another_model_is_refused() -> None:
         await backend(OddServer(), tokenizer=PASTA_TINY).connect()
 
 
+async def test_a_server_whose_tokenize_is_out_of_reach_is_served_without_the_comparison() -> None:
+    assert (await backend(OddServer({"/tokenize": httpx.Response(404)})).connect()).tags == TAGS
+
+
 @pytest.mark.parametrize("named", ["by the option", "by the server"])
 async def test_a_name_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     asked = list[tuple[str, str | None]]()
@@ -153,6 +158,27 @@ async def test_without_a_tokenizer_the_ways_to_one_are_told(
     with pytest.raises(UnsupportedModelError, match=r"tokenizer=.*this machine.*hub") as caught:
         await backend(OddServer({"/model_info": {"model_path": path}})).connect()
     assert path in str(caught.value)
+
+
+async def test_a_folder_without_a_tokenizer_tells_the_ways_to_one(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.json is missing.*tokenizer=.*hub"):
+        await backend(OddServer({"/model_info": {"model_path": str(tmp_path)}})).connect()
+
+
+async def test_a_folder_of_the_server_that_may_not_be_looked_into_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stat = os.stat
+
+    def forbidden(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith("/secret"):
+            raise PermissionError(path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", forbidden)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UnsupportedModelError, match="/secret/model"):
+        await backend(OddServer({"/model_info": {"model_path": "/secret/model"}})).connect()
 
 
 async def test_an_end_that_the_tokenizer_does_not_know_is_no_text(tmp_path: Path) -> None:

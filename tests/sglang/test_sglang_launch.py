@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from urllib.request import getproxies
 
 import pytest
 
-from pasta_async.backends.sglang.command import server_command
+from pasta_async.backends.sglang import LaunchedBackend, command
+from pasta_async.backends.sglang.command import ServerCommand, server_command
 from pasta_async.errors import BackendError
+from tests.pasta_tiny import PASTA_TINY
 
 
 def test_a_gpu_gets_flashinfer_and_the_usual_server() -> None:
@@ -68,3 +71,26 @@ def test_a_missing_sglang_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sglang", None)
     with pytest.raises(BackendError, match=r"pip install 'pasta_async\[sglang\]'"):
         server_command("a/model", device="cpu")
+
+
+async def test_a_backend_that_is_closed_while_its_server_starts_starts_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = asyncio.Event()
+    count = 0
+
+    def never_ready(*_: object, **__: object) -> ServerCommand:
+        nonlocal count
+        count += 1
+        started.set()
+        return ServerCommand([sys.executable, "-c", "import signal; signal.pause()"], {}, {})
+
+    monkeypatch.setattr(command, "server_command", never_ready)
+    backend = LaunchedBackend(PASTA_TINY, device="cpu")
+    callers = [asyncio.create_task(backend.connect()) for _ in range(2)]
+    await started.wait()
+    await backend.aclose()
+    for caller in callers:
+        with pytest.raises(BackendError, match="closed"):
+            await caller
+    assert count == 1

@@ -185,6 +185,8 @@ async def test_one_answer_in_one_piece() -> None:
         (httpx.Response(400, json={"error": {"message": "bad"}}), BackendStatusError, 400),
         (httpx.Response(500, text="oops"), BackendStatusError, 500),
         (stream([sse([{"error": {"message": "too long", "code": 400}}])]), BackendStatusError, 400),
+        (stream([sse([{"error": {"message": "gone", "code": "bad_gateway"}}])]), BackendStatusError, 500),
+        (stream([sse([{"error": "worker lost"}])]), BackendStatusError, 500),
         (
             stream([sse([event([A], finish_reason={"type": "abort", "message": "out of memory"})])]),
             BackendStatusError,
