@@ -28,7 +28,7 @@ class _Rank(BaseModel):
     num_waiting_reqs: int
     max_running_requests: int
     token_usage: float
-    decode_moments: list[float] | None = None
+    decode_moments: list[float] | None = Field(None, min_length=6, max_length=6)
     """Decode steps since the server's start; and over them requests, microseconds, requests squared,
     requests x microseconds, tokens."""
 

@@ -85,6 +85,7 @@ async def test_a_server_that_was_started_again_counts_from_nothing(monkeypatch: 
     [
         ({"loads": []}, BackendProtocolError),
         ({"loads": [{**RANK, "num_running_reqs": "many"}]}, BackendProtocolError),
+        ({"loads": [{**RANK, "decode_moments": [1, 2, 3]}]}, BackendProtocolError),
         (httpx.Response(500, text="no"), BackendStatusError),
         (httpx.ReadTimeout("late"), BackendError),
     ],
