@@ -38,7 +38,7 @@ class Operations:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         text, labels = "Responses, by path and status.", ("path", "status")
-        self.responses = Counter("pasta_http_responses", text, labels, registry=self._registry)
+        self.responses: Counter = Counter("pasta_http_responses", text, labels, registry=self._registry)
         self._in_flight = self._gauge("in_flight", "Requests that decode.")
         self._queued = self._gauge("queued", "Requests that wait for a place.")
         self._gauge("limit", "Places there are.").set(settings.max_answers)
