@@ -18,7 +18,7 @@ from datetime import datetime
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -30,17 +30,6 @@ from pasta_async.tag_tokens import TagIds
 if TYPE_CHECKING:
     import tokenizers
     from jinja2 import Template
-
-__all__ = [
-    "Detokenizer",
-    "Tokenizer",
-    "add_tags",
-    "find_template",
-    "named_ends",
-    "read_object",
-    "run_encoding",
-    "texts_in",
-]
 
 _T = TypeVar("_T")
 
@@ -63,6 +52,32 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of added tokens
 _LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")
 
 
+class TokenizerFiles(NamedTuple):
+    """The parsed files of a model folder that say its tokenizer."""
+
+    tokenizer: dict[str, Any]
+    """`tokenizer.json`."""
+    config: dict[str, Any]
+    """`tokenizer_config.json`."""
+    template: str | None
+    """The chat template; without one the model takes a single user message."""
+    end_ids: tuple[int, ...]
+    """End-of-text ids, beside the config's `eos_token`."""
+
+    @classmethod
+    def read(cls, folder: Path) -> TokenizerFiles:
+        """Read a folder.
+
+        Raises:
+            UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
+        """
+        file = folder / "tokenizer.json"
+        tokenizer, config = read_object(file), read_object(folder / "tokenizer_config.json") or {}
+        if tokenizer is None:
+            raise UnsupportedModelError(f"{file} is missing: save the model's fast tokenizer there")
+        return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
+
+
 class Tokenizer:
     """Encodes and decodes for one model. Nothing here waits; `run_encoding` is for event loops.
 
@@ -75,20 +90,11 @@ class Tokenizer:
         vocab_size: Ids that the tokenizer knows; a model may have more rows.
     """
 
-    tags: TagIds | None
-    end_ids: tuple[int, ...]
-    vocab_size: int
-
-    def __init__(
-        self,
-        tokenizer: Mapping[str, Any],
-        config: Mapping[str, Any] | None = None,
-        template: str | None = None,
-        end_ids: Iterable[int] = (),
-    ) -> None:
-        entries: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
+    def __init__(self, files: TokenizerFiles) -> None:
+        _, config, template, end_ids = files
+        entries: list[dict[str, Any]] = files.tokenizer.get("added_tokens") or []
         added = [_as_command(entry) for entry in entries]
-        tokenizer = {**tokenizer, "added_tokens": added}
+        tokenizer: dict[str, Any] = {**files.tokenizer, "added_tokens": added}
         self._added: dict[int, str] = {entry["id"]: entry["content"] for entry in added}
         self._full = _build(tokenizer)
         self._data = _data_tokenizer(self._full, tokenizer)
@@ -107,15 +113,17 @@ class Tokenizer:
         first = "|".join(f"{re.escape(first)}(?={_alternatives(rest)})" for first, rest in endings.items())
         self._command_start = re.compile(first or _NEVER)
 
-        names = _named_tokens(config or {})
+        names = _named_tokens(config)
         self._template = _compile_template(template) if template else None
         self._template_source = template or ""
         self._template_tokens = names
         end = self._full.token_to_id(names.get("eos_token", ""))
-        self.end_ids = tuple(i for i in dict.fromkeys((*end_ids, end)) if i is not None)
+        ends = dict.fromkeys((*end_ids, end))
+        self.end_ids: tuple[int, ...] = tuple(i for i in ends if i is not None)
         ids = {text: i for i, text in self._added.items()}
-        self.tags = TagIds(*(ids[tag] for tag in TAG_TOKENS)) if ids.keys() >= set(TAG_TOKENS) else None
-        self.vocab_size = 1 + max(self._full.get_vocab().values(), default=-1)
+        known = ids.keys() >= set(TAG_TOKENS)
+        self.tags: TagIds | None = TagIds(*(ids[tag] for tag in TAG_TOKENS)) if known else None
+        self.vocab_size: int = 1 + max(self._full.get_vocab().values(), default=-1)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -131,18 +139,14 @@ class Tokenizer:
         """
         path = Path(path)
         folder = path.parent if path.is_file() else path
-        file = folder / "tokenizer.json"
-        tokenizer, config = read_object(file), read_object(folder / "tokenizer_config.json") or {}
-        if tokenizer is None:
-            raise UnsupportedModelError(f"{file} is missing: save the model's fast tokenizer there")
-        template, ends = find_template(folder, config), named_ends(folder)
+        files = TokenizerFiles.read(folder)
         try:
-            made = cls.from_json(tokenizer, config, template, ends)
+            made = cls.from_json(*files)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{file}: {error}") from error
+            raise UnsupportedModelError(f"{folder / 'tokenizer.json'}: {error}") from error
         rows = (read_object(folder / "config.json") or {}).get("vocab_size")
         size = max(made.vocab_size, rows if isinstance(rows, int) else 0)
-        for end in ends:
+        for end in files.end_ids:
             if end >= size:
                 raise UnsupportedModelError(
                     f"{folder}: eos_token_id {end} is outside of the vocabulary of {size} tokens; correct it "
@@ -153,24 +157,20 @@ class Tokenizer:
     @classmethod
     def from_json(
         cls,
-        tokenizer: Mapping[str, Any],
-        config: Mapping[str, Any] | None = None,
+        tokenizer: dict[str, Any],
+        config: dict[str, Any] | None = None,
         template: str | None = None,
         end_ids: Iterable[int] = (),
     ) -> Tokenizer:
         """A tokenizer of parsed files.
 
-        Args:
-            tokenizer: `tokenizer.json`.
-            config: `tokenizer_config.json`.
-            template: The chat template; without one the model takes a single user message.
-            end_ids: End-of-text ids, beside the config's `eos_token`.
+        The arguments are the fields of `TokenizerFiles`.
 
         Raises:
             UnsupportedModelError: They are malformed, or of a kind that is not supported.
         """
         try:
-            return cls(tokenizer, config, template, end_ids)
+            return cls(TokenizerFiles(tokenizer, config or {}, template, tuple(end_ids)))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise UnsupportedModelError(f"the tokenizer cannot be used: {error!r}") from error
 
@@ -212,9 +212,10 @@ class Tokenizer:
             PromptTooLongError: They have far more tokens than `limit`. Only a beginning was encoded.
         """
         _check_messages(messages)
-        for text in texts_in((messages, template_kwargs)):
+        texts = [*texts_in((messages, template_kwargs))]
+        for text in texts:
             self._check_text(text, limit)
-        marker = _unused_character([*texts_in((messages, template_kwargs)), self._template_source])
+        marker = _unused_character([*texts, self._template_source])
         marked = [self._mark_message(message, marker) for message in messages]
         if self._template is None:
             text = marked[0].get("content")

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import huggingface_hub
 import torch
@@ -22,7 +22,7 @@ from safetensors import torch as safetensors_torch
 
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import progress, write_json
-from pasta_async.tokenizer import Tokenizer, find_template, named_ends, read_object
+from pasta_async.tokenizer import Tokenizer, TokenizerFiles, read_object
 
 _Validated = TypeVar("_Validated", bound=BaseModel)
 
@@ -188,30 +188,6 @@ def _frequencies(theta: float, half: int) -> list[float]:
 
 
 # The folder -----------------------------------------------------------------------------------------------
-
-
-class TokenizerFiles(NamedTuple):
-    """The parsed files of a model folder that say its tokenizer."""
-
-    tokenizer: dict[str, Any]
-    """`tokenizer.json`."""
-    config: dict[str, Any]
-    """`tokenizer_config.json`."""
-    template: str | None
-    """The chat template, if there is one."""
-    end_ids: tuple[int, ...]
-    """End-of-text ids."""
-
-    @classmethod
-    def read(cls, folder: Path) -> TokenizerFiles:
-        """Read a folder.
-
-        Raises:
-            UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
-        """
-        config = read_object(folder / "tokenizer_config.json") or {}
-        tokenizer = read_json(folder / "tokenizer.json")
-        return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
 
 
 class GenerationDefaults(File):
