@@ -1,4 +1,4 @@
-"""Backends decode tokens: SGLang, the embedded engine, a script.
+"""Backends decode tokens: SGLang, vLLM, the embedded engine, a script.
 
 `open_backend` makes one from a URL-like string. Each class lives in a module of its own, which is imported
 when it is opened.
@@ -22,12 +22,14 @@ class BackendOptions(TypedDict, total=False):
     """Options of the backends that a string can name; each is refused where it means nothing."""
 
     api_key: str | None
-    """`http:`: sent as a bearer token."""
+    """`http:` and `vllm:`: sent as a bearer token."""
     timeout: httpx.Timeout | float
-    """`http:`: seconds; its `read` is the longest wait for a token, queues included."""
+    """`http:` and `vllm:`: seconds; its `read` is the longest wait for a token, queues included."""
     tokenizer: str | Path | None
-    """`http:`: the model's tokenizer, as a folder, a `tokenizer.json` or a name on the hub; None: that of the
-    model that the server loaded, if it is on this machine or on the hub."""
+    """`http:` and `vllm:`: the model's tokenizer, as a folder, a `tokenizer.json` or a name on the hub; None:
+    that of the model that the server loaded, if it is on this machine or on the hub."""
+    model: str | None
+    """`vllm:`: the model to ask, a LoRA adapter for instance; None: the one that it serves."""
     device: str | None
     """`local:` and `sglang:`: "cpu", "cuda"; None: a GPU if there is one."""
     dtype: str | None
@@ -52,13 +54,15 @@ _OPTIONS = {
         *("max_running", "max_prefill_tokens", "threads"),
     },
     "http": {"api_key", "timeout", "tokenizer"},
+    "vllm": {"api_key", "timeout", "tokenizer", "model"},
     "sglang": {"device", "server_args"},
 }
 
 _FORMS = """  local:                  the embedded engine with pasta-smol, whose base `pasta-async pull` gets
-  local:pasta-smol        the same
+  local:qwen-1.5b         a model that ships by name: pasta-smol, qwen-1.5b, qwen-0.5b
   local:/path/to/model    the embedded engine with a folder (of a model, of an adapter) or a GGUF file
   http://host:30000       an SGLang server (https as well)
+  vllm:http://host:8000   a vLLM server
   sglang:/path/to/model   an SGLang server that this program starts and ends"""
 
 
@@ -68,8 +72,8 @@ def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
     Nothing is loaded or reached before its `connect`, which says what to install if need be.
 
     Args:
-        url: ``local:``, ``local:pasta-smol``, ``local:/path``, ``http://host:port`` (or https),
-            ``sglang:/path``.
+        url: ``local:``, ``local:qwen-1.5b``, ``local:/path``, ``http://host:port`` (or https),
+            ``vllm:http://host:port``, ``sglang:/path``.
         options: Of the backend's class; see `BackendOptions`.
 
     Raises:
@@ -86,6 +90,10 @@ def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
         from pasta_async.backends.local import LocalBackend
 
         return LocalBackend(rest or None, **given)
+    if kind == "vllm":
+        from pasta_async.backends.vllm import VLLMBackend
+
+        return VLLMBackend(rest, **given)
     from pasta_async.backends.sglang import LaunchedBackend, SGLangBackend
 
     if kind == "http":
@@ -117,7 +125,12 @@ def _kind(url: str) -> tuple[str, str]:
     """The kind of backend that a string names, and the part behind the colon."""
     scheme, _, rest = url.partition(":")
     kind = "http" if scheme == "https" else scheme
-    named = {"local": True, "http": rest.startswith("//") and rest.strip("/"), "sglang": rest}
+    named = {
+        "local": True,
+        "http": rest.startswith("//") and rest.strip("/"),
+        "vllm": rest.startswith(("http:", "https:")),
+        "sglang": rest,
+    }
     if not named.get(kind):
         raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
     return kind, rest

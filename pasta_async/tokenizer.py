@@ -15,10 +15,10 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -26,6 +26,7 @@ from anyio.lowlevel import RunVar
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.tag_tokens import TagIds
+from pasta_async.tokenizer_files import TokenizerFiles, read_object
 
 if TYPE_CHECKING:
     import tokenizers
@@ -49,33 +50,8 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's space
 _PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
 _NEVER = "(?!)"  # a regular expression that matches nothing
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of added tokens
+_NO_MODEL: dict[str, Any] = {"type": "BPE", "vocab": {}, "merges": []}
 _LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")
-
-
-class TokenizerFiles(NamedTuple):
-    """The parsed files of a model folder that say its tokenizer."""
-
-    tokenizer: dict[str, Any]
-    """`tokenizer.json`."""
-    config: dict[str, Any]
-    """`tokenizer_config.json`."""
-    template: str | None
-    """The chat template; without one the model takes a single user message."""
-    end_ids: tuple[int, ...]
-    """End-of-text ids, beside the config's `eos_token`."""
-
-    @classmethod
-    def read(cls, folder: Path) -> TokenizerFiles:
-        """Read a folder.
-
-        Raises:
-            UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
-        """
-        file = folder / "tokenizer.json"
-        tokenizer, config = read_object(file), read_object(folder / "tokenizer_config.json") or {}
-        if tokenizer is None:
-            raise UnsupportedModelError(f"{file} is missing: save the model's fast tokenizer there")
-        return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
 
 
 class Tokenizer:
@@ -88,6 +64,7 @@ class Tokenizer:
         tags: Ids of the six tags; None for a model that was not trained to annotate.
         end_ids: End-of-text ids.
         vocab_size: Ids that the tokenizer knows; a model may have more rows.
+        commands: Ids of special tokens and tags, which no text has.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -103,7 +80,7 @@ class Tokenizer:
 
         unknown = self._full.token_to_id(str(tokenizer["model"].get("unk_token")))
         special = [entry for entry in added if entry["special"] and entry["id"] != unknown]
-        self._commands = {entry["id"] for entry in special}
+        self.commands: set[int] = {entry["id"] for entry in special}
         # A marker behind the first character of a typed command keeps it apart from the template's own. That
         # cannot be done with a command of a single character.
         spellings = [entry["content"] for entry in special if len(entry["content"]) > 1]
@@ -123,7 +100,7 @@ class Tokenizer:
         ids = {text: i for i, text in self._added.items()}
         known = ids.keys() >= set(TAG_TOKENS)
         self.tags: TagIds | None = TagIds(*(ids[tag] for tag in TAG_TOKENS)) if known else None
-        self.vocab_size: int = 1 + max(self._full.get_vocab().values(), default=-1)
+        self.vocab_size: int = 1 + max([-1, *_ids(tokenizer["model"]["vocab"]).values(), *self._added_ids()])
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -268,7 +245,7 @@ class Tokenizer:
 
     def _encode_data(self, text: str) -> list[int]:
         ids = _token_ids(self._data, text)
-        if self._commands.isdisjoint(ids) and self.decode(ids) == text:
+        if self.commands.isdisjoint(ids) and self.decode(ids) == text:
             return ids
         # Some tokenizers lose characters even without a normalizer (runs of spaces, SentencePiece's own sign
         # for a space), or have the spelling of a command in their vocabulary. Halves are encoded until each
@@ -343,6 +320,10 @@ class Tokenizer:
             )
         return name
 
+    def _added_ids(self) -> list[int]:
+        found = map(self._full.token_to_id, self._added.values())
+        return [token for token in found if token is not None]
+
     def _opening(self) -> list[int]:
         """Ids that the tokenizer puts in front of every text: a beginning-of-text token, if any."""
         return [i for i in self._full.encode("", add_special_tokens=True).ids if i not in self.end_ids]
@@ -387,39 +368,6 @@ async def run_encoding(size: int, encode: Callable[[], _T]) -> _T:
     return await anyio.to_thread.run_sync(encode, abandon_on_cancel=True, limiter=limiter)
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is no such file.
-
-    Raises:
-        UnsupportedModelError: It is no JSON, or holds something else.
-    """
-    try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise UnsupportedModelError(f"{path} does not hold a JSON object")
-    return cast("dict[str, Any]", value)
-
-
-def named_ends(folder: Path) -> list[int]:
-    """End-of-text ids in a model folder's `generation_config.json` and `config.json`; -1 there means none.
-
-    Raises:
-        UnsupportedModelError: A file is malformed.
-    """
-    ends: list[int] = []
-    for path in (folder / "generation_config.json", folder / "config.json"):
-        value: Any = (read_object(path) or {}).get("eos_token_id")
-        ids = cast("list[Any]", value if isinstance(value, list) else [] if value is None else [value])
-        if not all(type(i) is int and i >= -1 for i in ids):
-            raise UnsupportedModelError(f"{path}: eos_token_id must be an id or several, not {value!r:.80}")
-        ends += [i for i in ids if i != -1]
-    return list(dict.fromkeys(ends))
-
-
 def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
     """Add the six tags as special tokens, with ids behind the others unless they have some.
 
@@ -427,53 +375,20 @@ def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
         tokenizer: The parsed `tokenizer.json`, which is changed.
         config: The parsed `tokenizer_config.json`, which is changed if it lists added tokens.
     """
-    from tokenizers import AddedToken
-
-    built: Any = _build(tokenizer)
+    ids = _ids(tokenizer["model"]["vocab"])
     known = {entry["content"]: entry for entry in tokenizer.setdefault("added_tokens", [])}
-    built.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
+    free = max([len(ids), *(entry["id"] + 1 for entry in known.values())])
     for tag in TAG_TOKENS:
         form = {"content": tag, **dict.fromkeys(_FLAGS, False), "special": True}
         if tag in known:
             known[tag].update(form)
         else:
-            tokenizer["added_tokens"].append({"id": built.token_to_id(tag), **form})
+            known[tag] = {"id": ids.get(tag, free), **form}
+            tokenizer["added_tokens"].append(known[tag])
+            free = max(free, known[tag]["id"] + 1)
         if "added_tokens_decoder" in config:
-            config["added_tokens_decoder"][str(built.token_to_id(tag))] = form
+            config["added_tokens_decoder"][str(known[tag]["id"])] = form
     tokenizer["added_tokens"].sort(key=itemgetter("id"))
-
-
-def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template of a model folder; of several named ones the default, or else the first.
-
-    Args:
-        folder: The model folder.
-        config: Its parsed `tokenizer_config.json`.
-
-    Raises:
-        UnsupportedModelError: A file cannot be read, or the template is no text.
-    """
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise UnsupportedModelError(f"{file} cannot be read: {error}") from error
-    template: Any = config.get("chat_template")
-    template = template or (read_object(folder / "chat_template.json") or {}).get("chat_template")
-    try:
-        if isinstance(template, list):
-            named: dict[str, Any] = {
-                entry["name"]: entry["template"] for entry in cast("list[Any]", template)
-            }
-            template = named.get("default", next(iter(named.values()), None))
-        if template is None or isinstance(template, str):
-            return template
-    except (KeyError, TypeError):
-        pass  # an entry without a name or a template
-    raise UnsupportedModelError(
-        f"{folder}: the chat template in its JSON files is neither text nor a list of some"
-    )
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -620,11 +535,40 @@ def _token_ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
 
 def _build(raw: Mapping[str, Any]) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer as Wheel
+    from tokenizers import models
 
+    untyped: Any = models
+    none: dict[str, Any] = {"truncation": None, "padding": None}
+    model = raw["model"]
     try:
-        return Wheel.from_str(json.dumps({**raw, "truncation": None, "padding": None}))
+        if model.get("type") != "BPE":
+            return Wheel.from_str(json.dumps({**raw, **none}))
+        # A vocabulary of 150,000 takes a second as JSON, and a quarter of that as it is.
+        options = {key: value for key, value in model.items() if value is not None}
+        vocabulary, _ = options.pop("vocab"), options.pop("type")
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in options.pop("merges"))
+        built: Any = Wheel.from_str(json.dumps({**raw, **none, "model": _NO_MODEL, "added_tokens": []}))
+        built.model = untyped.BPE(vocabulary, [tuple(pair) for pair in pairs], **options)
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(str(error)) from error
+    _add_tokens(built, raw.get("added_tokens") or [])
+    return built
+
+
+def _ids(vocabulary: Mapping[str, int] | Sequence[tuple[str, float]]) -> Mapping[str, int]:
+    """Ids of a model's vocabulary, by text; a unigram model has a list, in the order of ids."""
+    if isinstance(vocabulary, Mapping):
+        return vocabulary
+    return {text: i for i, (text, _) in enumerate(vocabulary)}
+
+
+def _add_tokens(tokenizer: Any, entries: Iterable[Mapping[str, Any]]) -> None:
+    """Add the tokens of a `tokenizer.json` in their order, which gives each the id that it had."""
+    from tokenizers import AddedToken
+
+    for special, group in groupby(entries, itemgetter("special")):
+        tokens = [AddedToken(entry["content"], **{flag: entry[flag] for flag in _FLAGS}) for entry in group]
+        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(tokens)
 
 
 def _data_tokenizer(full: tokenizers.Tokenizer, raw: Mapping[str, Any]) -> Any:
@@ -632,20 +576,16 @@ def _data_tokenizer(full: tokenizers.Tokenizer, raw: Mapping[str, Any]) -> Any:
 
     It shares the model of the other one, which may take a second to parse.
     """
-    from tokenizers import AddedToken
     from tokenizers import Tokenizer as Wheel
 
-    empty: dict[str, Any] = {"type": "BPE", "vocab": {}, "merges": []}
     steps = {key: _lossless(raw.get(key)) for key in ("normalizer", "pre_tokenizer")}
-    built = _build({**raw, **steps, "model": empty, "added_tokens": [], "post_processor": None})
+    built = _build({**raw, **steps, "model": _NO_MODEL, "added_tokens": [], "post_processor": None})
     data: Any = Wheel(full.model)
     if built.normalizer is not None:
         data.normalizer = built.normalizer
     if built.pre_tokenizer is not None:
         data.pre_tokenizer = built.pre_tokenizer
-    for entry in raw["added_tokens"]:  # in their order, which gives each the same id again
-        token = AddedToken(entry["content"], **{flag: entry[flag] for flag in _FLAGS})
-        (data.add_special_tokens if entry["special"] else data.add_tokens)([token])
+    _add_tokens(data, raw["added_tokens"])
     data.encode_special_tokens = True
     return data
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
-from pasta_async.backends.sglang.client import http_client
+from pasta_async.backends.http.client import http_client
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import (
     BackendConnectError,

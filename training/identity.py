@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from pasta_async import Client
-from pasta_async.backends.local.pull import ADAPTER_CONFIG, default_model, find_model
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, default_model, find_model, model_weights
 from pasta_async.errors import UnsupportedModelError
 
 _PATTERNS = (
@@ -26,7 +26,7 @@ def model_digest(model: str | Path) -> str:
     Raises:
         UnsupportedModelError: There is no such model.
     """
-    path = find_model(model)
+    path = model_weights(find_model(model))
     files = [path] if path.is_file() else sorted(file for name in _PATTERNS for file in path.glob(name))
     if not files:
         raise UnsupportedModelError(f"there is no model {path}: no config.json and no weights")
@@ -53,7 +53,7 @@ async def weights_of(backend: str) -> str:
 
     Cancelling it leaves nothing open.
     """
-    if not backend.startswith("http"):
+    if not backend.startswith(("http", "vllm:")):
         return backend_digest(backend)
     async with Client(backend) as client:
         return (await client.connect()).name

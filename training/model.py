@@ -31,7 +31,8 @@ from pasta_async.jobs import write_json
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
-from pasta_async.tokenizer import Tokenizer, add_tags, find_template, named_ends
+from pasta_async.tokenizer import Tokenizer, add_tags
+from pasta_async.tokenizer_files import find_template, named_ends
 from pasta_async.training.rows import embed
 
 # --- the tokenizer

@@ -180,7 +180,7 @@ class Recording(WrappingBackend):
         Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
         """
         exchanges, banned = _RECORDS.get(([], ()))
-        request = replace(request, banned_ids=(*request.banned_ids, *banned), grammar=None)
+        request = replace(request, banned_ids=(*request.banned_ids, *banned), tag_grammar=None)
         exchange = Exchange(request, [])
         exchanges.append(exchange)
         async with aclosing(self.inner.decode(request)) as pieces:

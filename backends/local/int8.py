@@ -1,15 +1,30 @@
-"""Weights as 8-bit integers, the basis in which that loses little, and the CPUs that compute with them."""
+"""Weights as 8-bit integers, the basis in which that loses little, and the CPUs that compute with them.
+
+The arrays that the kernels read (`int8_layout`) are made of a checkpoint's tensors (`int8_arrays`).
+"""
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Generator, Sequence
-from typing import Any
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pasta_async.backends.local.checkpoint import ModelConfig
+
+Read: TypeAlias = Callable[[str], torch.Tensor]
+"""Gives a checkpoint's tensor, of any floating type, for its Hugging Face name."""
+
+Array: TypeAlias = NDArray[Any]
+Part: TypeAlias = list[tuple[str, Array]]  # arrays with their names
 
 GROUP = 64
 """Outputs that the kernels compute in one thread."""
@@ -36,7 +51,14 @@ PANEL: int = GROUP if VNNI else 8
 LANES = 16
 """Numbers in a vector of the kernels."""
 
+MOST_LAYERS = 4
+"""Layers that are converted at the same time: each takes memory for its weights in float32."""
+
+_setting_threads = threading.Lock()
+
+_COLUMNS = 64  # of a matrix, whose basis is changed at a time
 _BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
+_QUANTISED = 2**17  # weights quantised at a time, in one thread anyway
 
 
 def computes_int8(config: ModelConfig) -> bool:
@@ -83,17 +105,21 @@ class Basis:
 
     def outputs(self, matrix: torch.Tensor) -> torch.Tensor:
         """A matrix `[hidden, in]`, or a bias `[hidden]`, that writes into this basis; float32."""
-        rows = matrix.view(len(matrix), -1).float().T.contiguous()
-        return self.inputs(rows).T.reshape(matrix.shape)
+        columns = matrix.view(len(matrix), -1)
+        written = torch.empty_like(columns, dtype=torch.float32)
+        for first in range(0, columns.shape[1], _COLUMNS):
+            part = slice(first, first + _COLUMNS)
+            written[:, part] = self.inputs(columns[:, part].float().T.contiguous()).T
+        return written.view(matrix.shape)
 
 
 def blocks(
-    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None
+    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None, weights: int = _BLOCK
 ) -> Generator[tuple[slice, torch.Tensor]]:
     """The matrices below each other, a few rows at a time in float32, with the rows' numbers."""
     start = 0
     for matrix in matrices:
-        count = max(_BLOCK // matrix.shape[1], 1)
+        count = max(weights // matrix.shape[1], 1)
         for first in range(0, len(matrix), count):
             rows = matrix[first : first + count].float()
             yield slice(start, start + len(rows)), rows if scale is None else rows * scale
@@ -106,8 +132,206 @@ def quantised(
     """The matrices as one, int8 `[sum of out, in]`, and the value of a row's 1, float32 `[sum of out, 1]`."""
     rounded = torch.empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=torch.int8)
     steps = torch.empty(len(rounded), 1)
-    for rows, part in blocks(matrices, scale):
+    for rows, part in blocks(matrices, scale, _QUANTISED):
         exact = part if basis is None else basis.inputs(part)
         steps[rows] = exact.abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
         rounded[rows] = (exact / steps[rows]).round_()
     return rounded, steps
+
+
+# What every number format needs -----------------------------------------------------------------------------
+
+
+def taken(read: Read, names: list[str], bias: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Matrices, and their biases if they have any."""
+    return [read(name + ".weight") for name in names], [read(name + ".bias") for name in names if bias]
+
+
+def norm_scale(norm: torch.Tensor) -> torch.Tensor:
+    """Factors `[hidden]` for the columns of the matrix behind a norm, by the norm's weights `[hidden]`."""
+    return norm.float() * math.sqrt(len(norm))
+
+
+def rotary_order(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows `[heads * head_dim, ...]` with those that are rotated together next to each other in each head."""
+    halves = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)
+
+
+def rotations(config: ModelConfig, positions: int) -> torch.Tensor:
+    """`exp(i * position * frequency)`, complex64 `[positions, 1, head_dim / 2]`."""
+    frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * frequencies
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def use_threads(count: int, others: int | None = None) -> int:
+    """Set the number of CPU threads for this thread's products; return the number before.
+
+    torch keeps one number for each thread that has computed, and one for threads to come; setting it here
+    changes both, so the second is set to `others` (None: the number before) from a thread of no further use.
+    """
+    with _setting_threads:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        restorer = threading.Thread(target=torch.set_num_threads, args=(others or before,))
+        restorer.start()
+        restorer.join()
+    return before
+
+
+# The kernels' arrays ----------------------------------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """The type and the shape of an array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+PRODUCTS = ("qkv", "out", "gate_up", "down")
+"""The products of a layer: queries, keys and values; out; gate and up; down."""
+
+PRODUCT_ARRAYS = ("weights", "scales", "sums", "biases")
+"""The arrays of a product, named `NAME.weights` and so on.
+
+Weights are int8 in the kernels' order: `[groups of PANEL outputs, inputs / 4, PANEL]` of int32, the four
+inputs that one instruction takes together. A scale is the value of an output's 1, a sum that of its weights.
+Outputs are rounded up to whole groups, with zeros behind them.
+"""
+
+
+def int8_layout(config: ModelConfig) -> dict[str, Form]:
+    """The arrays that a model becomes, in the order in which `int8_arrays` gives them."""
+    c = config
+    layout = {
+        "embedding.weights": Form("int8", (c.vocab_size, c.hidden)),
+        "embedding.scales": Form("float32", (c.vocab_size, 1)),
+    }
+    queries = c.heads * c.head_dim
+    sizes = {  # outputs and inputs
+        "qkv": (queries + 2 * c.kv_heads * c.head_dim, c.hidden),
+        "out": (c.hidden, queries),
+        "gate_up": (2 * c.intermediate, c.hidden),
+        "down": (c.hidden, c.intermediate),
+    }
+    for i in range(c.layers):
+        for name in PRODUCTS:
+            layout |= _product_layout(f"{i}.{name}", *sizes[name])
+        if c.qk_norm:
+            layout[f"{i}.qk_norm"] = Form("float32", (c.heads + c.kv_heads, c.head_dim))
+    return layout | _product_layout("head", c.vocab_size, c.hidden)
+
+
+def _product_layout(name: str, outputs: int, inputs: int) -> dict[str, Form]:
+    padded = -(-outputs // GROUP) * GROUP
+    forms = (
+        Form("int32", (padded // PANEL, inputs // 4, PANEL)),
+        Form("float32", (padded,)),
+        Form("int32", (padded,)),
+        Form("float32", (padded,)),
+    )
+    return {f"{name}.{array}": form for array, form in zip(PRODUCT_ARRAYS, forms, strict=True)}
+
+
+def int8_arrays(config: ModelConfig, read: Read, threads: int) -> Iterator[tuple[str, Array]]:
+    """Make the arrays of a model, a layer in each thread.
+
+    Args:
+        config: The model's shape.
+        read: Gives its tensors; it is called in several threads.
+        threads: Layers that are made at the same time, each with one of torch's threads: torch's threads wait
+            for each other actively, and slow down all others where there are not enough cores.
+    """
+    basis = Basis(config.hidden)
+    makers: list[Callable[[], Part]] = [partial(_embedding, read, basis)]
+    makers += [partial(_layer, config, read, i, basis) for i in range(config.layers)]
+    makers.append(partial(_head, config, read, basis))
+    made: deque[Future[Part]] = deque()
+    with ThreadPoolExecutor(threads, initializer=use_threads, initargs=(1,)) as pool:
+        try:
+            for make in makers:
+                made.append(pool.submit(make))
+                if len(made) > threads:
+                    yield from made.popleft().result()
+            while made:
+                yield from made.popleft().result()
+        finally:  # with an error nobody wants the rest
+            pool.shutdown(cancel_futures=True)
+
+
+@torch.inference_mode()
+def _embedding(read: Read, basis: Basis) -> Part:
+    rounded, scales = quantised([read("model.embed_tokens.weight")], None, basis)
+    return [("embedding.weights", rounded.numpy()), ("embedding.scales", scales.numpy())]
+
+
+@torch.inference_mode()
+def _head(config: ModelConfig, read: Read, basis: Basis) -> Part:
+    table = read("model.embed_tokens.weight" if config.tied else "lm_head.weight")
+    return _product("head", [table], [], norm_scale(read("model.norm.weight")), basis)
+
+
+@torch.inference_mode()
+def _layer(config: ModelConfig, read: Read, number: int, basis: Basis) -> Part:
+    c, prefix = config, f"model.layers.{number}."
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+
+    def rotated(name: str) -> torch.Tensor:
+        values = read(name)
+        return values if "v_proj" in name else rotary_order(values, c.head_dim)
+
+    def written(name: str) -> torch.Tensor:
+        return basis.outputs(read(name))
+
+    def product(name: str, take: Read, parts: list[str], bias: bool, norm: str | None = None) -> Part:
+        matrices, biases = taken(take, parts, bias)
+        scale = norm_scale(read(prefix + norm)) if norm else None
+        return _product(f"{number}.{name}", matrices, biases, scale, basis if norm else None)
+
+    qkv = [f"{attention}{part}_proj" for part in "qkv"]
+    gate_up = [mlp + "gate_proj", mlp + "up_proj"]
+    made = [
+        *product("qkv", rotated, qkv, c.qkv_bias, "input_layernorm.weight"),
+        *product("out", written, [attention + "o_proj"], c.out_bias),
+        *product("gate_up", read, gate_up, c.mlp_bias, "post_attention_layernorm.weight"),
+        *product("down", written, [mlp + "down_proj"], c.mlp_bias),
+    ]
+    if c.qk_norm:  # a weight for each head of queries and keys
+        q, k = (rotary_order(read(f"{attention}{part}_norm.weight").float(), c.head_dim) for part in "qk")
+        norms = torch.stack([q] * c.heads + [k] * c.kv_heads)
+        made.append((f"{number}.qk_norm", norms.numpy()))
+    return made
+
+
+def _product(
+    name: str,
+    matrices: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    scale: torch.Tensor | None,
+    basis: Basis | None,
+) -> Part:
+    """The arrays of a product with matrices that have the same input; `basis` is that of the input."""
+    rounded, scales = quantised(matrices, scale, basis)
+    bias = torch.cat(tuple(biases)).float().numpy() if biases else np.zeros(0)
+    weights = _padded(rounded.numpy(), np.int8)
+    fours = weights.view(np.int32)  # that one instruction takes together
+    packed = fours.reshape(-1, PANEL, fours.shape[1]).swapaxes(1, 2)
+    arrays = (
+        np.ascontiguousarray(packed),
+        _padded(scales[:, 0].numpy(), np.float32),
+        weights.sum(1, dtype=np.int32),
+        _padded(bias, np.float32, len(weights)),
+    )
+    return [(f"{name}.{array}", values) for array, values in zip(PRODUCT_ARRAYS, arrays, strict=True)]
+
+
+def _padded(array: Array, dtype: Any, size: int | None = None) -> Array:
+    """The array with zeros behind it, up to whole groups."""
+    padded = -(-(size or len(array)) // GROUP) * GROUP
+    if len(array) == padded:  # no copy: the largest is a vocabulary's
+        return array.astype(dtype, copy=False)
+    result = np.zeros((padded, *array.shape[1:]), dtype)
+    result[: len(array)] = array
+    return result

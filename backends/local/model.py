@@ -1,4 +1,4 @@
-"""The forward pass of Llama, Qwen2 and Qwen3 over a flat batch, in plain torch.
+"""The forward pass of Llama, Qwen2 and Qwen3 over a flat batch, in plain torch and floating numbers.
 
 Few operators for each layer, for at the size of a small model each costs about as much as it computes:
 
@@ -19,15 +19,23 @@ from typing import Any, Literal, cast
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.batch import Batch, Block, PrivatePart, RowBatch
+from pasta_async.backends.local.batch import Batch, Block, PrivatePart
 from pasta_async.backends.local.cache import PAGE, KVCache
 from pasta_async.backends.local.checkpoint import ModelConfig, weight_count
-from pasta_async.backends.local.compiled import CompiledLinear, CompiledStep, Team
-from pasta_async.backends.local.int8 import GROUP, Basis, blocks, computes_int8, cpu_has, quantised
+from pasta_async.backends.local.int8 import (
+    GROUP,
+    Read,
+    blocks,
+    computes_int8,
+    cpu_has,
+    norm_scale,
+    rotary_order,
+    rotations,
+    taken,
+)
 from pasta_async.backends.local.options import DType
 from pasta_async.errors import InvalidRequestError
 
-Read = Callable[[str], torch.Tensor]
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """`y = x W^T + b`, from `[rows, in]` to `[rows, out]`, both of the type that `storage_dtype` says."""
@@ -45,48 +53,32 @@ class CausalLM:
 
     Args:
         config: Its shape.
-        read: Gives a tensor, of any floating type, for its Hugging Face name; asked for one after another, so
-            that the model is not in memory twice.
+        read: Gives its tensors, asked for one after another, so that the model is not in memory twice.
         positions: Rotary tables are made for this many.
-        dtype: The number format to compute in.
-        threads: CPU threads of the int8 kernels.
+        dtype: Of weights and activations.
     """
 
-    def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: DType, threads: int) -> None:
-        int8 = dtype == "int8"
-        basis = Basis(config.hidden) if int8 else None
-        product: Callable[..., Any] = _int8_product if int8 else partial(linear, storage_dtype(dtype))
-        self._layers = [
-            _Layer(config, read, f"model.layers.{i}.", dtype, basis, product) for i in range(config.layers)
-        ]
+    def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: torch.dtype) -> None:
+        self._layers = [_Layer(config, read, f"model.layers.{i}.", dtype) for i in range(config.layers)]
         table = read("model.embed_tokens.weight")
         head = table if config.tied else read("lm_head.weight")
-        self._head: Any = product([head], [], _norm_scale(read("model.norm.weight")), basis)
-        self._embedding = embedding(table, dtype, basis)
-        self._rotation = _rotations(config, positions, table.device)
+        self._head = linear(dtype, [head], [], norm_scale(read("model.norm.weight")))
+        self._embedding = table.to(dtype)
+        self._rotation = rotations(config, positions).to(table.device)
         # The norm's epsilon as a length: sqrt(|x|^2 + hidden * eps) is hypot(|x|, this).
         self._epsilon = torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=table.device)
-        self._compiled = self._compiled_step(config, threads) if int8 else None
-
-    @property
-    def compiled(self) -> bool:
-        """True if it takes a `RowBatch`, as the int8 kernels do; else it takes a `Batch`."""
-        return self._compiled is not None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch | RowBatch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """Compute keys and values of the batch's tokens.
 
         Returns logits, `[len(batch.last), vocabulary]`, of the type that the number format computes in. Row i
         belongs to the i-th of `batch.last`, a row of the batch.
         """
-        if isinstance(batch, RowBatch):
-            assert self._compiled is not None
-            return self._compiled(self._embedding(torch.as_tensor(batch.ids)), batch, cache)
         ids, positions, padded = batch.ids, batch.positions, pad_rows(len(batch.ids))
         if added := padded - len(ids):
             ids, positions = F.pad(ids, (0, added)), F.pad(positions, (0, added))
-        x = self._embedding(ids)  # [padded rows, hidden]
+        x = self._embedding.index_select(0, ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
         for layer, kv in zip(self._layers, cache.layers, strict=True):
             x.add_(layer.attention(_normalised(x, self._epsilon), rotation, batch, kv))
@@ -95,61 +87,27 @@ class CausalLM:
             x = x.index_select(0, batch.last)
         return self._head(_normalised(x, self._epsilon))
 
-    def _compiled_step(self, config: ModelConfig, threads: int) -> CompiledStep:
-        team = Team(min(threads, config.hidden // GROUP))  # each has outputs of every product
-        products = [layer.products for layer in self._layers]
-        norms = [layer.qk_norm for layer in self._layers if layer.qk_norm is not None]
-        stacked = torch.stack(norms) if norms else torch.empty(config.layers, 0, config.head_dim)
-        return CompiledStep(config, team, products, stacked, self._head, self._rotation, self._epsilon.item())
-
-
-def _int8_product(
-    matrices: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    scale: torch.Tensor | None = None,
-    basis: Basis | None = None,
-) -> Any:
-    """The int8 kernels' counterpart of `linear`; `basis` is that of the input."""
-    return CompiledLinear(*quantised(matrices, scale, basis), torch.cat(tuple(biases)) if biases else None)
-
 
 class _Layer:
     """Attention and feed-forward of normalised states, `[padded rows, hidden]`; results are of that shape."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        read: Read,
-        prefix: str,
-        dtype: DType,
-        basis: Basis | None,
-        product: Callable[..., Any],
-    ) -> None:
+    def __init__(self, config: ModelConfig, read: Read, prefix: str, dtype: torch.dtype) -> None:
         c = self._config = config
-        norm1 = _norm_scale(read(prefix + "input_layernorm.weight"))
-        norm2 = _norm_scale(read(prefix + "post_attention_layernorm.weight"))
+        norm1 = norm_scale(read(prefix + "input_layernorm.weight"))
+        norm2 = norm_scale(read(prefix + "post_attention_layernorm.weight"))
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv, biases = _taken(read, [f"{attention}{name}_proj" for name in "qkv"], c.qkv_bias)
+        qkv, biases = taken(read, [f"{attention}{name}_proj" for name in "qkv"], c.qkv_bias)
         for parts in (qkv, biases):
-            parts[:2] = [_rotary_order(part, c.head_dim) for part in parts[:2]]
-        self._qkv: Linear = product(qkv, biases, norm1, basis)
-        gate_up = _taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
-        self._gate_up: Linear = product(*gate_up, norm2, basis)
-
-        def write(name: str) -> torch.Tensor:
-            return basis.outputs(read(name)) if basis else read(name)
-
-        self._out: Linear = product(*_taken(write, [attention + "o_proj"], c.out_bias))
-        self._down: Linear = product(*_taken(write, [mlp + "down_proj"], c.mlp_bias))
-        self.qk_norm: torch.Tensor | None = None
+            parts[:2] = [rotary_order(part, c.head_dim) for part in parts[:2]]
+        self._qkv = linear(dtype, qkv, biases, norm1)
+        gate_up = taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
+        self._gate_up = linear(dtype, *gate_up, norm2)
+        self._out = linear(dtype, *taken(read, [attention + "o_proj"], c.out_bias))
+        self._down = linear(dtype, *taken(read, [mlp + "down_proj"], c.mlp_bias))
+        self._qk_norm: torch.Tensor | None = None
         if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
-            q, k = (_rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")
-            self.qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
-
-    @property
-    def products(self) -> tuple[Any, Any, Any, Any]:
-        """Queries, keys and values; out; gate and up; down."""
-        return self._qkv, self._out, self._gate_up, self._down
+            q, k = (rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")
+            self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(dtype)
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The change of the states."""
@@ -164,8 +122,8 @@ class _Layer:
         c, rows, padded = self._config, len(batch.ids), x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
         qk = qkv[:, : c.heads + c.kv_heads]
-        if self.qk_norm is not None:
-            qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self.qk_norm)
+        if self._qk_norm is not None:
+            qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm)
         _rotate(qk, rotation)
         # Keys and values go into the cache first: queries find those of their own tokens there as well.
         computed = qkv.to(kv.dtype)
@@ -249,31 +207,8 @@ def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
     return (exact / torch.hypot(_lengths(exact, 2, -1, True), epsilon)).to(x.dtype)
 
 
-def _norm_scale(norm: torch.Tensor) -> torch.Tensor:
-    """Factors `[hidden]` for the columns of the matrix behind a norm, by the norm's weights `[hidden]`."""
-    return norm.float() * math.sqrt(len(norm))
-
-
-def _taken(read: Read, names: list[str], bias: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Matrices, and their biases if they have any."""
-    return [read(name + ".weight") for name in names], [read(name + ".bias") for name in names if bias]
-
-
-def _rotary_order(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows `[heads * head_dim, ...]` with those that are rotated together next to each other in each head."""
-    halves = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
-    return halves.transpose(1, 2).reshape(rows.shape)
-
-
-def _rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:
-    """`exp(i * position * frequency)`, complex64 `[positions, 1, head_dim / 2]`."""
-    frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
-    angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * frequencies
-    return torch.polar(torch.ones_like(angles), angles).to(device)
-
-
 def _rotate(qk: torch.Tensor, rotation: torch.Tensor) -> None:
-    """Rotate `[rows, heads, head_dim]`, components in `_rotary_order`, in place."""
+    """Rotate `[rows, heads, head_dim]`, components in `rotary_order`, in place."""
     exact = qk.float()  # itself, but for half precision
     torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)).mul_(rotation)
     if exact is not qk:
@@ -362,7 +297,6 @@ def linear(
     matrices: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
     scale: torch.Tensor | None = None,
-    basis: Basis | None = None,
 ) -> Linear:
     """The product with matrices that have the same input.
 
@@ -371,9 +305,7 @@ def linear(
         matrices: `[out, in]` each, of any floating type; the results stand side by side.
         biases: `[out]` each; none, or one for each matrix.
         scale: `[in]`, multiplied into the columns.
-        basis: None, for floating numbers need no other basis.
     """
-    assert basis is None
     bias = torch.cat(tuple(biases)) if biases else None
     weight = _converted(matrices, dtype, scale)
     bias = None if bias is None else bias.to(weight.dtype)
@@ -388,17 +320,6 @@ def pad_rows(rows: int) -> int:
         return rows
     step = 8 if rows <= 64 else 32
     return -(-rows // step) * step
-
-
-def embedding(
-    table: torch.Tensor, dtype: DType, basis: Basis | None
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function from ids `[rows]` to a table's rows `[rows, hidden]`; int8 has a scale for each row."""
-    if dtype != "int8":
-        stored = table.to(storage_dtype(dtype))
-        return lambda ids: stored.index_select(0, ids)
-    rounded, scales = quantised([table], None, basis)
-    return lambda ids: rounded.index_select(0, ids) * scales.index_select(0, ids)
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

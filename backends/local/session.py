@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -23,10 +23,13 @@ from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.batch import BatchMaker, Entry, RowBatch
 from pasta_async.backends.local.cache import KVCache, affordable_slots, keep_freed_memory
 from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes, weight_count
+from pasta_async.backends.local.compiled import CompiledLM
+from pasta_async.backends.local.int8 import MOST_LAYERS, Array, Read, int8_arrays, int8_layout
 from pasta_async.backends.local.model import CausalLM, choose_dtype, kv_dtype, storage_dtype
 from pasta_async.backends.local.options import DType, EngineOptions
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Job, Scheduler
+from pasta_async.backends.local.stored import stored_arrays
 from pasta_async.clock import wait_out
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.jobs import progress
@@ -35,6 +38,7 @@ from pasta_async.protocol import Piece
 from pasta_async.results import FinishReason
 
 _SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown
+_SLOW_TO_CONVERT = 10**8  # the same
 _MAX_UNREAD = 32  # pieces in a reader's buffer before its job pauses
 
 
@@ -80,20 +84,14 @@ class Engine:
         limit = options.context_length or self.slots
         self.context_length: int = min(self.config.positions, self.slots, limit)
         keep_freed_memory()
-        label, tensors = f"loading {checkpoint.path.name}", len(expected_shapes(self.config))
-        with progress(tensors, label, shown=self.weights >= _SLOW_TO_LOAD) as advance:
-
-            def read(name: str) -> torch.Tensor:
-                advance()
-                return checkpoint.tensor(name).to(self._device)
-
-            self._model = CausalLM(self.config, read, self.context_length, self.dtype, self._threads)
+        self._model = self._compiled(checkpoint) if self.dtype == "int8" else self._plain(checkpoint)
         self.step_times: StepTimes = StepTimes()
         """Of steps that only decode."""
         self.reset()
-        if self._model.compiled:  # numba compiles the kernels, or loads them, now rather than in an answer
+        if isinstance(self._model, CompiledLM):
+            # numba compiles the kernels, or loads them, now rather than in an answer.
             token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
-            self._model.forward(RowBatch.of([token]), self._cache)  # in a slot that is nobody's yet
+            self._forward([token])  # in a slot that is nobody's yet
 
     @property
     def torch_threads(self) -> int:
@@ -102,14 +100,13 @@ class Engine:
         Behind each operator they wait for the next one actively, on the cores that our kernels' threads need:
         a prompt took three times as long.
         """
-        return 1 if self._model.compiled else self._threads
+        return 1 if isinstance(self._model, CompiledLM) else self._threads
 
     def reset(self) -> None:
         """Forget every job and everything cached."""
         options = self._options
         self.scheduler: Scheduler = Scheduler(self.slots, options.max_running, options.max_prefill_tokens)
-        maker = BatchMaker(self.slots, self._device, self._kv_dtype)
-        self._batch = RowBatch.of if self._model.compiled else maker.make
+        self._batches = BatchMaker(self.slots, self._device, self._kv_dtype)
         vars(self).pop("_cache", None)  # there may be no room for two
         self._cache = KVCache(self.config, self.slots, self._device, self._kv_dtype)
 
@@ -132,10 +129,9 @@ class Engine:
         if not tasks:
             return None
         # 2. One forward pass over all of them; row i of the logits is of the last token of task i.
-        batch = self._batch(
+        logits = self._forward(
             [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
         )
-        logits = self._model.forward(batch, self._cache)
         for job, count in tasks:
             job.filled += count
         # 3. A job whose whole context is computed now gets its next token; a prompt may need more steps.
@@ -152,6 +148,39 @@ class Engine:
             self.step_times.add(1, requests, seconds, requests**2, requests * seconds)
         return outputs
 
+    def _forward(self, entries: Sequence[Entry]) -> torch.Tensor:
+        """Logits of the entries' last tokens."""
+        if isinstance(self._model, CompiledLM):
+            return self._model.forward(RowBatch.of(entries), self._cache)
+        return self._model.forward(self._batches.make(entries), self._cache)
+
+    def _compiled(self, checkpoint: Checkpoint) -> CompiledLM:
+        """The model for the int8 kernels; its arrays are made of the checkpoint once."""
+
+        def make() -> Iterator[tuple[str, Array]]:
+            with self._reading(checkpoint, "converting", _SLOW_TO_CONVERT) as read:
+                yield from int8_arrays(self.config, read, min(self._threads, MOST_LAYERS))
+
+        arrays = stored_arrays(checkpoint, int8_layout(self.config), make)
+        return CompiledLM(self.config, arrays, self.context_length, self._threads)
+
+    def _plain(self, checkpoint: Checkpoint) -> CausalLM:
+        """The model in floating numbers."""
+        with self._reading(checkpoint, "loading", _SLOW_TO_LOAD) as read:
+            return CausalLM(self.config, read, self.context_length, storage_dtype(self.dtype))
+
+    @contextmanager
+    def _reading(self, checkpoint: Checkpoint, label: str, slow: int) -> Generator[Read]:
+        """A function that reads tensors, which a progress bar counts for models of `slow` weights or more."""
+        tensors = len(expected_shapes(self.config))
+        with progress(tensors, f"{label} {checkpoint.path.name}", shown=self.weights >= slow) as advance:
+
+            def read(name: str) -> torch.Tensor:
+                advance()
+                return checkpoint.tensor(name).to(self._device)
+
+            yield read
+
     def _advance(self, job: Job, token: int | BackendError) -> Output:
         """Add a job's chosen token to it, and end it if that is its last one."""
         if isinstance(token, BackendError):
@@ -162,7 +191,7 @@ class Engine:
         job.ids[job.length] = token
         job.length += 1
         finish_reason: FinishReason | None = None
-        if token in job.stops:
+        if token in job.stops or job.sampler.over:
             finish_reason = "stop"
         elif job.length == job.limit:
             finish_reason = "length"

@@ -23,9 +23,9 @@ import anyio
 import httpx
 
 from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
-from pasta_async.backends.sglang.handshake import ServedModel
+from pasta_async.backends.sglang.handshake import SGLangModel
 from pasta_async.errors import BackendError, UnsupportedModelError
-from pasta_async.tokenizer import read_object
+from pasta_async.tokenizer_files import read_object
 from pasta_async_sglang import VARIABLE
 
 Device = Literal["cuda", "cpu"]
@@ -180,7 +180,7 @@ class LaunchedBackend(SGLangBackend):
         self._flags = [*_flags({"log_level": "error", **server_args})]
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def _learn(self) -> ServedModel:
+    async def _learn(self) -> SGLangModel:
         if read_object(self._path / "config.json") is None:
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process or self._start()  # `aclose` may end and forget it meanwhile

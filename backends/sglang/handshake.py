@@ -7,19 +7,16 @@ form, no `/abort_request` and no `/server_info`: for these its workers are asked
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import anyio
-import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.backends.sglang.client import HTTPClient
+from pasta_async.backends.http import ServedModel
+from pasta_async.backends.http.client import HTTPClient
+from pasta_async.backends.http.handshake import check_version, find_tokenizer, unusable
 from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
@@ -27,26 +24,10 @@ from pasta_async.errors import (
     UnsupportedModelError,
 )
 from pasta_async.protocol import Model
-from pasta_async.tokenizer import Tokenizer
 from pasta_async_sglang import ON, STATE
 
 MINIMUM_VERSION = "0.5.23"
 """The oldest SGLang in the tests. Some older ones decode on when their client has gone."""
-
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"),
-    *("generation_config.json", "config.json"),
-)
-"""Files of a model that its tokenizer is made of."""
-
-SAMPLE = "Two wars (1914-1918, 1939-1945):\n  1. causes,\n  2. outcome; na\u00efve, \u6f22\u5b57 \U0001f389."
-"""A text that two tokenizers hardly encode alike."""
-
-_WAYS = (
-    "Pass tokenizer=, or set PASTA_TOKENIZER: a folder, a tokenizer.json or a name on the hub. Or have the "
-    "server's model folder on this machine, or start the server by a name on the hub (HF_TOKEN opens gated "
-    "models)"
-)
 
 
 class About(BaseModel):
@@ -58,6 +39,7 @@ class About(BaseModel):
     incremental_streaming_output: bool | None = None
     enable_deterministic_inference: bool | None = None
     disable_overlap_schedule: bool | None = None
+    grammar_backend: str | None = None
     dp_size: int = 1
     max_req_input_len: int | None = None
     internal_states: list[dict[str, Any]] | None = None
@@ -92,10 +74,6 @@ class _Cards(BaseModel):
     """The model, then its adapters."""
 
 
-class _Ids(BaseModel):
-    tokens: list[int]
-
-
 class _Worker(BaseModel):
     url: str
     is_healthy: bool
@@ -106,17 +84,16 @@ class _Workers(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class SGLangModel(ServedModel):
     """A server's model, and the settings of the server that change a request."""
 
-    model: Model
     about: About
     preferred: PreferredSampling
     publishes: bool
     """A fork that names its parent finds the tokens that the parent has decoded (`pasta_async_sglang`)."""
 
 
-async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | None) -> ServedModel:
+async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | None) -> SGLangModel:
     """Ask a server, or a router's worker, what it is, and what it serves.
 
     Args:
@@ -134,10 +111,13 @@ async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | Non
         raise UnsupportedModelError(f"{server} serves {info.model_path!r}, which does not generate text")
     length = (await http.ask(_Cards, f"{server}/v1/models")).data[0].max_model_len
     source = tokenizer or info.tokenizer_path or info.model_path or ""
-    load = partial(_load_tokenizer, source, server, None if tokenizer else about.revision)
-    made = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
-    if not about.skip_tokenizer_init:
-        await _compare(http, server, made, source)
+    made = await find_tokenizer(
+        http,
+        server,
+        source,
+        revision=None if tokenizer else about.revision,
+        compare=not about.skip_tokenizer_init,
+    )
     plugin, preferred = _plugin_state(about), info.preferred_sampling_params or PreferredSampling()
     model = Model(
         name=info.served_model_name or info.model_path or "unknown",
@@ -148,46 +128,15 @@ async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | Non
         end_ids=made.end_ids,
         tags=made.tags,
         honours_seeds=bool(about.enable_deterministic_inference),
+        grammars=frozenset({"json_schema"} if _constrains(about) else ()),
         notes=tuple(_notes(about, plugin, preferred)),
     )
-    return ServedModel(model, about, preferred, publishes=plugin == ON)
+    return SGLangModel(model, about, preferred, publishes=plugin == ON)
 
 
-async def _compare(http: HTTPClient, server: str, tokenizer: Tokenizer, source: str | Path) -> None:
-    """Refuse a tokenizer that encodes a text otherwise than the server, where the server tells."""
-    body = {"prompt": SAMPLE, "add_special_tokens": False}
-    try:
-        ids = await http.ask(_Ids, f"{server}/tokenize", body)
-    except BackendStatusError as error:
-        if error.status in (404, 405):  # a proxy that passes on no more than is needed
-            return
-        raise
-    if ids.tokens != tokenizer.encode_unguarded(SAMPLE):
-        raise UnsupportedModelError(
-            f"{server} encodes text otherwise than the tokenizer at {source}: pass tokenizer= with that "
-            "of the model that it serves"
-        )
-
-
-def _load_tokenizer(source: str | Path, server: str, revision: str | None) -> Tokenizer:
-    """A tokenizer from a folder, a `tokenizer.json`, or the hub."""
-    if source and os.path.exists(source):  # `Path.exists` raises where it may not look
-        try:
-            return Tokenizer.from_folder(source)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{error}. {_WAYS}") from error
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    hub: Any = huggingface_hub
-    try:
-        folder = hub.snapshot_download(str(source), revision=revision, allow_patterns=[*TOKENIZER_FILES])
-    except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
-        raise UnsupportedModelError(
-            f"there is no tokenizer for {server}: {source!r} is no folder here, nor on the hub ({error}). "
-            + _WAYS
-        ) from error
-    return Tokenizer.from_folder(folder)
+def _constrains(about: About) -> bool:
+    """True if the server can decode by a grammar, for which it needs a tokenizer."""
+    return not about.skip_tokenizer_init and about.grammar_backend != "none"
 
 
 def _notes(about: About, plugin: str | None, preferred: PreferredSampling) -> Iterator[str]:
@@ -215,28 +164,12 @@ async def _about(http: HTTPClient, server: str) -> About:
     except (BackendStatusError, BackendProtocolError) as error:
         if isinstance(error, BackendStatusError) and error.status not in (404, 405):
             raise
-        raise _unusable(f"{server} is not an SGLang server: {error}. Is the URL right?") from error
-    if _numbers(about.version) < _numbers(MINIMUM_VERSION):
-        raise _unusable(
-            f"{server} runs SGLang {about.version}; pasta_async needs {MINIMUM_VERSION} or newer "
-            "(pip install -U sglang)"
-        )
+        raise unusable(f"{server} is not an SGLang server: {error}. Is the URL right?") from error
+    check_version(server, http.kind, about.version, MINIMUM_VERSION, "sglang")
     return about
-
-
-def _unusable(message: str) -> BackendConnectError:
-    error = BackendConnectError(message)
-    error.retryable = False
-    return error
 
 
 def _plugin_state(about: About) -> str | None:
     """`ON`, or why the plug-in is off in a scheduler; None if a scheduler has none."""
     states: list[str | None] = [state.get(STATE) for state in about.internal_states or [{}]]
     return next((state for state in states if state != ON), ON)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version: 0.5.23.post1 counts as 0.5.23, and so does its release candidate."""
-    release = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, release[0].split("."))) if release else ()

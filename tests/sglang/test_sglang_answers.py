@@ -16,19 +16,15 @@ from typing import Any
 import psutil
 import pytest
 import real_server as stand_ins
-from local_models import unconstrained
-from real_server import RealServer, fork_running, read, require_sglang, until
+from real_server import fork_running, read, require_sglang
+from server_contract import PROMPTS, answers, written
 
-from pasta_async import BackendError, Client, DecodeRequest, Generation, Sampling
+from pasta_async import BackendError, DecodeRequest, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import LaunchedBackend, SGLangBackend
 from pasta_async.errors import UnsupportedModelError
-from pasta_async.protocol import Backend
-from tests.pasta_tiny import examples
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
-
-PROMPTS = [example.prompt for example in examples()]
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 """The scheduler compares free, cached and used slots at every step, and ends where they do not add up."""
@@ -39,81 +35,6 @@ SMALL = {
 }
 """Two ranks with slots for about five requests, in pages: more are begun than can end, and longer prompts are
 prefilled in pieces."""
-
-
-async def answers(backend: Backend, prompts: list[str], **options: Any) -> list[Generation]:
-    options = {"parallel": "always", **options}  # compared with each other: the load must not decide
-    async with Client(backend) as client:
-        return await asyncio.gather(*(client.generate(prompt, **options) for prompt in prompts))
-
-
-def written(generations: list[Generation]) -> list[str]:
-    return [generation.document.format() for generation in generations]
-
-
-def check_caches(prompt: int, threads: Sequence[Sequence[tuple[int, int | None, int]]]) -> None:
-    """A fork finds the whole prompt, and main, after a join, the first chunk's text.
-
-    Args:
-        prompt: Tokens of the prompt.
-        threads: Of each request of each thread, the tokens of its context, those cached, and those generated.
-    """
-    for requests in threads[1:]:
-        for _, cached, _ in requests:
-            assert cached is not None and cached >= prompt
-    if len(threads[0]) > 1:
-        (context, _, generated), (_, joined, _) = threads[1][-1], threads[0][1]
-        assert joined is not None and joined >= context + generated - 1  # the last token has no KV yet
-
-
-async def test_the_server_answers_as_the_embedded_engine_does(
-    backend: SGLangBackend, local: LocalBackend
-) -> None:
-    assert len(PROMPTS) >= 50
-    there, here = await answers(backend, PROMPTS), await answers(unconstrained(local), PROMPTS)
-    assert written(there) == written(here)
-    assert sum(len(generation.threads) > 2 for generation in there) > 10
-    assert sum(len(generation.threads[0].requests) > 1 for generation in there) > 5
-    for generation in there:
-        threads = [
-            [(sent.prompt_tokens, sent.cached_tokens, sent.completion_tokens) for sent in thread.requests]
-            for thread in generation.threads
-        ]
-        check_caches(generation.usage.prompt_tokens, threads)
-
-
-@pytest.mark.parametrize("options", [{"baseline": True}, {"parallel": "never"}, {"whole_chunks": True}])
-async def test_every_way_to_ask_is_answered_alike(
-    backend: SGLangBackend, local: LocalBackend, options: dict[str, Any]
-) -> None:
-    some = PROMPTS[:15]
-    there = await answers(backend, some, **options)
-    assert written(there) == written(await answers(unconstrained(local), some, **options))
-
-
-async def test_leaving_an_answer_leaves_nothing_on_the_server(
-    backend: SGLangBackend, server: RealServer
-) -> None:
-    async with Client(backend) as client:
-        for prompt in PROMPTS[:5]:
-            async with client.stream(prompt) as events:
-                async for event in events:
-                    if event.type == "thread.delta":
-                        break
-            await until(server, 0)
-            begun = asyncio.Event()
-            task = asyncio.create_task(_read(client, prompt, begun))
-            await begun.wait()
-            task.cancel()
-            await asyncio.wait([task])
-            await until(server, 0)
-
-
-async def _read(client: Client, prompt: str, begun: asyncio.Event) -> None:
-    async with client.stream(prompt) as events:
-        async for event in events:
-            if event.type == "thread.delta":
-                begun.set()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def counted(fixed: float, per_request: float, *, steps: int) -> list[float]:
 
 async def read_all(monkeypatch: pytest.MonkeyPatch, *readings: list[dict[str, Any]]) -> EngineLoad:
     """The last of several readings of a server with these ranks, each taken anew."""
-    monkeypatch.setattr("pasta_async.backends.sglang.load.FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 0.0)
     server = OddServer()
     made = backend(server)
     await made.connect()
@@ -93,7 +93,7 @@ async def test_a_server_that_was_started_again_counts_from_nothing(monkeypatch: 
 async def test_a_failure_serves_as_long_as_a_reading(
     monkeypatch: pytest.MonkeyPatch, answer: Any, error: type[BackendError]
 ) -> None:
-    monkeypatch.setattr("pasta_async.backends.sglang.load.FRESH_SECONDS", 60.0)
+    monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 60.0)
     server = serving(answer)
     made = backend(server)
     await made.connect()
@@ -105,7 +105,7 @@ async def test_a_failure_serves_as_long_as_a_reading(
 
 
 async def test_all_answers_share_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pasta_async.backends.sglang.load.FRESH_SECONDS", 60.0)
+    monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 60.0)
     server = serving({"loads": [RANK]})
     made = backend(server)
     await made.connect()
@@ -123,7 +123,7 @@ async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
 
     made = backend(Stuck())
     await made.connect()
-    monkeypatch.setattr("pasta_async.backends.sglang.load.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("pasta_async.backends.http.backend.WAIT_SECONDS", 0.0)
     with pytest.raises(BackendError):
         await made.load()
     await made.aclose()

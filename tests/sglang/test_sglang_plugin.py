@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 import httpx
 import pytest
-from real_server import Forked, RealServer, fork_running, greedy, read, until
+from real_server import Forked, RealServer, fork_running, greedy, read
+from server_contract import until
 
 from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend

@@ -1,4 +1,4 @@
-"""pasta-tiny answers its task in both forms; pasta-smol's folder is small."""
+"""pasta-tiny answers its task in both forms; the folders of models that ship are small."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import asyncio
 import pytest
 
 from pasta_async import Client
-from pasta_async.backends.local.pull import BaseSource, find_model
+from pasta_async.backends.local.pull import BaseSource, find_model, shipped_models
 from tests.pasta_tiny import FAMILIES, LOCAL_TINY, examples
 
 
-def test_the_adapter_that_ships_is_small_and_names_its_base() -> None:
-    folder = find_model("pasta-smol")
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_model_that_ships_is_small_and_names_its_base(name: str) -> None:
+    folder = find_model(name)
     assert BaseSource.of(folder) is not None
+    assert (folder / "README.md").is_file()
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     assert not any(name.endswith((".bin", ".gguf", "tokenizer.json")) for name in files)
     assert sum(files.values()) < 12_000_000
@@ -31,3 +33,8 @@ async def test_both_forms_answer_unseen_names(family: str) -> None:
             assert right >= len(known) - 2
             promised = any(answer.document.promises for answer in answers)
             assert promised == (family != "chain" and not baseline)
+
+
+def test_the_names_are_the_folders() -> None:
+    folders = find_model("pasta-smol").parent.glob("*/base.json")
+    assert sorted(folder.parent.name for folder in folders) == shipped_models()

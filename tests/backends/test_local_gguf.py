@@ -1,16 +1,11 @@
-"""GGUF files become folders: their numbers and ids, files as found in the wild, and what is refused."""
+"""GGUF files: their numbers and ids beside those of folders, files as found in the wild, what is refused."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import gguf
@@ -24,14 +19,13 @@ from gguf import GGUFValueType, GGUFWriter
 from local_models import tk
 
 from pasta_async import Sampling
-from pasta_async.backends.local import LocalBackend, convert
+from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.convert import converted
 from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
-from pasta_async.errors import BackendError, UnsupportedModelError
+from pasta_async.errors import UnsupportedModelError
 from pasta_async.prompts import Message
 from pasta_async.tokenizer import Tokenizer
 
@@ -70,13 +64,6 @@ PARTS = {
     "lm_head": "output",
     "model.layers": "blk",
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own; where the folders are in it."""
-    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "converted"
 
 
 def write(
@@ -403,98 +390,6 @@ def test_of_templates_that_all_have_names_one_is_taken(names: list[str], tmp_pat
     tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
     written = tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "x"}], {}))
     assert written == ("default: x" if "default" in names else "tool_use: x")
-
-
-# The cache -------------------------------------------------------------------------------------------------
-
-
-def folders(cache: Path) -> list[Path]:
-    return [path for path in cache.iterdir() if path.is_dir()]
-
-
-def test_a_file_is_converted_once_and_anew_when_it_changes(tmp_path: Path, cache: Path) -> None:
-    file = write(tmp_path / "model.gguf", local_models.model())
-    first = converted(file)
-    assert folders(cache) == [first] and first.name.startswith("model-")
-    before = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
-    assert converted(file) == first
-    assert {path.name: path.stat().st_mtime_ns for path in first.iterdir()} == before
-    write(file, local_models.model("qwen2"))
-    again = converted(file)
-    assert again != first
-    assert open_checkpoint(again).config.architecture == "Qwen2ForCausalLM"
-
-
-def test_a_conversion_that_is_killed_is_begun_again(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write(tmp_path / "model.gguf", local_models.model())
-    expected = {path.name: path.read_bytes() for path in converted(file).iterdir()}
-    shutil.rmtree(cache)
-    code = f"""
-import os, pasta_async.backends.local.checkpoint as checkpoint
-from pathlib import Path
-from pasta_async.backends.local.convert import converted
-checkpoint._save_file = lambda *_: os._exit(9)
-converted(Path({str(file)!r}))
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
-    assert [path.suffix for path in folders(cache)] == [".partial"]
-    assert {path.name: path.read_bytes() for path in converted(file).iterdir()} == expected
-    assert len(folders(cache)) == 1
-
-
-def test_of_two_that_convert_at_once_one_waits_for_the_other(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, written = write(tmp_path / "model.gguf", local_models.model()), list[Path]()
-    write_folder = convert.write_folder
-
-    def counted(out: Path, *arguments: Any) -> None:
-        written.append(out)
-        write_folder(out, *arguments)
-
-    monkeypatch.setattr(convert, "write_folder", counted)
-    with ThreadPoolExecutor(4) as threads:
-        results = {*threads.map(converted, [file] * 4)}
-    assert [*results] == folders(cache) == written
-
-
-def full(_: Path) -> SimpleNamespace:
-    return SimpleNamespace(free=1000)
-
-
-@pytest.mark.parametrize("reason", ["full", "in the way"])
-def test_a_cache_that_cannot_be_written_is_named(
-    reason: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write(tmp_path / "model.gguf", local_models.model())
-    if reason == "full":
-        monkeypatch.setattr(shutil, "disk_usage", full)
-    else:
-        cache.parent.write_text("a file")
-    with pytest.raises(BackendError, match="PASTA_ASYNC_CACHE") as caught:
-        open_checkpoint(file)
-    assert str(cache) in str(caught.value)
-
-
-def test_a_disk_that_fills_up_meanwhile_is_named(tmp_path: Path, cache: Path) -> None:
-    file = write(tmp_path / "model.gguf", local_models.model())
-    code = f"""
-import resource, signal
-from pathlib import Path
-from pasta_async.backends.local.convert import converted
-from pasta_async.errors import BackendError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-try:
-    converted(Path({str(file)!r}))
-except BackendError as error:
-    print(error)
-"""
-    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert "PASTA_ASYNC_CACHE" in output and "model.safetensors" in output
-    assert folders(cache) == []
 
 
 # Refused ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""HTTP with an SGLang server: JSON in, JSON or events out, every failure as an error of pasta_async."""
+"""HTTP with a server that decodes: JSON in, JSON or events out, every failure as an error of pasta_async."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHORT_READ = 30.0
 """Seconds that a server may take over anything but decoding: telling what it is, aborting."""
 
 KEEPALIVE = 2.0
-"""Seconds that an idle connection is kept: SGLang closes it after 5, maybe just as it is used again."""
+"""Seconds that an idle connection is kept: servers close it after 5, maybe just as it is used again."""
 
 DRAIN_SECONDS = 1.0
 """Seconds to read the rest of a stream before its connection is closed."""
@@ -61,7 +61,12 @@ def http_client(url: str, **options: Any) -> httpx.AsyncClient:
 class HTTPClient:
     """The connections to a server, and to its workers if it is a router.
 
-    The arguments are those of `SGLangBackend`.
+    Args:
+        kind: What it has to be, "SGLang" say, for errors.
+        url: As the other arguments, of `ServerBackend`.
+        api_key: See there.
+        client: See there.
+        timeout: See there.
 
     Raises:
         InvalidRequestError: The URL is none of an HTTP server, the key cannot be sent, or the proxy settings
@@ -70,12 +75,14 @@ class HTTPClient:
 
     def __init__(
         self,
+        kind: str,
         url: str,
         api_key: str | None = None,
         client: httpx.AsyncClient | None = None,
         timeout: httpx.Timeout | float = DEFAULT_TIMEOUT,
     ) -> None:
-        self.url: str = _checked_url(url)
+        self.kind: str = kind
+        self.url: str = _checked_url(url, kind)
         if api_key and not re.fullmatch(r"[!-~]+", api_key):
             raise InvalidRequestError("api_key: a header cannot hold it; does it end with a line break?")
         self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -110,8 +117,11 @@ class HTTPClient:
         self._loop = loop
         return self._client
 
-    async def send(self, url: str, body: Any = None) -> Any:
-        """Get a URL, or post JSON to it; the JSON that comes back (None for an empty reply)."""
+    async def text(self, url: str, body: Any = None) -> str:
+        """Get a URL, or post JSON to it; the text that comes back."""
+        return (await self._send(url, body)).text
+
+    async def _send(self, url: str, body: Any) -> httpx.Response:
         method = "GET" if body is None else "POST"
         with self.waiting(url):
             client = await self._connected()
@@ -120,15 +130,16 @@ class HTTPClient:
             )
         if not response.is_success:
             raise self._refusal(response, url)
-        return self.json(response.content, url) if response.content.strip() else None
+        return response
 
     async def ask(self, form: type[_Form], url: str, body: Any = None) -> _Form:
         """The reply of a URL, to a body if there is one, in a form."""
+        content = (await self._send(url, body)).content
         try:
-            return form.model_validate(await self.send(url, body))
+            return form.model_validate(self.json(content, url) if content.strip() else None)
         except ValidationError as error:
             raise BackendProtocolError(
-                f"{url} sent a reply of another form than SGLang's: {error}"
+                f"{url} sent a reply of another form than {self.kind}'s: {error}"
             ) from error
 
     async def open(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Events:
@@ -154,13 +165,11 @@ class HTTPClient:
             await response.aread()
         raise self._refusal(response, url)
 
-    async def abort(self, server: str, request_id: str) -> None:
-        """Ask a server for a request's end. Closing its connection asks again, so no failure matters here."""
-        client, body = await self._connected(), {"rid": request_id}
-        with suppress(httpx.HTTPError):  # also while the backend is being closed
-            await client.post(
-                f"{server}/abort_request", json=body, headers=self.headers, timeout=self._short_timeout
-            )
+    async def tell(self, url: str, body: Any) -> None:
+        """Post JSON of which no failure matters; also while the backend is being closed."""
+        client = await self._connected()
+        with suppress(httpx.HTTPError):
+            await client.post(url, json=body, headers=self.headers, timeout=self._short_timeout)
 
     @contextmanager
     def waiting(self, url: str) -> Generator[None]:
@@ -198,8 +207,7 @@ class HTTPClient:
         where, why = url + self._through, str(error) or type(error).__name__
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
             return BackendConnectError(
-                f"nothing answers at {where} ({why}). Is the server running, is the URL right? "
-                "`pasta-async sglang MODEL` starts one."
+                f"nothing answers at {where} ({why}). Is the {self.kind} server running, is the URL right?"
             )
         if isinstance(error, httpx.TimeoutException):
             return BackendTimeoutError(f"{where} sent nothing for too long ({why})")
@@ -265,7 +273,7 @@ class Events:
             raise StopAsyncIteration
         event = self._http.json(data, self._url)
         if isinstance(event, dict) and (error := cast("dict[str, Any]", event).get("error")):
-            # SGLang sends an object with a number as its code; routers also send words.
+            # Servers send an object with a number as its code; routers also send words.
             code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
             status = code if isinstance(code, int) else 500
             raise BackendStatusError(f"{self._url} broke off with {error}", status=status)
@@ -281,6 +289,10 @@ class Events:
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
                 self._lines.extend(lines)
         return self._lines.popleft()
+
+    async def break_off(self) -> None:
+        """Close the connection at once."""
+        await self._response.aclose()
 
     async def aclose(self) -> None:
         """Give the connection back once everything is read, or close it if that takes longer than a second.
@@ -306,14 +318,14 @@ def _excerpt(text: str) -> str:
     return (text[:300] + "..." if len(text) > 300 else text) or "nothing"
 
 
-def _checked_url(url: str) -> str:
+def _checked_url(url: str, kind: str) -> str:
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError, ValueError) as error:
         raise InvalidRequestError(f"{url!r} is no URL: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InvalidRequestError(
-            f"{url!r} is no URL of an SGLang server; expected something like http://127.0.0.1:30000"
+            f"{url!r} is no URL of a server of {kind}; expected something like http://127.0.0.1:30000"
         )
     if parsed.userinfo:
         raise InvalidRequestError(

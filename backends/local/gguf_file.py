@@ -1,26 +1,23 @@
-"""GGUF files: converted once into a folder in Hugging Face's layout, the one format that the engine reads.
+"""GGUF files: read where they are, tensor by tensor.
 
-The header is read and checked as a whole before anything is written: architecture, sizes, names and shapes of
-the tensors, tokenizer. Tensors that are quantised become float32; others keep their type.
+The header is read and checked as a whole when a file is opened: architecture, sizes, names and shapes of the
+tensors. Tensors that are quantised become float32 as they are read; others keep their type.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import mmap
-import os
-import shutil
 import struct
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from filelock import FileLock
 from gguf import (
     GGML_QUANT_SIZES,
     MODEL_ARCH,
@@ -31,23 +28,16 @@ from gguf import (
 )
 
 from pasta_async.backends.local.checkpoint import (
-    Files,
+    Checkpoint,
     ModelConfig,
     TokenizerFiles,
     compare_shapes,
     expected_shapes,
     model_config,
-    model_files,
-    write_folder,
 )
-from pasta_async.backends.local.pull import cache_folder
-from pasta_async.errors import BackendError, UnsupportedModelError
-from pasta_async.tokenizer import Tokenizer
+from pasta_async.errors import UnsupportedModelError
 
 _LOG = logging.getLogger(__name__)
-
-_FORM = 1
-"""Goes up when folders are written in another way: those of before are not used any more."""
 
 _BLOCK = 2**17  # weights that are dequantised at a time: they stay in the processor's cache
 _NONE = 2**31  # ids from here on are a negative number that was written without a sign
@@ -68,52 +58,6 @@ _ROPE_DIVISORS = "rope_freqs.weight"
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def converted(path: Path) -> Path:
-    """The folder that a GGUF file becomes, in the cache; written first where it is not there yet.
-
-    Its name has the file's, and a hash of the file's path, size and time of change, so a file that changes is
-    converted anew. The folder appears when it is complete: a conversion that is killed is begun again by the
-    next caller, and of two processes one waits for the other.
-
-    Raises:
-        UnsupportedModelError: It is no whole GGUF file of version 2 or 3, of a Llama, Qwen2 or Qwen3 model
-            that the engine computes, or has tensors of a type that the `gguf` package cannot dequantise.
-        BackendError: The folder cannot be written.
-    """
-    try:
-        source = path.stat()
-    except OSError as error:
-        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
-    identity = f"{_FORM} {path.resolve()} {source.st_size} {source.st_mtime_ns}"
-    key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
-    folder = cache_folder() / "converted" / f"{path.stem[:64]}-{key}"
-    if folder.is_dir():
-        return folder
-    file = _GGUFFile(path)
-    files = file.model_files()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f"{folder.name}.lock")):
-            if not folder.is_dir():
-                _convert(file, files, folder)
-    except OSError as error:
-        raise BackendError(
-            f"{path} is converted once, into {folder}, which cannot be written: {error}; "
-            "PASTA_ASYNC_CACHE names another place"
-        ) from error
-    return folder
-
-
-def _convert(file: _GGUFFile, files: Files, folder: Path) -> None:
-    sizes = file.tensor_bytes()
-    needed, free = sum(sizes.values()), shutil.disk_usage(folder.parent).free
-    if needed > free:
-        raise OSError(f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there")
-    _LOG.info("%s is converted, once: %.1f GB in %s", file.path, needed / 1e9, folder)
-    write_folder(folder, files, sizes, file.tensor, f"converting {file.path.name}")
-    _LOG.info("%s is converted", file.path)
-
-
 class _Tensor(NamedTuple):
     shape: tuple[int, ...]  # `[out, in]` for matrices
     kind: GGMLQuantizationType
@@ -121,8 +65,13 @@ class _Tensor(NamedTuple):
     size: int  # bytes
 
 
-class _GGUFFile:
-    """A GGUF file: what its header says, in Hugging Face's terms, and its tensors."""
+class GGUFFile(Checkpoint):
+    """A GGUF file: what its header says, in Hugging Face's terms, and its tensors.
+
+    Raises:
+        UnsupportedModelError: It is no whole GGUF file of version 2 or 3, of a Llama, Qwen2 or Qwen3 model
+            that the engine computes, or has tensors of a type that the `gguf` package cannot dequantise.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,11 +79,11 @@ class _GGUFFile:
             with path.open("rb") as file:  # torch wants memory that could be written to
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             header = _Header(self._data)
-            self.metadata: dict[str, Any] = header.metadata
-            self._prefix: Any = self.metadata.get("general.architecture")
+            self._metadata: dict[str, Any] = header.metadata
+            self._prefix: Any = self._metadata.get("general.architecture")
             self._tensors = {entry[0]: self._checked(*entry) for entry in header.tensors()}
-            self.raw: dict[str, Any] = self._raw_config()
-            self.config: ModelConfig = model_config(self.raw, path)
+            raw = self._raw_config()
+            self.config: ModelConfig = model_config(raw, path)
         except (OSError, ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
             raise UnsupportedModelError(f"{path} is not a readable GGUF file: {error}") from error
         architecture = MODEL_ARCH[self._prefix.upper()]
@@ -145,28 +94,28 @@ class _GGUFFile:
         shapes = {known.get(name, name): entry.shape for name, entry in self._tensors.items()}
         shapes.pop(_ROPE_DIVISORS, None)
         compare_shapes(path, expected, shapes)
+        with self._of_the_tokenizer():
+            self._vocabulary = _Vocabulary(self._metadata)
+            self.raw: dict[str, Any] = raw | self._vocabulary.special_ids()
 
-    def model_files(self) -> Files:
-        """All files of the model's folder but the weights."""
+    def sources(self) -> tuple[Path, ...]:
+        """See `Checkpoint`."""
+        return (self.path,)
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """See `Checkpoint`."""
+        with self._of_the_tokenizer():
+            return self._vocabulary.files()
+
+    @contextmanager
+    def _of_the_tokenizer(self) -> Generator[None]:
         try:
-            vocabulary = _Vocabulary(self.metadata)
-            files = vocabulary.files()
-            Tokenizer.from_json(*files)  # a tokenizer that cannot be used is not written
-        except (LookupError, TypeError, ValueError, UnsupportedModelError) as error:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise UnsupportedModelError(f"{self.path}: its tokenizer cannot be used: {error!r}") from error
-        raw = {**self.raw, **vocabulary.special_ids()}
-        return model_files(raw, files, {"eos_token_id": [*files.end_ids]})
-
-    def tensor_bytes(self) -> dict[str, int]:
-        """Bytes of each tensor that is to be written, by its Hugging Face name."""
-        entries = {name: self._tensors[theirs] for name, theirs in self._names.items()}
-        return {
-            name: math.prod(entry.shape) * _FLOATS.get(entry.kind.name, torch.float32).itemsize
-            for name, entry in entries.items()
-        }
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor by its Hugging Face name; float types are the file's own pages, others become float32."""
+        """See `Checkpoint`; float types are the file's own pages, others become float32."""
         values = self._values(self._tensors[self._names[name]])
         part = name.rsplit(".", 2)[-2]
         if self.config.architecture == "LlamaForCausalLM" and part in ("q_proj", "k_proj"):
@@ -196,19 +145,21 @@ class _GGUFFile:
         raw = np.frombuffer(data, np.uint8, entry.size, start)
         values = np.empty(count, np.float32)
         step = _BLOCK // block
-
-        def fill(first: int) -> None:
+        for first in range(0, entry.size // size, step):
             part = raw[first * size : (first + step) * size]
             values[first * block : (first + step) * block] = dequantize(part[None], entry.kind)[0]
-
-        with ThreadPoolExecutor() as threads:  # numpy lets others run while it computes
-            for _ in threads.map(fill, range(0, entry.size // size, step)):
-                pass
+        self._let_go(entry)
         return torch.as_tensor(values).view(entry.shape)
+
+    def _let_go(self, entry: _Tensor) -> None:
+        """Give a tensor's pages of the file back to the system: all of them would be as large as the file."""
+        if sys.platform == "linux":
+            first = entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._data.madvise(mmap.MADV_DONTNEED, first, entry.offset + entry.size - first)
 
     def _raw_config(self) -> dict[str, Any]:
         """The metadata as a config.json has them, but for the ids of special tokens."""
-        meta, tensors = self.metadata, self._tensors
+        meta, tensors = self._metadata, self._tensors
         prefix = self._prefix
         if prefix not in _ARCHITECTURES:
             raise ValueError(f"general.architecture is {prefix!r}, not one of {', '.join(_ARCHITECTURES)}")
@@ -234,11 +185,11 @@ class _GGUFFile:
         }
 
     def _has(self, key: str) -> bool:
-        return f"{self._prefix}.{key}" in self.metadata
+        return f"{self._prefix}.{key}" in self._metadata
 
     def _get(self, key: str, default: Any = None) -> Any:
         """The metadata's value of a key of the architecture's."""
-        return self.metadata.get(f"{self._prefix}.{key}", default)
+        return self._metadata.get(f"{self._prefix}.{key}", default)
 
     def _number(self, key: str) -> Any:
         """A positive number; some writers have one for each layer, which must all be the same."""
@@ -319,6 +270,19 @@ class _Header:
         # Some writers put Latin-1 into descriptions, which nobody reads here.
         return self._bytes(*self._take("Q")).decode(errors="surrogateescape")
 
+    def _strings(self, count: int) -> list[str]:
+        """Many strings: a vocabulary has 150,000, and as many merges."""
+        data, at, end, length = self._data, self._at, len(self._data), struct.Struct("<Q").unpack_from
+        strings: list[str] = []
+        for _ in range(count):
+            start = at + 8
+            at = start + length(data, at)[0]
+            if at > end:
+                raise ValueError("it is truncated")
+            strings.append(data[start:at].decode(errors="surrogateescape"))
+        self._at = at
+        return strings
+
     def _bytes(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
             raise ValueError("it is truncated")
@@ -333,7 +297,7 @@ class _Header:
             return self._numbers(kind, 1)[0]
         of, count = self._take("IQ")
         if of == GGUFValueType.STRING:
-            return [self._string() for _ in range(count)]
+            return self._strings(count)
         if of == GGUFValueType.ARRAY:
             raise ValueError("it has arrays of arrays in its metadata")
         return self._numbers(GGUFValueType(of), count)
@@ -421,13 +385,10 @@ class _Vocabulary:
         }
         return TokenizerFiles(tokenizer, config, self._template, self._end_ids)
 
-    def special_ids(self) -> dict[str, int | None]:
+    def special_ids(self) -> dict[str, int]:
         """Ids as a config.json has them."""
-        return {
-            "bos_token_id": self._bos,
-            "eos_token_id": self._id("eos"),
-            "pad_token_id": self._id("padding"),
-        }
+        ids = {"bos": self._bos, "eos": self._id("eos"), "pad": self._id("padding")}
+        return {f"{name}_token_id": token for name, token in ids.items() if token is not None}
 
     def _id(self, name: str) -> int | None:
         """The id of a special token; None if there is none, which some writers say with -1."""
@@ -469,7 +430,7 @@ class _Vocabulary:
             "model": {
                 "type": "BPE",
                 "vocab": self._by_text(),
-                "merges": [merge.split(" ") for merge in self._given["merges"]],
+                "merges": [tuple(merge.split(" ")) for merge in self._given["merges"]],
                 "ignore_merges": llama3,
             },
             "added_tokens": self._added(),

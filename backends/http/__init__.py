@@ -1,0 +1,12 @@
+"""What the backends for servers share: HTTP, requests that end with their reader, the model's tokenizer."""
+
+from pasta_async.backends.http.backend import (
+    Call,
+    ServedModel,
+    ServerBackend,
+    ServerOptions,
+    checked_ids,
+    merged,
+)
+
+__all__ = ["Call", "ServedModel", "ServerBackend", "ServerOptions", "checked_ids", "merged"]

@@ -1,0 +1,102 @@
+"""The files of a model folder that say its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from pasta_async.errors import UnsupportedModelError
+
+
+class TokenizerFiles(NamedTuple):
+    """The parsed files of a model folder that say its tokenizer."""
+
+    tokenizer: dict[str, Any]
+    """`tokenizer.json`."""
+    config: dict[str, Any]
+    """`tokenizer_config.json`."""
+    template: str | None
+    """The chat template; without one the model takes a single user message."""
+    end_ids: tuple[int, ...]
+    """End-of-text ids, beside the config's `eos_token`."""
+
+    @classmethod
+    def read(cls, folder: Path) -> TokenizerFiles:
+        """Read a folder.
+
+        Raises:
+            UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
+        """
+        file = folder / "tokenizer.json"
+        tokenizer, config = read_object(file), read_object(folder / "tokenizer_config.json") or {}
+        if tokenizer is None:
+            raise UnsupportedModelError(f"{file} is missing: save the model's fast tokenizer there")
+        return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is no such file.
+
+    Raises:
+        UnsupportedModelError: It is no JSON, or holds something else.
+    """
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise UnsupportedModelError(f"{path} does not hold a JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def named_ends(folder: Path) -> list[int]:
+    """End-of-text ids in a model folder's `generation_config.json` and `config.json`; -1 there means none.
+
+    Raises:
+        UnsupportedModelError: A file is malformed.
+    """
+    ends: list[int] = []
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        value: Any = (read_object(path) or {}).get("eos_token_id")
+        ids = cast("list[Any]", value if isinstance(value, list) else [] if value is None else [value])
+        if not all(type(i) is int and i >= -1 for i in ids):
+            raise UnsupportedModelError(f"{path}: eos_token_id must be an id or several, not {value!r:.80}")
+        ends += [i for i in ids if i != -1]
+    return list(dict.fromkeys(ends))
+
+
+def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template of a model folder; of several named ones the default, or else the first.
+
+    Args:
+        folder: The model folder.
+        config: Its parsed `tokenizer_config.json`.
+
+    Raises:
+        UnsupportedModelError: A file cannot be read, or the template is no text.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UnsupportedModelError(f"{file} cannot be read: {error}") from error
+    template: Any = config.get("chat_template")
+    template = template or (read_object(folder / "chat_template.json") or {}).get("chat_template")
+    try:
+        if isinstance(template, list):
+            named: dict[str, Any] = {
+                entry["name"]: entry["template"] for entry in cast("list[Any]", template)
+            }
+            template = named.get("default", next(iter(named.values()), None))
+        if template is None or isinstance(template, str):
+            return template
+    except (KeyError, TypeError):
+        pass  # an entry without a name or a template
+    raise UnsupportedModelError(
+        f"{folder}: the chat template in its JSON files is neither text nor a list of some"
+    )

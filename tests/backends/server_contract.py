@@ -1,0 +1,314 @@
+"""What holds of every server with pasta-tiny, beside the embedded engine with the same model.
+
+The folders of the servers import these tests. Their fixtures: `server`, `backend` and `local`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from local_models import unconstrained
+from pydantic import BaseModel
+
+from pasta_async import Client, Generation
+from pasta_async.backends.http import ServedModel, ServerBackend
+from pasta_async.backends.local import LocalBackend
+from pasta_async.errors import InvalidRequestError
+from pasta_async.options import Sampling
+from pasta_async.protocol import Backend, DecodeRequest, Piece
+from pasta_async.tag_tokens import TagIds
+from tests.pasta_tiny import examples
+from tests.plans.forms import REVIEW_TEXT, Report, Review
+
+
+class Server(Protocol):
+    """A server that runs."""
+
+    @property
+    def model(self) -> Path:
+        """The folder of its model."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """Tokens that its prefix cache shares at once; a block that is not full is computed again."""
+        ...
+
+    @property
+    def endless(self) -> Mapping[str, Any]:
+        """`DecodeRequest.extra` of a request that no end of text ends."""
+        ...
+
+    def running(self) -> int:
+        """Requests that it decodes or holds in its queue."""
+        ...
+
+    def flush(self) -> None:
+        """Empty the prefix cache."""
+        ...
+
+
+AnyServerBackend = ServerBackend[ServedModel]
+
+PROMPTS = [example.prompt for example in examples()]
+PROMPT = examples("describe")[0].prompt
+
+
+async def until(server: Server, count: int, polls: int = 100) -> None:
+    """Wait until the server runs so many requests; one that is not aborted takes longer to end."""
+    for _ in range(polls):
+        if await asyncio.to_thread(server.running) == count:
+            return
+    pytest.fail(f"{server.running()} requests running, not {count}")
+
+
+async def tags_of(backend: Backend) -> TagIds:
+    tags = (await backend.connect()).tags
+    assert tags is not None
+    return tags
+
+
+async def read(backend: Backend, request: DecodeRequest) -> list[Piece]:
+    return [piece async for piece in backend.decode(request)]
+
+
+def request(
+    ids: Sequence[int], *, tokens: int = 400, stop_ids: tuple[int, ...] = (), stream: bool = True
+) -> DecodeRequest:
+    return DecodeRequest("answer", 0, tuple(ids), tokens, Sampling(), stop_ids=stop_ids, stream=stream)
+
+
+async def chat(backend: Backend, prompt: str = PROMPT) -> list[int]:
+    return (await backend.connect()).tokenizer.encode_chat([{"role": "user", "content": prompt}], {})
+
+
+def ids_of(pieces: Sequence[Piece]) -> list[int]:
+    return [i for piece in pieces for i in piece.ids]
+
+
+async def test_the_server_tells_what_it_serves(
+    backend: AnyServerBackend, local: LocalBackend, server: Server
+) -> None:
+    info, expected = await backend.connect(), await local.connect()
+    config = json.loads((server.model / "config.json").read_text())
+    assert info.vocab_size == config["vocab_size"]
+    # The longest prompt it takes is a little shorter than the context.
+    assert 0 <= config["max_position_embeddings"] - info.context_length < 10
+    assert (info.tags, info.end_ids) == (expected.tags, expected.end_ids)
+    assert info.tags is not None and info.honours_seeds
+    assert await backend.connect() is info
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_ids_are_those_of_the_embedded_engine(
+    backend: AnyServerBackend, local: LocalBackend, stream: bool
+) -> None:
+    prompt = await chat(backend)
+    assert prompt == await chat(local)
+    pieces, expected = await read(backend, request(prompt, stream=stream)), await read(local, request(prompt))
+    assert ids_of(pieces) == ids_of(expected)
+    assert set(ids_of(pieces)) & set(await tags_of(backend))
+    assert [piece.finish_reason is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    last = pieces[-1]
+    assert last.finish_reason == expected[-1].finish_reason
+    assert last.cached_tokens is not None
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5}], ids=["greedy", "drawn"])
+async def test_what_is_banned_is_never_chosen(
+    backend: AnyServerBackend, local: LocalBackend, sampling: dict[str, Any]
+) -> None:
+    tags, prompt = await tags_of(backend), await chat(backend)
+    asked = replace(request(prompt, tokens=60), sampling=Sampling(**sampling), seed=3)
+    banning = replace(asked, banned_ids=tags)
+    free, there, here = [
+        ids_of(pieces)
+        for pieces in await asyncio.gather(read(backend, asked), read(backend, banning), read(local, banning))
+    ]
+    assert set(free) & set(tags) and not set(there) & set(tags)
+    if not sampling:  # what is drawn differs where two probabilities are equal but for rounding
+        assert there == here
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_id_ends_the_request_and_belongs_to_it(backend: AnyServerBackend, stream: bool) -> None:
+    tags = await tags_of(backend)
+    pieces = await read(backend, request(await chat(backend), stop_ids=(tags.end,), stream=stream))
+    assert ids_of(pieces).index(tags.end) == len(ids_of(pieces)) - 1
+    assert pieces[-1].finish_reason == "stop"
+
+
+async def test_a_request_ends_at_its_limit_and_at_the_end_of_the_context(backend: AnyServerBackend) -> None:
+    info = await backend.connect()
+    prompt = await chat(backend)
+    pieces = await read(backend, request(prompt, tokens=3))
+    assert len(ids_of(pieces)) == 3 and pieces[-1].finish_reason == "length"
+    nearly_full = [*prompt[:-1], *[prompt[5]] * (info.context_length - 2 - len(prompt)), prompt[-1]]
+    pieces = await read(backend, request(nearly_full, tokens=100, stream=False))
+    assert len(ids_of(pieces)) <= 2
+
+
+async def test_ids_that_would_kill_the_server_are_refused(backend: AnyServerBackend, server: Server) -> None:
+    info = await backend.connect()
+    for ids in ([info.vocab_size], [-1], [], [0] * info.context_length):
+        with pytest.raises(InvalidRequestError):
+            await read(backend, request(ids))
+    assert server.running() == 0
+    assert await read(backend, request([info.vocab_size - 1], tokens=1))
+
+
+async def test_seeds_are_honoured(backend: AnyServerBackend) -> None:
+    asked = replace(request(await chat(backend), tokens=30), sampling=Sampling(temperature=2.0))
+    first, again, other = [ids_of(await read(backend, replace(asked, seed=seed))) for seed in (7, 7, 8)]
+    assert first == again != other
+
+
+async def test_a_fork_finds_its_prompt_and_a_join_what_a_thread_left(
+    backend: AnyServerBackend, server: Server
+) -> None:
+    def blocks(tokens: int) -> int:
+        return tokens // server.block * server.block
+
+    tags = await tags_of(backend)
+    server.flush()
+    prompt = await chat(backend)
+    main = await read(backend, request(prompt, stop_ids=(tags.end,)))
+    assert main[-1].cached_tokens == 0
+    fork = [*prompt, *ids_of(main), tags.open_async]
+    chunk = await read(backend, request(fork, stop_ids=(tags.close_async,)))
+    assert chunk[-1].cached_tokens is not None and chunk[-1].cached_tokens >= blocks(len(prompt))
+    assert chunk[-1].ids == (tags.close_async,)
+    joined = [*fork, *ids_of(chunk)]
+    after = await read(backend, request(joined, tokens=1))
+    assert after[-1].cached_tokens is not None and after[-1].cached_tokens >= blocks(len(joined) - 1)
+
+
+async def test_cancelling_and_closing_leave_nothing_running(
+    backend: AnyServerBackend, server: Server
+) -> None:
+    long = replace(request(await chat(backend), tokens=1500), extra=server.endless)
+    for wanted in (long, replace(long, stream=False)):
+        tasks = [asyncio.create_task(read(backend, wanted)) for _ in range(3)]
+        await until(server, len(tasks))
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)
+        await until(server, 0)
+    pieces = backend.decode(long)
+    await anext(pieces)
+    await until(server, 1)
+    await pieces.aclose()
+    await until(server, 0)
+
+
+async def test_the_server_tells_how_busy_it_is(
+    backend: AnyServerBackend, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 0.0)
+    pieces = backend.decode(replace(request(await chat(backend)), extra=server.endless))
+    for _ in range(5):
+        await anext(pieces)
+    busy = await backend.load()
+    assert busy is not None and busy.running == 1
+    assert 0 < busy.kv_use < 1 <= busy.capacity
+    await pieces.aclose()
+
+
+# Whole answers ----------------------------------------------------------------------------------------------
+
+
+async def answers(backend: Backend, prompts: list[str], **options: Any) -> list[Generation]:
+    options = {"parallel": "always", **options}  # compared with each other: the load must not decide
+    async with Client(backend) as client:
+        return await asyncio.gather(*(client.generate(prompt, **options) for prompt in prompts))
+
+
+def written(generations: list[Generation]) -> list[str]:
+    return [generation.document.format() for generation in generations]
+
+
+def check_caches(answer: Generation, block: int) -> None:
+    """A fork finds the whole prompt, and main, after a join, the first chunk's text."""
+    main, *chunks = answer.threads
+    for sent in (sent for chunk in chunks for sent in chunk.requests):
+        assert sent.cached_tokens is not None
+        assert sent.cached_tokens >= answer.usage.prompt_tokens // block * block
+    if len(main.requests) > 1:
+        first, joined = chunks[0].requests[-1], main.requests[1].cached_tokens
+        known = first.prompt_tokens + first.completion_tokens - 1  # the last token has no KV yet
+        assert joined is not None and joined >= known // block * block
+
+
+async def test_the_server_answers_as_the_embedded_engine_does(
+    backend: AnyServerBackend, local: LocalBackend, server: Server
+) -> None:
+    assert len(PROMPTS) >= 50
+    there, here = await answers(backend, PROMPTS), await answers(unconstrained(local), PROMPTS)
+    assert written(there) == written(here)
+    assert sum(len(generation.threads) > 2 for generation in there) > 10
+    assert sum(len(generation.threads[0].requests) > 1 for generation in there) > 5
+    for generation in there:
+        check_caches(generation, server.block)
+
+
+@pytest.mark.parametrize("options", [{"baseline": True}, {"parallel": "never"}, {"whole_chunks": True}])
+async def test_every_way_to_ask_is_answered_alike(
+    backend: AnyServerBackend, local: LocalBackend, options: dict[str, Any]
+) -> None:
+    some = PROMPTS[:15]
+    there = await answers(backend, some, **options)
+    assert written(there) == written(await answers(unconstrained(local), some, **options))
+
+
+async def test_leaving_an_answer_leaves_nothing_on_the_server(
+    backend: AnyServerBackend, server: Server
+) -> None:
+    async with Client(backend) as client:
+        for prompt in PROMPTS[:5]:
+            async with client.stream(prompt) as events:
+                async for event in events:
+                    if event.type == "thread.delta":
+                        break
+            await until(server, 0)
+            begun = asyncio.Event()
+            task = asyncio.create_task(_read(client, prompt, begun))
+            await begun.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            await until(server, 0)
+
+
+async def _read(client: Client, prompt: str, begun: asyncio.Event) -> None:
+    async with client.stream(prompt) as events:
+        async for event in events:
+            if event.type == "thread.delta":
+                begun.set()
+
+
+@pytest.mark.parametrize("form", [Review, Report])
+async def test_a_plan_is_filled_by_the_servers_own_grammars(
+    backend: AnyServerBackend, form: type[BaseModel]
+) -> None:
+    async with Client(backend) as client:
+        report = await client.check(form)
+        filled = await client.fill(PROMPT, form)
+        sampled = await client.fill(PROMPT, form, temperature=2, seed=3)
+    assert report.verdict == "yes"
+    for each in (filled, sampled):
+        assert form.model_validate_json(each.text) == each.value
+    assert filled.usage.cached_tokens > 0
+
+
+async def test_a_template_is_filled(backend: AnyServerBackend, local: LocalBackend) -> None:
+    texts: list[str] = []
+    for engine in (backend, local):
+        async with Client(engine) as client:
+            texts.append((await client.fill(PROMPT, REVIEW_TEXT)).text)
+    assert texts[0] == texts[1]

@@ -1,0 +1,248 @@
+"""The kernels' arrays in the cache: made once, mapped after that, and made anew when that is needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import local_models
+import numpy as np
+import pytest
+import torch
+from safetensors import torch as safetensors_torch
+
+from pasta_async.backends.local.checkpoint import CheckpointFolder
+from pasta_async.backends.local.int8 import AVX2, Array, int8_arrays, int8_layout
+from pasta_async.backends.local.options import EngineOptions
+from pasta_async.backends.local.sampler import TokenSampler
+from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.local.session import Engine
+from pasta_async.backends.local.stored import stored_arrays
+from pasta_async.jobs import write_json
+from pasta_async.options import Sampling
+
+save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
+pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
+torch.set_num_threads(1)
+INT8 = EngineOptions(device="cpu", slots=256, dtype="int8", threads=1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own; where the files are in it."""
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "int8"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(tmp_path / "model", seed=0)
+
+
+def save(folder: Path, seed: int, vocabulary: int = 512) -> Path:
+    local_models.model("qwen3", seed, vocabulary, head_dim=32, intermediate_size=192).save_pretrained(folder)
+    return folder
+
+
+def greedy(engine: Engine) -> list[int]:
+    job = Job(0, [*range(20)], 30, TokenSampler(Sampling(), 0), ())
+    engine.add(job)
+    while engine.step() is not None:
+        pass
+    return job.ids[job.prompt : job.length].tolist()
+
+
+def files(cache: Path) -> list[Path]:
+    """All but the locks."""
+    return [path for path in cache.iterdir() if path.suffix != ".lock"]
+
+
+class Unread(CheckpointFolder):
+    """A folder whose tensors nobody may ask for."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        raise AssertionError(f"{name} was read")
+
+
+def arrays_of(folder: Path, made: list[str] | None = None) -> dict[str, Array]:
+    """The stored arrays of a model folder; `made` gets the names of those that had to be made."""
+    checkpoint = CheckpointFolder(folder)
+
+    def make() -> Iterator[tuple[str, Array]]:
+        for name, array in int8_arrays(checkpoint.config, checkpoint.tensor, threads=2):
+            if made is not None:
+                made.append(name)
+            yield name, array
+
+    return stored_arrays(checkpoint, int8_layout(checkpoint.config), make)
+
+
+def test_a_second_start_reads_no_tensor_and_decodes_alike(folder: Path, cache: Path) -> None:
+    expected = greedy(Engine(folder, INT8))
+    (file,) = files(cache)
+    assert file.name.startswith("model-")
+    assert greedy(Engine(Unread(folder), INT8)) == expected
+
+
+def test_arrays_are_the_same_from_a_file_and_in_memory(
+    folder: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mapped = arrays_of(folder)
+    assert not caplog.records
+    shutil.rmtree(cache)
+    cache.write_text("a file is in the way")
+    in_memory = arrays_of(folder)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "PASTA_ASYNC_CACHE" in caplog.text
+    assert mapped.keys() == in_memory.keys()
+    for name, array in mapped.items():
+        np.testing.assert_array_equal(array, in_memory[name])
+        assert array.ctypes.data % 64 == in_memory[name].ctypes.data % 64 == 0
+        assert not array.flags.writeable
+
+
+def test_a_model_that_changes_is_converted_anew_and_the_file_of_before_goes(
+    folder: Path, cache: Path
+) -> None:
+    before = greedy(Engine(folder, INT8))
+    save(folder, seed=1, vocabulary=600)
+    after = greedy(Engine(folder, INT8))
+    assert after != before
+    assert len(files(cache)) == 1
+    assert greedy(Engine(Unread(folder), INT8)) == after
+
+
+def adapter(folder: Path, base: Path, seed: int) -> Path:
+    """An adapter of one matrix, in peft's layout."""
+    draw, name = torch.Generator().manual_seed(seed), "base_model.model.model.layers.1.mlp.down_proj"
+    shapes = {f"{name}.lora_A.weight": (2, 192), f"{name}.lora_B.weight": (64, 2)}
+    folder.mkdir(exist_ok=True)
+    write_json(
+        folder / "adapter_config.json", {"r": 2, "lora_alpha": 2, "base_model_name_or_path": str(base)}
+    )
+    tensors = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_an_adapter_has_a_file_of_its_own_and_a_new_one_when_it_changes(
+    folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    plain = greedy(Engine(folder, INT8))
+    first = greedy(Engine(adapter(tmp_path / "adapter", folder, seed=0), INT8))
+    second = greedy(Engine(adapter(tmp_path / "adapter", folder, seed=1), INT8))
+    assert first != plain and second not in (plain, first)
+    assert len(files(cache)) == 2
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "cut by a byte": lambda data: data[:-1],
+    "longer": lambda data: data + b"\0",
+    "of another version": lambda data: data.replace(b'{"version": ', b'{"version": 1'),
+    "another index": lambda data: data.replace(
+        b'"embedding.weights": ["int8"', b'"embedding.weights": ["int4"'
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_made_anew(damage: str, folder: Path, cache: Path) -> None:
+    arrays_of(folder)
+    (file,) = files(cache)
+    whole = file.read_bytes()
+    damaged = DAMAGES[damage](whole)
+    assert damaged != whole
+    file.write_bytes(damaged)
+    arrays_of(folder)
+    assert files(cache) == [file] and file.read_bytes() == whole
+
+
+def test_a_conversion_that_is_killed_is_begun_again(folder: Path, cache: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from pasta_async.backends.local.checkpoint import CheckpointFolder
+from pasta_async.backends.local.int8 import int8_arrays, int8_layout
+from pasta_async.backends.local.stored import stored_arrays
+checkpoint = CheckpointFolder(Path({str(folder)!r}))
+def make():
+    for name, array in int8_arrays(checkpoint.config, checkpoint.tensor, 1):
+        if name == "1.out.weights":
+            os._exit(9)
+        yield name, array
+stored_arrays(checkpoint, int8_layout(checkpoint.config), make)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert [path.suffix for path in files(cache)] == [".partial"]
+    made: list[str] = []
+    arrays_of(folder, made)
+    assert made and [path.suffix for path in files(cache)] == [".int8"]
+
+
+def test_of_two_that_convert_at_once_one_waits_for_the_other(folder: Path) -> None:
+    made: list[str] = []
+    with ThreadPoolExecutor(4) as threads:
+        begun = [threads.submit(arrays_of, folder, made) for _ in range(4)]
+    results = [each.result() for each in begun]
+    assert made == [*int8_layout(CheckpointFolder(folder).config)]
+    for result in results:
+        np.testing.assert_array_equal(result["head.weights"], results[0]["head.weights"])
+
+
+def full(_: Path) -> SimpleNamespace:
+    return SimpleNamespace(free=1000)
+
+
+def test_a_full_disk_is_said_and_the_model_runs_from_memory(
+    folder: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = greedy(Engine(folder, INT8))
+    shutil.rmtree(cache)
+    monkeypatch.setattr(shutil, "disk_usage", full)
+    assert greedy(Engine(folder, INT8)) == expected
+    assert "GB are free there" in caplog.text
+    assert files(cache) == []
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(folder: Path, cache: Path) -> None:
+    code = f"""
+import logging, resource, signal
+from pathlib import Path
+from pasta_async.backends.local.options import EngineOptions
+from pasta_async.backends.local.session import Engine
+logging.basicConfig(format="%(levelname)s %(message)s")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+Engine(Path({str(folder)!r}), EngineOptions(device="cpu", slots=256, dtype="int8", threads=1))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "WARNING" in done.stderr and "PASTA_ASYNC_CACHE" in done.stderr
+    assert files(cache) == []
+
+
+def test_models_in_floating_numbers_are_not_stored(folder: Path, cache: Path) -> None:
+    Engine(folder, EngineOptions(device="cpu", slots=256, dtype="float32"))
+    assert not cache.exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="needs Linux' /proc")
+def test_processes_share_the_pages(folder: Path, cache: Path) -> None:
+    engine = Engine(folder, INT8)
+    greedy(engine)
+    (file,) = files(cache)
+    blocks = Path("/proc/self/smaps").read_text().split("VmFlags")
+    (mapping,) = (block for block in blocks if str(file) in block)
+    *_, head = (line for line in mapping.splitlines() if str(file) in line)
+    assert head.split()[1] == "r--s", "read-only and shared"
+    sizes = {line.split()[0]: int(line.split()[1]) for line in mapping.splitlines() if line.endswith(" kB")}
+    assert sizes["Rss:"] > 0
+    assert sizes["Private_Dirty:"] == sizes["Anonymous:"] == 0
