@@ -1,18 +1,31 @@
-"""One's own web backend with FastAPI: answers as server-sent events, and over a WebSocket.
+"""One's own web backend with FastAPI: answers as server-sent events, over a WebSocket, and forms.
 
 uvicorn examples.fastapi_app:app
 curl -N -X POST "http://127.0.0.1:8000/ask?prompt=..."
+curl -X POST "http://127.0.0.1:8000/review?text=..."
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Annotated
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
 
 import pasta_async
+from pasta_async import After, Filled, Tokens
 from pasta_async.server import AnswerResponse, event_fields
+
+
+class Review(BaseModel):
+    """Strengths and weaknesses are written at once, then the stars, which see both."""
+
+    strengths: Annotated[list[str], Field(max_length=4), Tokens(40)]
+    weaknesses: Annotated[list[str], Field(max_length=4), Tokens(40)]
+    stars: Annotated[int, Field(ge=1, le=5), After("strengths", "weaknesses")]
 
 
 @asynccontextmanager
@@ -46,3 +59,23 @@ async def talk(connection: WebSocket) -> None:
                     await connection.send_json(event_fields(event))
     except WebSocketDisconnect:
         pass
+
+
+@app.post("/review")
+async def review(text: str) -> Filled[Review]:
+    """A form, and the record of how it was filled."""
+    client: pasta_async.Client = app.state.client
+    return await client.fill(f"Sum up this review of a hotel.\n\n{text}", Review)
+
+
+@app.post("/review/stream")
+async def review_stream(text: str) -> StreamingResponse:
+    """The same as JSON that grows: each piece continues what came before."""
+    client: pasta_async.Client = app.state.client
+
+    async def pieces() -> AsyncGenerator[str]:
+        async with client.fill_stream(f"Sum up this review of a hotel.\n\n{text}", Review) as stream:
+            async for piece in stream.json_deltas():
+                yield piece
+
+    return StreamingResponse(pieces(), media_type="application/json")

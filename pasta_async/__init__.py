@@ -8,18 +8,20 @@ PASTA is described in arXiv 2502.11517; docs/ has the language, the interpreter 
 
 from __future__ import annotations
 
-from pasta_async import errors, events, results
+from pasta_async import errors, events, plans, results
 from pasta_async.backends import BackendOptions
-from pasta_async.client import Client, generate, stream
+from pasta_async.client import Client, fill, generate, stream
 from pasta_async.clock import Clock, RealClock
 from pasta_async.errors import *
 from pasta_async.events import *
+from pasta_async.grammar import Grammar
 from pasta_async.lang.checks import ParseError
 from pasta_async.lang.diagnostics import Code, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.load import EngineLoad
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer, Turn
-from pasta_async.options import AnswerOptions, Limits, Parallel, Sampling
+from pasta_async.options import AnswerOptions, FillOptions, Limits, Parallel, Sampling
+from pasta_async.plans import *
 from pasta_async.prompts import Prompt
 from pasta_async.protocol import (
     Backend,
@@ -50,6 +52,8 @@ __all__: list[str] = [
     "Diagnostic",
     "Document",
     "EngineLoad",
+    "FillOptions",
+    "Grammar",
     "Limits",
     "Message",
     "Model",
@@ -64,9 +68,11 @@ __all__: list[str] = [
     "Tokenizer",
     "Turn",
     "__version__",
+    "fill",
     "generate",
     "stream",
 ]
 __all__ += errors.__all__
 __all__ += events.__all__
+__all__ += plans.__all__
 __all__ += results.__all__

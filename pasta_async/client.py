@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple, Self, Unpack, cast
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast, overload
 from uuid import uuid4
+
+from pydantic import BaseModel, ValidationError
 
 from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
@@ -20,7 +22,12 @@ from pasta_async.interpreter.reading import THINK_OPEN
 from pasta_async.interpreter.retry import with_retries
 from pasta_async.interpreter.runner import Runner
 from pasta_async.observers import AnswerStart, Observation, Observer
-from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listing_options
+from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Settings, listing_options
+from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
+from pasta_async.plans.events import EmitFill, Filled, ValidationFailedError
+from pasta_async.plans.plan import Plan, PlanForm, Schema
+from pasta_async.plans.run import PlanRun
+from pasta_async.plans.stream import FillStream, FillWork
 from pasta_async.prompts import (
     Prompt,
     check_ids,
@@ -35,6 +42,8 @@ from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import run_encoding, texts_in
+
+_M = TypeVar("_M", bound=BaseModel)
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
@@ -64,9 +73,9 @@ class Client:
     Use it as `async with Client(...) as client`, within one event loop.
 
     Args:
-        backend: `local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path`
-            (one started here); or a `Backend`, which is then not closed here.
-            None: `PASTA_BACKEND`, or `local:`.
+        backend: `local:`, `local:qwen-1.5b`, `local:/path`, `http://host:30000` (SGLang),
+            `vllm:http://host:8000`, `sglang:/path` (one started here); or a `Backend`, which is then not
+            closed here. None: `PASTA_BACKEND`, or `local:`.
         limits: Fields that are not set come from the environment (`PASTA_TIMEOUT`), or are the defaults.
         clock: Measures time-outs; tests pass a `VirtualClock`.
         observers: Are told what its answers do: `pasta_async.telemetry` has metrics, traces and logs.
@@ -241,6 +250,133 @@ class Client:
         )
         return Observation(tuple(self.observers), start)
 
+    @overload
+    async def fill(
+        self, prompt: Prompt, form: type[_M], *, instruct: bool = True, **options: Unpack[FillOptions]
+    ) -> Filled[_M]: ...
+    @overload
+    async def fill(
+        self, prompt: Prompt, form: Schema | Plan, *, instruct: bool = True, **options: Unpack[FillOptions]
+    ) -> Filled[dict[str, Any]]: ...
+    async def fill(
+        self, prompt: Prompt, form: PlanForm, *, instruct: bool = True, **options: Unpack[FillOptions]
+    ) -> Filled[Any]:
+        """Fill a form with any model, writing at once what the form says is independent (docs/plans.md).
+
+        Args:
+            prompt: As for `generate`.
+            form: A pydantic model, the JSON schema of an object, or a `Plan`. `After`, `Tokens` and
+                `Together` say what sees what.
+            instruct: Add a sentence with the form to the last user message. Not for a prompt of ids.
+            options: How it is written: `pasta_async.FillOptions` describes them.
+
+        Raises:
+            InvalidPlanError: `check` says no; nothing was sent.
+            ValidationFailedError: The model's own validators refuse the object, which `filled` has.
+            PastaError: As for `generate`; `partial` is what was written.
+
+        Cancelling it ends every hole and aborts every request before the cancellation goes on.
+        """
+        work, _ = self._filling(prompt, form, instruct, options, streamed=False)
+        return await work(None, None)
+
+    @overload
+    def fill_stream(
+        self, prompt: Prompt, form: type[_M], *, instruct: bool = True, **options: Unpack[FillOptions]
+    ) -> FillStream[_M]: ...
+    @overload
+    def fill_stream(
+        self, prompt: Prompt, form: Schema | Plan, *, instruct: bool = True, **options: Unpack[FillOptions]
+    ) -> FillStream[dict[str, Any]]: ...
+    def fill_stream(
+        self, prompt: Prompt, form: PlanForm, *, instruct: bool = True, **options: Unpack[FillOptions]
+    ) -> FillStream[Any]:
+        """Watch a form being filled: `async with client.fill_stream(...) as s: async for event in s: ...`.
+
+        Args and errors are those of `fill`. Leaving the block ends every hole and aborts every request.
+        """
+        work, observation = self._filling(prompt, form, instruct, options, streamed=True)
+        return FillStream(work, observation)
+
+    async def check(self, form: PlanForm, *, max_tokens: int | None = None) -> PlanReport:
+        """Say beforehand whether a plan can be kept on this backend, and what it takes at most.
+
+        Raises:
+            InvalidRequestError: The form is none.
+            BackendError: The backend cannot be used.
+
+        Cancelling it is safe.
+        """
+        plan = Plan.of(form).fitted(max_tokens)
+        return _check_plan(plan, await self.connect(), self.limits, max_tokens, prompt=1)
+
+    def _filling(
+        self, prompt: Prompt, form: PlanForm, instruct: bool, options: FillOptions, *, streamed: bool
+    ) -> tuple[FillWork[Any], Observation]:
+        """The work of filling a form, its options checked but for the prompt, and its observers."""
+        given: dict[str, Any] = {**options}
+        if unknown := sorted(given.keys() - FillOptions.__optional_keys__):
+            raise InvalidRequestError(f"filling has no option {unknown[0]!r}; see FillOptions")
+        plan = Plan.of(form)
+        if Sampling.of(given.get("sampling")).stop:
+            raise InvalidRequestError("a plan takes no stop texts: its holes end by their form")
+        observation = self._observed(
+            _instructed(prompt, plan) if instruct else prompt,
+            cast("AnswerOptions", {**given, "baseline": True}),
+            streamed=streamed,
+        )
+
+        async def work(stream: FillStream[Any] | None, emit: EmitFill | None) -> Filled[Any]:
+            filled = await self._fill(plan, observation, stream, emit)
+            return _validated(filled, form) if isinstance(form, type) else filled
+
+        return work, observation
+
+    async def _fill(
+        self,
+        plan: Plan,
+        observation: Observation,
+        stream: FillStream[Any] | None,
+        emit: EmitFill | None,
+    ) -> Filled[dict[str, Any]]:
+        """Prepare a plan, then run it."""
+        start = observation.start
+        try:
+            with observation:
+                self._check_loop()
+                with self._admission.answer(limited=False) as slots:
+                    prepared = await self._prepare(start, observation, slots)
+                    sampling = start.sampling
+                    most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
+                    plan = plan.fitted(most)
+                    report = _check_plan(plan, prepared.model, start.limits, most, len(prepared.ids))
+                    if report.verdict == "no":
+                        raise InvalidPlanError(report)
+                    run = PlanRun(
+                        self._backend,
+                        plan,
+                        model=prepared.model,
+                        prompt=prepared.ids,
+                        start=start,
+                        notes=prepared.notes,
+                        slots=slots,
+                        clock=self._clock,
+                        began=prepared.began,
+                        deadline=prepared.deadline,
+                        emit=emit,
+                        observer=observation,
+                    )
+                    if stream:
+                        stream.run = run
+                    observation.partial = run.partial
+                    filled = await run.run()
+                    observation.generation = filled.generation
+                    return filled
+        except PastaError as error:
+            if error.partial is None:
+                error.partial = Generation.empty()
+            raise
+
     async def _answer(self, observation: Observation, emit: Emit | None = None) -> Generation:
         """Prepare an answer, then run it."""
         start = observation.start
@@ -334,6 +470,38 @@ async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart,
     return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
 
 
+def _check_plan(plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int) -> PlanReport:
+    """Check a plan for a model, behind a prompt of so many tokens."""
+    return check_plan(
+        plan,
+        max_tokens=max_tokens,
+        max_threads=limits.max_threads,
+        context=model.context_length - prompt,
+        grammars=model.grammars,
+    )
+
+
+def _instructed(prompt: Prompt, plan: Plan) -> Prompt:
+    """A prompt whose last user message says the plan's form; ids are left as they are."""
+    messages, ids = read_prompt(prompt)
+    if ids:
+        return prompt
+    *before, last = messages
+    if last["role"] != "user" or not isinstance(last["content"], str):
+        return [*messages, {"role": "user", "content": plan.instruction()}]
+    return [*before, {**last, "content": f"{last['content']}\n\n{plan.instruction()}"}]
+
+
+def _validated(filled: Filled[dict[str, Any]], form: type[BaseModel]) -> Filled[Any]:
+    """The result with the pydantic model's instance."""
+    try:
+        value = form.model_validate_json(filled.text)
+    except ValidationError as error:
+        message = f"{form.__name__} refuses what was written: {error}"
+        raise ValidationFailedError(message, filled=filled) from error
+    return Filled(value=value, text=filled.text, closed=filled.closed, generation=filled.generation)
+
+
 def _check_parts(clock: object, observers: object) -> None:
     if not isinstance(clock, Clock):
         raise InvalidRequestError(f"clock needs to be a `Clock`; got {clock!r:.80}")
@@ -353,7 +521,7 @@ def _open(
             raise InvalidRequestError(f"{', '.join(options)}: options are for backends that are opened here")
         return backend, False
     url = settings.backend if backend is None else backend
-    if url.startswith(("http:", "https:")):
+    if url.startswith(("http:", "https:", "vllm:")):
         key = settings.api_key.get_secret_value() if settings.api_key else None
         options = {"api_key": key, "tokenizer": settings.tokenizer, **options}
     return open_backend(url, **options), True
@@ -384,6 +552,44 @@ async def generate(
     """
     async with _short_lived(backend, api_key) as client:
         return await client.generate(prompt, **options)
+
+
+@overload
+async def fill(
+    prompt: Prompt,
+    form: type[_M],
+    *,
+    backend: str | Backend | None = None,
+    api_key: str | None = None,
+    instruct: bool = True,
+    **options: Unpack[FillOptions],
+) -> Filled[_M]: ...
+@overload
+async def fill(
+    prompt: Prompt,
+    form: Schema | Plan,
+    *,
+    backend: str | Backend | None = None,
+    api_key: str | None = None,
+    instruct: bool = True,
+    **options: Unpack[FillOptions],
+) -> Filled[dict[str, Any]]: ...
+async def fill(
+    prompt: Prompt,
+    form: PlanForm,
+    *,
+    backend: str | Backend | None = None,
+    api_key: str | None = None,
+    instruct: bool = True,
+    **options: Unpack[FillOptions],
+) -> Filled[Any]:
+    """Fill one form on a client of its own; for more than one, keep a `Client`.
+
+    `backend` and `api_key` (None: `PASTA_API_KEY`) are for the client, the others for `Client.fill`, which
+    describes them, the errors, and what cancelling does.
+    """
+    async with _short_lived(backend, api_key) as client:
+        return await client.fill(prompt, form, instruct=instruct, **options)
 
 
 @listing_options

@@ -186,6 +186,29 @@ class AnswerOptions(TypedDict, total=False):
     only when it is done, so a partial answer lacks those under way. Default: False."""
 
 
+class FillOptions(TypedDict, total=False):
+    """Options of `Client.fill`, given by name; those of the same name in `AnswerOptions` mean the same."""
+
+    sampling: Sampling | Mapping[str, Any] | None
+    """Greedy unless given. `repetition_penalty` is 1 in typed fields unless given: JSON repeats itself."""
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    """Each hole derives its own seed from it and its path."""
+    max_tokens: int | None
+    """Tokens of all holes together. Holes that nothing bounds get what the others leave; a plan that may need
+    more is refused. None: what the holes have each."""
+    limits: Limits | Mapping[str, Any] | None
+    """For this plan, laid over the client's."""
+    parallel: Parallel
+    """`never`: a hole at a time. The text does not depend on it."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Passed to the model's chat template."""
+
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _NOT_NONE = {"baseline": False, "parallel": "auto", "whole_chunks": False}
@@ -212,7 +235,8 @@ class Settings(Limits, BaseSettings):
     )
 
     backend: str = "local:"
-    """`local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` or `sglang:/path`."""
+    """`local:`, `local:qwen-1.5b`, `local:/path`, `http://host:30000`, `vllm:http://host:8000` or
+    `sglang:/path`."""
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
     tokenizer: str | None = None

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+from pasta_async.grammar import Grammar, GrammarKind
 from pasta_async.load import EngineLoad
 from pasta_async.options import Sampling
 from pasta_async.results import FinishReason
@@ -41,6 +42,8 @@ class Model:
     honours_seeds: bool
     dtype: str | None = None
     """The number format that the engine computes in, where it is known."""
+    grammars: frozenset[GrammarKind] = frozenset()
+    """Kinds of grammars that its requests may have."""
     notes: tuple[str, ...] = ()
     """Remarks for the `notes` of its answers."""
 
@@ -66,8 +69,10 @@ class DecodeRequest:
     banned_ids: tuple[int, ...] = ()
     """Ids that are never to be chosen: their probability is 0 before anything else is cut from the
     distribution. A hint: a backend that cannot do that ignores it, and the interpreter reads what comes."""
-    grammar: TagGrammar | None = None
+    tag_grammar: TagGrammar | None = None
     """Which tags may come next at each choice, for a trained model's answer with tags. A hint as well."""
+    grammar: Grammar | None = None
+    """The form of the output, of one of `Model.grammars`. The request ends as soon as nothing may follow."""
     stream: bool = True
     """False if nobody watches: the output may then come in one piece."""
     headers: Mapping[str, str] | None = None

@@ -1,4 +1,4 @@
-"""An answer while it is decoded: the stream that users read."""
+"""An answer while it is decoded: the streams that users read."""
 
 from __future__ import annotations
 
@@ -6,35 +6,44 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from pasta_async.clock import wait_out
 from pasta_async.errors import InvalidStateError, PastaError
-from pasta_async.events import AnswerDone, Emit, Event, TextDelta
+from pasta_async.events import Emit, Event, TextDelta
 from pasta_async.observers import Observation
 from pasta_async.results import Generation
+
+_E = TypeVar("_E")
+_R = TypeVar("_R")
 
 _BUFFER = 128
 """Events that may wait for the reader; a thread that adds more then waits for it."""
 
 
-class AnswerStream:
-    """The events of one answer, as they happen. Made by `Client.stream`, used with `async with`.
+class ResultStream(Generic[_E, _R]):
+    """Events as they happen, of work that ends with a result. Used with `async with`.
 
     A slow reader makes the threads wait once a bounded buffer is full.
+
+    Args:
+        run: Does the work. It hands events to its argument, and awaits what that returns.
+        observation: The observers of the answer, which know what there is of it.
     """
 
     def __init__(
-        self, run: Callable[[Emit], Coroutine[Any, Any, Generation]], observation: Observation
+        self,
+        run: Callable[[Callable[[list[_E]], Awaitable[None] | None]], Coroutine[Any, Any, _R]],
+        observation: Observation,
     ) -> None:
         self._run = run
         self._observation = observation
-        self._events: deque[Event] = deque()
+        self._events: deque[_E] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
-        self._generation: Generation | None = None
+        self._result: _R | None = None
         self._last: Generation | None = None  # of what there was when the block was left
-        self._task: asyncio.Task[Generation] | None = None
+        self._task: asyncio.Task[_R] | None = None
         self._left = False
 
     async def __aenter__(self) -> Self:
@@ -56,7 +65,7 @@ class AnswerStream:
             self._task.cancel()
             cancelled = await wait_out(self._task.done, partial(asyncio.wait, [self._task]))
             if not self._task.cancelled() and not self._task.exception():
-                self._generation = self._task.result()
+                self._result = self._task.result()
         self._last = self.partial
         if cancelled:
             raise cancelled
@@ -65,7 +74,7 @@ class AnswerStream:
         """The events, until the answer is done."""
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> _E:
         """The next event.
 
         Raises:
@@ -75,33 +84,24 @@ class AnswerStream:
         """
         if not self._events:
             await self._more()
-        event = self._events.popleft()
-        if isinstance(event, AnswerDone):
-            self._generation = event.generation
-        return event
+        return self._events.popleft()
 
-    async def text_deltas(self) -> AsyncIterator[str]:
-        """The visible text in document order, piece by piece. Other events are passed over."""
-        async for event in self:
-            if isinstance(event, TextDelta):
-                yield event.delta
-
-    async def result(self) -> Generation:
+    async def result(self) -> _R:
         """The finished answer; events that were not read are passed over. Raises what ended the answer."""
         async for _ in self:
             pass
-        if self._generation is None:
+        if self._result is None:
             raise InvalidStateError("the stream was left before the answer was done")
-        return self._generation
+        return self._result
 
     @property
     def partial(self) -> Generation | None:
         """The answer so far, at any moment, also after leaving the block; None before it has begun."""
-        if done := self._generation or self._last:
+        if done := self._observation.generation or self._last:
             return done
         return self._observation.partial() if self._observation.partial else None
 
-    def _emit(self, events: list[Event]) -> Awaitable[None] | None:
+    def _emit(self, events: list[_E]) -> Awaitable[None] | None:
         self._events += events
         self._news.set()
         return self._has_room() if len(self._events) > _BUFFER else None
@@ -120,7 +120,7 @@ class AnswerStream:
         while not self._events:
             if self._task.done():
                 if not self._task.cancelled():
-                    self._generation = self._task.result()
+                    self._result = self._task.result()
                 elif not self._left:
                     error = PastaError("the answer's task was cancelled, and not by whoever reads the stream")
                     error.partial = self.partial
@@ -128,3 +128,18 @@ class AnswerStream:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
+
+
+class AnswerStream(ResultStream[Event, Generation]):
+    """The events of one answer. Made by `Client.stream`."""
+
+    def __init__(
+        self, run: Callable[[Emit], Coroutine[Any, Any, Generation]], observation: Observation
+    ) -> None:
+        super().__init__(run, observation)
+
+    async def text_deltas(self) -> AsyncIterator[str]:
+        """The visible text in document order, piece by piece. Other events are passed over."""
+        async for event in self:
+            if isinstance(event, TextDelta):
+                yield event.delta

@@ -97,7 +97,7 @@ class Machine:
             return self.model.tags or ()
         return (tags.tokens, tags.end, tags.open_async) if number else (tags.open_async, tags.close_async)
 
-    def grammar(self, number: int) -> TagGrammar | None:
+    def tag_grammar(self, number: int) -> TagGrammar | None:
         """Which tags may come next, where `banned` says no more: it depends on what was written before."""
         if not self._tags:
             return None

@@ -30,8 +30,22 @@ from pasta_async.protocol import Backend, DecodeRequest
 from pasta_async.results import FinishReason, Generation
 
 
-def thread_seed(seed: int | None, thread: int) -> int | None:
-    """The seed of a thread: a hash of the answer's seed and the thread's number, 31 bits."""
+async def silence(alarm: asyncio.Task[None] | None) -> None:
+    """End a task that watches the time, while its group is not left yet; raises what it ended with.
+
+    A group that is being left when a task of it fails does not take back that it cancelled its owner
+    (Python 3.11), who then looks as if somebody else had cancelled it.
+    """
+    if alarm is None:
+        return
+    alarm.cancel()
+    await asyncio.wait([alarm])
+    if not alarm.cancelled():  # the time was up in this moment
+        alarm.result()
+
+
+def thread_seed(seed: int | None, thread: int | str) -> int | None:
+    """The seed of a thread: a hash of the answer's seed and the thread's number or name, 31 bits."""
     if seed is None:
         return None
     digest = hashlib.sha256(f"{seed}/{thread}".encode()).digest()
@@ -105,8 +119,7 @@ class Runner:
         self._begin(0)
         await self._ended(0)
         await self._settle()
-        if alarm:
-            alarm.cancel()
+        await silence(alarm)
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
         if self._slots.trouble:
@@ -245,7 +258,7 @@ class Runner:
             seed=thread_seed(self._start.sampling.seed, number),
             stop_ids=machine.stop_ids(number),
             banned_ids=machine.banned(number),
-            grammar=machine.grammar(number),
+            tag_grammar=machine.tag_grammar(number),
             stream=number == 0 or not self._start.whole_chunks,
         )
 

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pasta_async.backends.sglang.client import http_client
+from pasta_async.backends.http.client import http_client
 from pasta_async.client import Client
 from pasta_async.options import Limits
 from pasta_async.protocol import Backend

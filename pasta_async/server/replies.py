@@ -7,11 +7,12 @@ engine renders and encodes the prompt itself, so it may read special tokens that
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 from uuid import uuid4
 
 import httpx
@@ -19,7 +20,7 @@ from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pasta_async.backends.sglang.client import retry_seconds
+from pasta_async.backends.http.client import retry_seconds
 from pasta_async.errors import (
     BackendConnectError,
     BackendStatusError,
@@ -27,6 +28,8 @@ from pasta_async.errors import (
     GenerationTimeoutError,
 )
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
+from pasta_async.plans import FillStream, Plan
+from pasta_async.plans.annotations import KEY
 from pasta_async.prompts import check_json, most_tokens
 from pasta_async.results import Generation
 from pasta_async.server.errors import ApiError, log_failure, stopping
@@ -40,13 +43,23 @@ from pasta_async.server.requests import (
     sampling_of,
 )
 from pasta_async.server.service import Service, service_of
-from pasta_async.server.streaming import data_event, event_fields, merged, stream_response, unless_gone
+from pasta_async.server.streaming import (
+    Events,
+    data_event,
+    event_fields,
+    merged,
+    stream_response,
+    unless_gone,
+)
 from pasta_async.tokenizer import run_encoding
 
 Json = dict[str, Any]
 
 _SUMMARY = {"critical_path", "text_speedup", "elapsed", "width", "notes"}
 """Fields of a generation that are told of each choice, beside its number of threads."""
+
+_OBJECT_TOKENS = 4_096
+"""Tokens of an object that nothing bounds."""
 
 _BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, AnswerDone)
 """A stream begins with one of these; an error before it has an HTTP status."""
@@ -62,7 +75,7 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
         raw = await read_body(request, service.settings)
         body = parse_body(raw, form)
         check_request(body, service)
-        reply = EngineReply(service, body, raw) if body.engine_only else _Reply(service, body)
+        reply = _reply(service, body, raw)
         headers = {"x-pasta-mode": reply.mode}
         if body.stream:
             return await stream_response(
@@ -74,6 +87,13 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
         return stopping().response
     except Exception as error:
         return log_failure(error, text=service.settings.log_text).response
+
+
+def _reply(service: Service, body: GenerateRequest, raw: bytes) -> _Reply | EngineReply:
+    """The reply to a request, by whoever can honour it."""
+    if isinstance(body, ChatRequest) and body.schema_asked_for and service.info.grammars:
+        return _FilledReply(service, body, body.schema_asked_for)
+    return EngineReply(service, body, raw) if body.for_engine() else _Reply(service, body)
 
 
 class _Reply:
@@ -107,7 +127,7 @@ class _Reply:
             calls = await self._calls(place.seconds)
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._service.client.generate(**call)) for call in calls]
+                    tasks = [group.create_task(self._answer(call)) for call in calls]
             except BaseExceptionGroup as errors:
                 error = errors.exceptions[0]  # the others were cancelled for it
                 raise error from error.__cause__  # which decides the status
@@ -131,7 +151,7 @@ class _Reply:
         begun = False
         async with self._service.admission.enter(self._limits.timeout) as place:
             calls = await self._calls(place.seconds)
-            streams = [self._service.client.stream(**call) for call in calls]
+            streams = [self._stream(call) for call in calls]
             async with aclosing(merged(streams)) as events:
                 async for index, event in events:
                     if isinstance(event, AnswerDone):
@@ -147,6 +167,12 @@ class _Reply:
         if stream_options and stream_options.include_usage:
             yield data_event(self._chunk(usage=self._usage([done[index] for index in sorted(done)])))
         yield b"data: [DONE]\n\n"
+
+    async def _answer(self, call: Json) -> Generation:
+        return await self._service.client.generate(**call)
+
+    def _stream(self, call: Json) -> Events:
+        return self._service.client.stream(**call)
 
     async def _calls(self, seconds: float | None) -> list[Json]:
         """The arguments of `Client.generate` for each choice of answers that may take so many seconds."""
@@ -227,6 +253,69 @@ class _Reply:
         return {"mode": self.mode, "choices": described}
 
 
+class _FilledReply(_Reply):
+    """The reply to a request for an object of a schema.
+
+    It is written in sequence, or its fields in parallel where the schema or the request says so.
+    """
+
+    def __init__(self, service: Service, request: ChatRequest, schema: Json) -> None:
+        super().__init__(service, request)
+        in_parallel = self._options.plan
+        if in_parallel is None:
+            in_parallel = f'"{KEY}"' in json.dumps(schema)
+        room = service.info.context_length // 2
+        limit = request.token_limit or service.settings.max_tokens or min(_OBJECT_TOKENS, room)
+        self._plan = Plan.of(schema) if in_parallel else Plan.in_sequence(schema, limit)
+        self._mode: Literal["parallel", "baseline"] = "parallel" if in_parallel else "baseline"
+
+    @property
+    def mode(self) -> Literal["parallel", "sequential", "baseline"]:
+        """The way the object is written."""
+        return self._mode
+
+    async def _answer(self, call: Json) -> Generation:
+        return (await self._service.client.fill(**call)).generation
+
+    def _stream(self, call: Json) -> Events:
+        return _FilledEvents(self._service.client.fill_stream(**call))
+
+    async def _calls(self, seconds: float | None) -> list[Json]:
+        """The arguments of `Client.fill` for each choice."""
+        calls = await super()._calls(seconds)
+        for call in calls:
+            del call["baseline"]
+            call["form"] = self._plan
+        return calls
+
+
+class _FilledEvents:
+    """A plan's stream as that of an answer: its JSON text in order, then its record."""
+
+    def __init__(self, stream: FillStream[Any]) -> None:
+        self._stream = stream
+        self._deltas = stream.json_deltas()
+        self._is_over = False
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stream.__aexit__(*exc)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._is_over:
+            raise StopAsyncIteration
+        if (delta := await anext(self._deltas, None)) is not None:
+            return TextDelta(delta)
+        self._is_over = True
+        return AnswerDone((await self._stream.result()).generation)
+
+
 def _cached_tokens(generation: Generation) -> int:
     """Tokens of the prompt whose KV was in the prefix cache when the main thread began."""
     requests = generation.threads[0].requests
@@ -246,6 +335,11 @@ class HttpEngine(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...  # noqa: D102
 
+    @property
+    def foreign_fields(self) -> frozenset[str]:
+        """Fields of another engine's endpoint, which this one would ignore."""
+        ...
+
 
 class EngineReply:
     """The reply of the engine's own endpoint, byte for byte; the header `x-pasta-mode` says so."""
@@ -255,10 +349,11 @@ class EngineReply:
     """The text is not looked at."""
 
     def __init__(self, service: Service, request: GenerateRequest, raw: bytes) -> None:
-        backend, field = service.client.backend, request.engine_only
+        backend = service.client.backend
         if not isinstance(backend, HttpEngine):
-            param = field.partition(" ")[0] if field else None
-            raise ApiError(f"this engine does not support {field}", code="unsupported_parameter", param=param)
+            raise _unsupported(request.for_engine())
+        for field in sorted(backend.foreign_fields & (request.model_extra or {}).keys()):
+            raise _unsupported(field)
         self._service, self._request = service, request
         self._timeout = answer_limits(request, service.limits).timeout
         path = "/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions"
@@ -309,6 +404,11 @@ class EngineReply:
             raise BackendConnectError(f"nothing answers at {self._url}: {error}") from error
         except httpx.TransportError as error:
             raise BackendTransportError(f"the connection to {self._url} broke off: {error}") from error
+
+
+def _unsupported(field: str | None) -> ApiError:
+    param = field.partition(" ")[0] if field else None
+    return ApiError(f"this engine does not support {field}", code="unsupported_parameter", param=param)
 
 
 def _refusal(reply: httpx.Response, content: bytes) -> BackendStatusError:

@@ -66,6 +66,23 @@ class PastaOptions(_Body):
     """Ask for the whole record: threads, timeline, written form."""
     events: bool | None = None
     """In a stream, ask for every event as it happens, in chunks without choices."""
+    plan: bool | None = None
+    """Whether the fields of a `response_format` are written in parallel. None: as its schema says, which has
+    `x-pasta` where they are."""
+
+
+class NamedSchema(_Body):
+    """OpenAI's name for an object's JSON schema; name and strictness change nothing."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", populate_by_name=True)
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(_Body):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
 
 
 class StreamOptions(_Body):
@@ -158,13 +175,17 @@ class GenerateRequest(_Body):
         """Tokens that an answer may have, as the request says."""
         return self.max_tokens
 
-    @property
-    def engine_only(self) -> str | None:
-        """The first field that only the engine's own endpoint can honour; None: the library answers."""
+    def for_engine(self, *, apart: str = "") -> str | None:
+        """The first field that only the engine's own endpoint can honour; None: the library answers.
+
+        Args:
+            apart: A field that does not count.
+        """
         for name in _ENGINE_ONLY:
             value = getattr(self, name, None)
             chosen = name == "logprobs" and type(value) is int  # 0 asks for those of the chosen tokens
-            if chosen or (value and value != {"type": "text"}):
+            is_text = isinstance(value, ResponseFormat) and value.type == "text"
+            if name != apart and not is_text and (chosen or (value and value != {"type": "text"})):
                 return name
         return None
 
@@ -177,6 +198,13 @@ class ChatRequest(GenerateRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     """SGLang's: for the model's chat template."""
     tools: _Short[dict[str, Any]] | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def schema_asked_for(self) -> dict[str, Any] | None:
+        """The schema of the answer, where it is to be an object of one."""
+        named = self.response_format and self.response_format.json_schema
+        return named.json_schema if named and not self.for_engine(apart="response_format") else None
 
     @property
     def prompts(self) -> Sequence[list[Message]]:
@@ -188,10 +216,9 @@ class ChatRequest(GenerateRequest):
         """`max_completion_tokens`, or its older name."""
         return self.max_completion_tokens or self.max_tokens
 
-    @property
-    def engine_only(self) -> str | None:
+    def for_engine(self, *, apart: str = "") -> str | None:
         """The first field, or part of a message, that only the engine's own endpoint can honour."""
-        if field := super().engine_only:
+        if field := super().for_engine(apart=apart):
             return field
         for index, message in enumerate(self.messages):
             if field := message.engine_only:

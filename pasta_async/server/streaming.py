@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import anyio
 from pydantic import TypeAdapter
@@ -190,7 +190,19 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, Event], None]:
+class Events(Protocol):
+    """An answer's events: `AnswerStream`, or what stands for one."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Event: ...
+
+
+async def merged(answers: Sequence[Events]) -> AsyncGenerator[tuple[int, Event], None]:
     """The events of several answers as they come, each with its answer's index in the sequence.
 
     Raises the error that ends any of the answers. Closing it ends them all.

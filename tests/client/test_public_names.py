@@ -18,14 +18,17 @@ from pasta_async.lang import check, parse
 from pasta_async.testing import Fault, ScriptedBackend
 
 NAMES = """
-AnswerDone AnswerObserver AnswerOptions AnswerStart AnswerStream Backend BackendConnectError BackendError
+After AnswerDone AnswerObserver AnswerOptions AnswerStart AnswerStream Backend BackendConnectError
+BackendError
 BackendOptions BackendProtocolError BackendStatusError BackendTimeoutError BackendTransportError Client Clock
 DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutError InvalidRequestError
 InvalidStateError Limits Message Model Observer ParseError PastaError Piece PromiseOpened Prompt
 PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
 ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted TrainingError UnsupportedModelError
 Parallel Usage Width __version__ ErrorInfo ReasoningDelta ThreadReplaced
-generate stream
+fill generate stream
+Bounds FieldDelta FieldDone FieldStarted FillDone FillEvent FillOptions FillStream Filled Finding Grammar
+InvalidPlanError Plan PlanCode PlanReport Together Tokens ValidationFailedError
 ClosedBy Code Diagnostic Document EngineLoad Tokenizer Turn
 """
 

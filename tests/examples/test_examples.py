@@ -16,13 +16,13 @@ from live_server import PROMPT, running, serving
 from pasta_smol import require_pasta_smol
 from websockets.sync.client import connect
 
-from examples.fastapi_app import app
+from examples.fastapi_app import Review, app
 from tests.pasta_tiny import LOCAL_TINY
 
 pytestmark = pytest.mark.timeout(400)  # the first to run the int8 kernels compiles them
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = {"litellm_provider": "local:"}
+PROGRAMS = {"litellm_provider": "local:", "invoice": "local:", "report": "local:"}
 """With what answers: LiteLLM takes the noise of a tiny model for a loop."""
 SERVED = ["agent_frameworks", "fastapi_app"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -71,6 +71,14 @@ def test_a_web_backend_answers_with_events_and_over_a_websocket(monkeypatch: pyt
             while talked[-1]["type"] != "answer.done":
                 talked.append(json.loads(connection.recv()))
     assert text_of(events) == text_of(talked) == events[-1]["generation"]["text"] != ""
+
+
+def test_a_web_backend_fills_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASTA_BACKEND", LOCAL_TINY)
+    with serving(app) as url:
+        filled = httpx.post(f"{url}/review", params={"text": "Clean."}, timeout=60).json()
+        streamed = httpx.post(f"{url}/review/stream", params={"text": "Clean."}, timeout=60).json()
+    assert Review.model_validate(filled["value"]) == Review.model_validate(streamed)
 
 
 def text_of(events: list[dict[str, Any]]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 
-from pasta_async import Client, GenerationTimeoutError, Limits, Sampling
+from pasta_async import Client, DecodeRequest, GenerationTimeoutError, Limits, Piece, Sampling
 from pasta_async.interpreter.runner import thread_seed
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
@@ -113,3 +115,41 @@ async def test_a_seed_that_the_backend_cannot_honour_is_noted() -> None:
     assert (await answer(ScriptedBackend(RICH), sampling=sampling)).notes == ()
     (note,) = (await answer(ScriptedBackend(RICH, honours_seeds=False), sampling=sampling)).notes
     assert "seed" in note
+
+
+class _Ending(ScriptedBackend):
+    """Is the clock, too: the time is up some turns of the loop behind the last piece."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__("One two.")
+        self.turns, self.up = turns, asyncio.Event()
+
+    def time(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        await self.up.wait()
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        async for piece in super().decode(request):
+            if piece.finish_reason:
+                self._pass(self.turns)
+            yield piece
+
+    def _pass(self, turns: int) -> None:
+        if turns:
+            asyncio.get_running_loop().call_soon(self._pass, turns - 1)
+        else:
+            self.up.set()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_an_answer_that_ends_as_its_time_is_up_is_cancelled_by_nobody(turns: int) -> None:
+    backend = _Ending(turns)
+    task = asyncio.current_task()
+    assert task
+    async with Client(backend, clock=backend, limits=Limits(timeout=5)) as client:
+        await client.connect()
+        with suppress(GenerationTimeoutError):
+            await client.generate("x")
+    assert not task.cancelling()

@@ -62,6 +62,7 @@ class Proxied(WrappingBackend):
         super().__init__(ScriptedBackend("Fine."))
         self.url = url
         self.headers = {"Authorization": "Bearer of-the-engine"}
+        self.foreign_fields = frozenset({"ebnf"})
 
 
 @pytest.fixture
@@ -124,6 +125,12 @@ def test_a_field_of_the_engine_is_not_smuggled_behind_tools(
 ) -> None:
     reply = ask(server, tools=TOOLS, **{smuggled: "x"})
     assert reply.status_code == 400 and reply.json()["error"]["param"] == smuggled
+    assert not engine.bodies
+
+
+def test_a_field_that_the_engine_would_ignore_is_refused(server: LiveServer, engine: Engine) -> None:
+    reply = ask(server, ebnf="root ::= 'a'", tools=TOOLS)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "ebnf")
     assert not engine.bodies
 
 

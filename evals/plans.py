@@ -1,0 +1,267 @@
+"""Plans against the same objects in sequence: calls with known arguments, right or wrong, and speed.
+
+    python -m pasta_async.evals.plans --backend local:qwen-1.5b --data bfcl_eval/data --out plans.jsonl
+
+The items are those of the Berkeley Function Calling Leaderboard with at least two required arguments, from
+the wheel of bfcl-eval (Apache-2.0), unpacked: a question, a function, the values that count as right. Each
+item is filled by each method, greedily, in an order that goes round. With `--subset profiles` or `reports`
+the fields are free text on given subjects, four or six of them, and nothing is right or wrong:
+
+    object      the whole object in one thread, its keys decoded as well
+    sequence    a field after the other, each of which sees all before it; keys are given, not decoded
+    parallel    all fields at once
+
+`sooner` is the time of `sequence` divided by that of the method, for each item, as a geometric mean.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import Field
+
+from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.client import Client
+from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.answers import cold_client
+from pasta_async.evals.report import grouped, markdown_table, measurements, opened_journal
+from pasta_async.evals.statistics import estimate, gain, share
+from pasta_async.jobs import Journal, progress
+from pasta_async.plans import Plan
+from pasta_async.plans.annotations import KEY
+
+Method = Literal["object", "sequence", "parallel"]
+METHODS: tuple[Method, ...] = ("object", "sequence", "parallel")
+
+_TYPES = {"float": "number", "dict": "object", "tuple": "array"}
+
+SUBJECTS = (
+    *("trees in cities", "working from home", "electric cars", "school uniforms", "public libraries"),
+    *("night trains", "solar power", "zoos", "mobile phones at school", "cycling to work", "organic farming"),
+    *("video games", "tourism on islands", "robots in hospitals", "fast food", "cash and cards"),
+    *("museums without entrance fees", "pets in flats", "four-day weeks", "street markets"),
+)
+FORMS: Mapping[str, tuple[Sequence[str], int]] = {
+    "profiles": (("definition", "benefits", "drawbacks", "outlook"), 60),
+    "reports": (("background", "benefits", "costs", "risks", "examples", "outlook"), 90),
+}
+"""Forms of free text on each of the subjects: their fields, and the most tokens of a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A call that is to be made."""
+
+    name: str
+    prompt: str
+    fields: Mapping[str, Any]
+    """The schemas of its required arguments."""
+    gold: Mapping[str, Sequence[Any]]
+    """The values of each argument that count as right; empty where there is no right and wrong."""
+    tokens: int = 200
+    """Most tokens of a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An item that was filled by a method: a line of the results."""
+
+    item: str
+    method: str
+    is_right: bool
+    """Every argument has a value that counts as right."""
+    is_valid: bool
+    """The object is whole: nothing was cut off."""
+    seconds: float
+    critical_path: int
+    tokens: int
+
+
+class PlanSettings(CommandSettings):
+    """Settings of the measurement."""
+
+    backend: str = Field(default="local:", description="where tokens come from")
+    data: Path = Field(default=Path("bfcl_eval/data"), description="that folder of the unpacked wheel")
+    subset: str = Field(
+        default="simple_python", description="simple_python or live_simple of BFCL; profiles or reports"
+    )
+    limit: int = Field(default=100, ge=2, description="items")
+    out: Path | None = Field(default=None, description="journal; an interrupted run goes on from it")
+
+
+def read_items(folder: Path, subset: str, limit: int) -> list[Item]:
+    """The first items: of BFCL those with at least two required arguments, or forms of free text.
+
+    Raises:
+        InvalidRequestError: The files are not there, or of another form.
+    """
+    if subset in FORMS:
+        keys, tokens = FORMS[subset]
+        fields = {key: {"type": "string"} for key in keys}
+        prompt = "Write about {}: a JSON object with the keys " + ", ".join(keys) + ", each a few sentences."
+        return [Item(name, prompt.format(name), fields, {}, tokens) for name in SUBJECTS[:limit]]
+    try:
+        lines = (folder / f"BFCL_v4_{subset}.json").read_text(encoding="utf-8").splitlines()
+        answers = (folder / "possible_answer" / f"BFCL_v4_{subset}.json").read_text(encoding="utf-8")
+        gold = {row["id"]: row["ground_truth"][0] for row in map(json.loads, answers.splitlines())}
+        items = [_item(row, gold[row["id"]]) for row in map(json.loads, lines)]
+    except (OSError, ValueError, LookupError) as error:
+        raise InvalidRequestError(f"{folder} does not hold BFCL's {subset}: {error!r}") from error
+    return [item for item in items if len(item.fields) > 1][:limit]
+
+
+def _item(row: Mapping[str, Any], gold: Mapping[str, Any]) -> Item:
+    function = row["function"][0]
+    parameters = function["parameters"]["properties"]
+    required = [key for key in parameters if key in function["parameters"].get("required", ())]
+    listed = "\n".join(
+        f"- {key} ({parameters[key].get('type')}): {parameters[key].get('description', '')}"[:300]
+        for key in required
+    )
+    prompt = (
+        f"Question: {row['question'][0][-1]['content']}\n\n"
+        f"Function {function['name']}: {function.get('description', '')[:300]}\nArguments:\n{listed}\n\n"
+        f"Write the arguments of the call as one JSON object with the keys {', '.join(required)}."
+    )
+    fields = {key: _schema(parameters[key]) for key in required}
+    return Item(row["id"], prompt, fields, next(iter(gold.values())))
+
+
+def _schema(parameter: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON schema of BFCL's own kind of one."""
+    if "enum" in parameter:
+        return {"enum": parameter["enum"]}
+    kind = str(parameter.get("type"))
+    kind = _TYPES.get(kind, kind)
+    if kind == "array":
+        items = parameter.get("items")
+        return {"type": "array", "items": _schema(items) if items else {"type": "string"}, "maxItems": 8}
+    if kind == "object":
+        fields = {key: _schema(value) for key, value in parameter.get("properties", {}).items()}
+        return {"type": "object", "properties": fields, "required": list(fields)}
+    return {"type": kind if kind in ("integer", "number", "boolean") else "string"}
+
+
+def plan_of(item: Item, method: Method) -> Plan:
+    """The plan of an item by a method."""
+    schema: dict[str, Any] = {"type": "object", "required": list(item.fields)}
+    if method == "object":
+        whole = (item.tokens + 10) * len(item.fields)
+        return Plan.in_sequence({**schema, "properties": item.fields}, whole)
+    fields: dict[str, Any] = {}
+    for key, field in item.fields.items():
+        after = {"after": list(fields)} if method == "sequence" and fields else {}
+        fields[key] = {**field, KEY: {"tokens": item.tokens, **after}}
+    return Plan.of({**schema, "properties": fields})
+
+
+def is_right(value: Any, allowed: Sequence[Any]) -> bool:
+    """True if an argument's value is one of those that count as right, by BFCL's rules."""
+    return any(_same(value, each) for each in allowed)
+
+
+def _same(value: Any, gold: Any) -> bool:
+    if isinstance(value, bool) or isinstance(gold, bool):
+        return value is gold
+    if isinstance(value, str) and isinstance(gold, str):
+        return _plain(value) == _plain(gold)
+    if isinstance(value, list) and isinstance(gold, list):
+        values, golds = cast("list[Any]", value), cast("list[Any]", gold)
+        return len(values) == len(golds) and all(map(_same, values, golds))
+    if isinstance(value, dict) and isinstance(gold, dict):
+        fields, allowed = cast("dict[str, Any]", value), cast("dict[str, Any]", gold)
+        return fields.keys() == allowed.keys() and all(
+            is_right(fields[key], cast("list[Any]", each) if isinstance(each, list) else [each])
+            for key, each in allowed.items()
+        )
+    return value == gold
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[ ,./\-_*^]", "", text).lower().replace("'", '"')
+
+
+async def measure(client: Client, items: Sequence[Item], journal: Journal | None = None) -> list[Call]:
+    """Fill each item by each method; those that the journal has are not filled again.
+
+    Cancelling it aborts what is under way.
+    """
+    calls = [Call(**row) for row in measurements(journal)]
+    known = {(call.item, call.method) for call in calls}
+    with progress(len(items) * len(METHODS), "calls") as advance:
+        for number, item in enumerate(items):
+            first = number % len(METHODS)
+            for method in (*METHODS[first:], *METHODS[:first]):
+                if (item.name, method) not in known:
+                    call = await _fill(client, item, method)
+                    calls.append(call)
+                    if journal:
+                        journal.append(asdict(call))
+                advance()
+    return calls
+
+
+async def _fill(client: Client, item: Item, method: Method) -> Call:
+    # Another method's prompt must not be found in the cache: its first message differs.
+    messages = [{"role": "system", "content": f"You call functions ({method})."}]
+    messages.append({"role": "user", "content": item.prompt})
+    plan = plan_of(item, method)
+    began = time.perf_counter()
+    filled = await client.fill(messages, plan, instruct=False)
+    seconds = time.perf_counter() - began
+    return Call(
+        item=item.name,
+        method=method,
+        is_right=all(is_right(filled.value.get(key), each) for key, each in item.gold.items()),
+        is_valid=not filled.closed,
+        seconds=seconds,
+        critical_path=filled.critical_path,
+        tokens=filled.usage.completion_tokens,
+    )
+
+
+def summarise(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """A row for each method: items right in percent, the difference to `sequence`, and how much sooner."""
+    by_method = {name: {call.item: call for call in each} for name, each in grouped(calls, _method).items()}
+    base = by_method["sequence"]
+    rows: list[dict[str, Any]] = []
+    for name in METHODS:
+        both = [(call, base[item]) for item, call in by_method[name].items() if item in base]
+        rows.append(
+            {
+                "method": name,
+                "items": len(both),
+                "right, %": share([call.is_right for call, _ in both]),
+                "difference": gain([100.0 * (call.is_right - other.is_right) for call, other in both]),
+                "whole, %": share([call.is_valid for call, _ in both]),
+                "sooner": estimate([other.seconds / call.seconds for call, other in both]),
+                "critical path": sum(call.critical_path for call, _ in both) / len(both),
+                "tokens": sum(call.tokens for call, _ in both) / len(both),
+            }
+        )
+    return rows
+
+
+def _method(call: Call) -> str:
+    return call.method
+
+
+async def _run(settings: PlanSettings) -> str:
+    items = read_items(settings.data, settings.subset, settings.limit)
+    measured = {"plans": settings.subset, "backend": settings.backend, "items": len(items)}
+    with opened_journal(settings.out, measured) as journal:
+        async with cold_client(settings.backend) as client:
+            calls = await measure(client, items, journal)
+    return markdown_table(summarise(calls))
+
+
+main: Command = command(PlanSettings, _run, "plans", __doc__, resumes=True)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Grammars for constrained decoding: which tokens may come next, and the end of a text that was cut off.
+
+`llguidance` does the work: on token ids for an engine, on bytes for whoever has the text alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from pasta_async.errors import BackendError, InvalidRequestError, missing_extra
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from pasta_async.tokenizer import Tokenizer
+
+GrammarKind = Literal["lark", "json_schema"]
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MOST_BYTES = 100_000
+"""Bytes that may be missing at the end of a text that was cut off."""
+
+_ENDING = b'"}]0123456789'
+"""Bytes that bring a JSON text to its end, the best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form of a request's output. Equal grammars have equal texts: servers cache by that."""
+
+    kind: GrammarKind
+    """`lark`: llguidance's dialect of Lark, with JSON schemas inside. `json_schema`: one JSON value."""
+    text: str
+
+    @classmethod
+    def of_schema(cls, schema: Mapping[str, Any], *, compact: bool = True) -> Grammar:
+        """The grammar of JSON values that meet a schema.
+
+        Args:
+            schema: A JSON schema.
+            compact: Allow one way to write a value, with a space behind each comma and colon. False: any
+                white space, as servers allow it.
+        """
+        return cls("json_schema", json.dumps({**schema, **({"x-guidance": _COMPACT} if compact else {})}))
+
+    @classmethod
+    def of_values(cls, schemas: Mapping[str, Mapping[str, Any]]) -> Grammar:
+        """The grammar of an object's rest, from behind `{"key":` of the first key, to a comma or brace.
+
+        The space in front and the sign behind belong to it, since tokens include them: without, a model
+        cannot write what it is used to.
+
+        Args:
+            schemas: The schema of each key's value, in order.
+        """
+        rules: list[str] = []
+        parts: list[str] = []
+        for number, (key, schema) in enumerate(schemas.items()):
+            if number:
+                parts.append(json.dumps(f", {json.dumps(key)}: "))
+            parts.append(f"value{number}")
+            rules.append(f"value{number}: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
+        return cls("lark", "\n".join([f'start: " " {" ".join(parts)} /[,}}]/', *rules]))
+
+    def problems(self) -> list[str]:
+        """The reasons why nothing can be decoded by it; empty for a sound grammar."""
+        guidance = _guidance()
+        failed, messages = guidance.LLMatcher.validate_grammar_with_warnings(self._compiled(), _bytes())
+        return [_first_line(message) for message in messages] if failed else []
+
+    def accepts(self, text: str) -> bool:
+        """True if the text is whole by the grammar."""
+        matcher = self._matcher(_bytes())
+        return _follow(matcher, text.encode()) and matcher.is_accepting()
+
+    def closing(self, text: str) -> str:
+        """The text that ends what was cut off; short, but not always the shortest. Empty if nothing lacks.
+
+        Raises:
+            BackendError: The text does not begin anything of the grammar, or what lacks is too long.
+        """
+        matcher = self._matcher(_bytes())
+        # A decoder holds an unfinished character back, so the text ends with a whole one.
+        if not _follow(matcher, text.encode()):
+            raise BackendError(f"the output {text[:80]!r} does not follow the request's grammar")
+        ending, used = bytearray(), Counter[int]()
+        while not matcher.is_accepting() and len(ending) < _MOST_BYTES:
+            byte = _next_byte(matcher, used)
+            used[byte] += 1
+            ending.append(byte)
+            if not matcher.consume_token(byte):
+                break
+        if not matcher.is_accepting():
+            raise BackendError(f"the output {text[:80]!r} was cut off, and cannot be closed by its grammar")
+        return ending.decode()
+
+    def _compiled(self) -> str:
+        matcher = _guidance().LLMatcher
+        if self.kind == "lark":
+            return matcher.grammar_from_lark(self.text)
+        return matcher.grammar_from_json_schema(self.text)
+
+    def _matcher(self, vocabulary: LLTokenizer) -> LLMatcher:
+        matcher = _guidance().LLMatcher(vocabulary, self._compiled())
+        if matcher.is_error():
+            raise InvalidRequestError(f"the grammar cannot be used: {_first_line(matcher.get_error())}")
+        return matcher
+
+
+class GrammarVocabulary:
+    """A model's tokens, as grammars read them. Making one takes a second or two for 150,000 tokens.
+
+    Raises:
+        BackendError: llguidance is not installed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from llguidance import TokenizerWrapper
+
+        self._vocabulary = _guidance().LLTokenizer(
+            TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=tokenizer.vocab_size
+        )
+
+    def begin(self, grammar: Grammar) -> GrammarState:
+        """Follow an output from its first token.
+
+        Raises:
+            InvalidRequestError: The grammar cannot be used.
+        """
+        return GrammarState(grammar._matcher(self._vocabulary))  # pyright: ignore[reportPrivateUsage]
+
+
+class GrammarState:
+    """Follows one output, token by token."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def over(self) -> bool:
+        """True if nothing may come behind what is written."""
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> bytes:
+        """The tokens that may come next: bit i of byte k stands for token 8k + i."""
+        return self._matcher.compute_bitmask()
+
+    def add(self, token: int) -> bool:
+        """A token was chosen; False if the grammar does not allow it."""
+        return self._matcher.consume_token(token)
+
+
+class _Vocabulary:
+    """A tokenizer in the form that llguidance asks for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.end_ids[0]
+        self.bos_token_id = None
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.commands)
+
+    def __call__(self, text: str) -> Sequence[int]:
+        return self._tokenizer.encode(text)
+
+
+def _follow(matcher: LLMatcher, written: bytes) -> bool:
+    return not written or matcher.consume_tokens(list(written))
+
+
+def _next_byte(matcher: LLMatcher, used: Counter[int]) -> int:
+    """The allowed byte that ends soonest; among others the one that was used least.
+
+    A pattern may lead in circles for ever if one byte is always chosen. The one used least leads out.
+    """
+    bits = int.from_bytes(matcher.compute_bitmask(), "little")
+    allowed = [byte for byte in range(256) if bits >> byte & 1]
+    ending = [byte for byte in _ENDING if byte in allowed]
+    if ending and ending[0] in b'"}]':
+        return ending[0]
+    printable = [byte for byte in allowed if 32 <= byte < 127 and byte not in b"\\"]
+    return min(ending or printable or allowed, key=lambda byte: used[byte])
+
+
+def _first_line(message: str) -> str:
+    """The reason in a message of llguidance, without the place in the grammar's text."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    line = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
+    return line.removeprefix("error:").rpartition("failed to compile JSON schema:")[2].strip()
+
+
+def _guidance() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError as error:
+        raise BackendError(str(missing_extra("constrained decoding", "plans", error))) from error
+    return llguidance
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A vocabulary whose tokens are the 256 bytes."""
+    return _guidance().LLTokenizer("byte")
+
+
+def has_guidance() -> bool:
+    """True if llguidance is installed, which the `plans` and `local` extras bring."""
+    return find_spec("llguidance") is not None

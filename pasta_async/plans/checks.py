@@ -1,0 +1,343 @@
+"""The static analysis of plans: what a plan promises, and whether that can be kept, before anything runs.
+
+The idea is Siren's (Cheng, Atkinson et al., arXiv 2408.11283). Where the verdict is `yes`, every run that the
+backend does not fail ends with a valid object within the bounds. Validators in Python are outside of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from pasta_async.errors import InvalidRequestError
+from pasta_async.grammar import Grammar, has_guidance
+from pasta_async.plans.plan import Hole, Plan, Schema
+
+Verdict = Literal["yes", "no", "unknown"]
+
+_REASONS = ("reason", "reasoning", "rationale", "thought", "thoughts", "explanation", "analysis")
+
+
+class PlanCode(StrEnum):
+    """Stable names of what a plan can have wrong; docs/plans.md lists them."""
+
+    CYCLE = "cycle"
+    UNKNOWN_HOLE = "unknown-hole"
+    SCHEMA_UNSUPPORTED = "schema-unsupported"
+    SCHEMA_EMPTY = "schema-empty"
+    UNBOUNDED = "unbounded"
+    BUDGET = "budget"
+    CONTEXT = "context"
+    WIDTH = "width"
+    REASON_LAST = "reason-last"
+
+
+class Finding(BaseModel):
+    """One finding, with the hole that it is about."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+
+    code: PlanCode
+    verdict: Verdict
+    """`no`: the plan cannot be run. `unknown`: that cannot be told. `yes`: advice."""
+    hole: str
+    """Empty for the plan as a whole."""
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.hole or 'plan'}: {self.code}: {self.message}"
+
+
+class Bounds(BaseModel):
+    """The most that a run takes, in tokens."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+
+    critical_path: int
+    """Tokens on the longest chain of holes that wait for one another."""
+    tokens: int
+    """Tokens of all holes together."""
+    width: int
+    """Holes that may be written at the same time."""
+    joined: int
+    """Tokens that holes read, beside the prompt, because they see other holes."""
+    context: int
+    """Tokens of the longest context, with what is written behind it, without the prompt."""
+
+
+class PlanReport(BaseModel):
+    """The result of checking a plan; `str` shows it as text, in a notebook it is a picture."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    bounds: Bounds | None
+    """None where there is a circle."""
+    sees: dict[str, tuple[str, ...]]
+    """The holes that each hole sees, in the order of the document."""
+    tokens: dict[str, int]
+    """The most tokens of each hole."""
+
+    def __str__(self) -> str:
+        lines = [f"verdict: {self.verdict}"]
+        if bounds := self.bounds:
+            lines.append(
+                f"at most {bounds.tokens} tokens, {bounds.critical_path} one after another, "
+                f"{bounds.width} holes at once, {bounds.joined} tokens read again"
+            )
+        lines += [f"  {finding}" for finding in self.findings]
+        width = max(map(len, self.sees), default=0)
+        for name, seen in self.sees.items():
+            lines.append(
+                f"  {name:{width}}  {self.tokens[name]:5} tokens  sees {', '.join(seen) or 'the prompt'}"
+            )
+        return "\n".join(lines)
+
+    def mermaid(self) -> str:
+        """The graph as a Mermaid diagram, each edge from a hole to one that waits for it."""
+        number = {name: f"h{i}" for i, name in enumerate(self.sees)}
+        nodes = [f'  {number[name]}["{name}<br/>{self.tokens[name]} tokens"]' for name in self.sees]
+        edges: list[str] = []
+        for name, seen in self.sees.items():
+            beyond = {far for near in seen for far in self.sees[near]}
+            edges += [f"  {number[near]} --> {number[name]}" for near in seen if near not in beyond]
+        return "\n".join(["flowchart LR", *nodes, *edges])
+
+    def svg(self) -> str:
+        """The graph as a picture: a column for each step of the chain, a line to what a hole waits for."""
+        depth: dict[str, int] = {}
+        for name in sorted(self.sees, key=lambda name: len(self.sees[name])):
+            depth[name] = 1 + max((depth.get(seen, 0) for seen in self.sees[name]), default=-1)
+        columns: dict[int, list[str]] = {}
+        for name in self.sees:
+            columns.setdefault(depth[name], []).append(name)
+        place = {
+            name: (10 + 190 * column, 10 + 44 * row)
+            for column, names in columns.items()
+            for row, name in enumerate(names)
+        }
+        width = 190 * len(columns)
+        height = 44 * max(map(len, columns.values()), default=0) + 10
+        parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="12">']
+        for name, (x, y) in place.items():
+            beyond = {far for near in self.sees[name] for far in self.sees[near]}
+            for near in self.sees[name]:
+                if near not in beyond:
+                    left, top = place[near]
+                    parts.append(
+                        f'<path d="M{left + 160} {top + 16}L{x} {y + 16}" stroke="#888" fill="none"/>'
+                    )
+            parts.append(f'<rect x="{x}" y="{y}" width="160" height="32" rx="4" fill="#e8eef8"/>')
+            text = _escaped(f"{name} ({self.tokens[name]})")
+            parts.append(f'<text x="{x + 8}" y="{y + 20}" fill="#222">{text}</text>')
+        return "".join([*parts, "</svg>"])
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+
+class InvalidPlanError(InvalidRequestError):
+    """A plan that `check` says no to; nothing was sent."""
+
+    def __init__(self, report: PlanReport) -> None:
+        reasons = "; ".join(str(each) for each in report.findings if each.verdict == "no")
+        super().__init__(f"the plan cannot be run: {reasons}")
+        self.report = report
+        """What `check` says."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[PlanReport]]:
+        return type(self), (self.report,)
+
+
+def check_plan(
+    plan: Plan,
+    *,
+    max_tokens: int | None = None,
+    max_threads: int | None = None,
+    context: int | None = None,
+    grammars: frozenset[str] | None = None,
+) -> PlanReport:
+    """Check a plan without running it.
+
+    Args:
+        plan: The plan.
+        max_tokens: Tokens that all holes may have together.
+        max_threads: Holes that may be written at once; more wait for one another.
+        context: Tokens that the model's context has for the plan, the prompt taken off.
+        grammars: Kinds of grammars that the backend takes; None: not known.
+    """
+    findings = [*_names(plan), *_schemas(plan, grammars), *_advice(plan)]
+    bounds = None
+    if not any(finding.code == PlanCode.CYCLE for finding in findings):
+        bounds = _bounds(plan)
+        findings += _limits(plan, bounds, max_tokens, max_threads, context)
+    verdicts = {finding.verdict for finding in findings}
+    verdict: Verdict = "no" if "no" in verdicts else "unknown" if "unknown" in verdicts else "yes"
+    names = [hole.name for hole in plan.holes]
+    return PlanReport(
+        verdict=verdict,
+        findings=tuple(findings),
+        bounds=bounds,
+        sees={name: tuple(other for other in names if other in plan.seen[name]) for name in names},
+        tokens={hole.name: hole.tokens for hole in plan.holes},
+    )
+
+
+def _names(plan: Plan) -> Iterator[Finding]:
+    """Names that no field has, and circles."""
+    for unknown in plan.unknown:
+        message = f"After({unknown.name!r}) names no field here"
+        yield Finding(code=PlanCode.UNKNOWN_HOLE, verdict="no", hole=unknown.hole, message=message)
+    circle = [name for name, seen in plan.seen.items() if name in seen]
+    if circle:
+        message = f"{', '.join(circle)} wait for one another"
+        yield Finding(code=PlanCode.CYCLE, verdict="no", hole=circle[0], message=message)
+
+
+def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
+    """Schemas that nothing meets, or that cannot be kept while decoding."""
+    constrained = [hole for hole in plan.holes if hole.schema is not None]
+    if constrained and grammars is not None and not grammars:
+        message = "the backend cannot decode by a grammar"
+        yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole="", message=message)
+    if constrained and not has_guidance():
+        message = "llguidance is not installed, so schemas are not checked; pip install 'pasta_async[plans]'"
+        yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="unknown", hole="", message=message)
+        return
+    if not _all_in_one(constrained).problems():  # fifty schemas at once take less than fifty one by one
+        return
+    for hole in constrained:
+        for schema in _field_schemas(hole):  # of a field alone it is said why
+            for problem in Grammar.of_schema(schema).problems():
+                empty = "unsatisfiable" in problem.lower()
+                code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
+                yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
+
+
+def _field_schemas(hole: Hole) -> list[Schema]:
+    schema = hole.schema or {}
+    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    return [{**schema["properties"][key], **shared} for key in hole.keys] or [schema]
+
+
+def _all_in_one(holes: Sequence[Hole]) -> Grammar:
+    """The grammar of an object with the objects of all holes."""
+    definitions: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
+    for hole in holes:
+        schema = dict(hole.schema or {})
+        definitions |= schema.pop("$defs", {})
+        properties[hole.name] = schema
+    return Grammar.of_schema(
+        {"type": "object", "properties": properties, "required": list(properties), "$defs": definitions}
+    )
+
+
+def _advice(plan: Plan) -> Iterator[Finding]:
+    """What can be run, and may not be what was meant."""
+    for hole in plan.holes:
+        if not hole.is_bounded:
+            message = f"nothing bounds it, so it ends after {hole.tokens} tokens; Tokens(n) says how many"
+            yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=hole.name, message=message)
+    for key, each in plan.lists.items():
+        if not each.is_bounded:
+            message = f"nothing bounds the list, so it ends after {each.most} items; max_length says how many"
+            yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=key, message=message)
+    waited_for = {name for seen in plan.seen.values() for name in seen}
+    for hole in plan.holes:
+        reasons = [key for key in hole.keys or (hole.name,) if key.lower() in _REASONS]
+        last = hole.keys[-1:] == tuple(reasons[-1:]) or not hole.keys
+        if reasons and last and hole.name not in waited_for and len(plan.holes) > 1:
+            message = f"no field comes after {reasons[-1]!r}, so the reason has no effect on the answer"
+            yield Finding(code=PlanCode.REASON_LAST, verdict="yes", hole=hole.name, message=message)
+
+
+def _limits(
+    plan: Plan, bounds: Bounds, max_tokens: int | None, max_threads: int | None, context: int | None
+) -> Iterator[Finding]:
+    """Bounds above what is allowed."""
+    if max_tokens is not None and bounds.tokens > max_tokens:
+        usual = [hole.name for hole in plan.holes if not hole.is_bounded]
+        usual += [key for key, each in plan.lists.items() if not each.is_bounded]
+        message = f"the holes may have {bounds.tokens} tokens together, which is more than {max_tokens}"
+        # Where a usual number was taken for want of another, a run may well need less.
+        verdict: Verdict = "unknown" if usual else "no"
+        yield Finding(code=PlanCode.BUDGET, verdict=verdict, hole="", message=message)
+    if context is not None and bounds.context > context:
+        message = f"a hole may need {bounds.context} tokens of context behind the prompt; there are {context}"
+        yield Finding(code=PlanCode.CONTEXT, verdict="no", hole="", message=message)
+    if max_threads is not None and bounds.width > max_threads:
+        message = f"{bounds.width} holes could be written at once; {max_threads} are, and the others wait"
+        yield Finding(code=PlanCode.WIDTH, verdict="yes", hole="", message=message)
+
+
+def _bounds(plan: Plan) -> Bounds:
+    copies = {hole.name: plan.lists[hole.list_of].most if hole.list_of else 1 for hole in plan.holes}
+    fixed = {hole.name: _fixed_tokens(hole) for hole in plan.holes}
+    length: dict[str, int] = {}
+    seen_tokens: dict[str, int] = {}
+    # A hole's ancestors have fewer ancestors than itself, so they come first in this order.
+    for hole in sorted(plan.holes, key=lambda hole: len(plan.seen[hole.name])):
+        seen = plan.seen[hole.name]
+        length[hole.name] = hole.tokens + max((length[name] for name in seen), default=0)
+        inside = {name: 1 if plan.by_name[name].list_of == hole.list_of else copies[name] for name in seen}
+        seen_tokens[hole.name] = sum(
+            count * (plan.by_name[name].tokens + fixed[name]) for name, count in inside.items()
+        )
+        if hole.list_of:  # the item's part of the outline is read once more
+            seen_tokens[hole.name] += plan.by_name[hole.list_of].tokens
+    return Bounds(
+        critical_path=max(length.values(), default=0),
+        tokens=sum(hole.tokens * copies[hole.name] for hole in plan.holes),
+        width=_width(plan, copies),
+        joined=sum(copies[name] * tokens for name, tokens in seen_tokens.items()),
+        context=max(
+            (seen_tokens[hole.name] + fixed[hole.name] + hole.tokens for hole in plan.holes), default=0
+        ),
+    )
+
+
+def _fixed_tokens(hole: Hole) -> int:
+    """Most tokens of the text around a hole: a byte has one token at most."""
+    return len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
+
+
+def _width(plan: Plan, copies: Mapping[str, int]) -> int:
+    """The most holes that wait for none of one another, by Dilworth's theorem.
+
+    That is the least number of chains which cover the graph: the holes less the pairs of a largest matching
+    between holes and holes that see them. A chain counts as often as its hole with the most copies.
+    """
+    names = [hole.name for hole in plan.holes]
+    behind = {name: [other for other in names if name in plan.seen[other]] for name in names}
+    before: dict[str, str] = {}  # of a hole, the one before it in its chain
+
+    def lengthen(name: str, tried: set[str]) -> bool:
+        for other in behind[name]:
+            if other not in tried:
+                tried.add(other)
+                if other not in before or lengthen(before[other], tried):
+                    before[other] = name
+                    return True
+        return False
+
+    for name in names:
+        lengthen(name, set())
+    after = {name: other for other, name in before.items()}
+    width = 0
+    for name in names:
+        if name not in before:
+            most = 0
+            current: str | None = name
+            while current is not None:
+                most, current = max(most, copies[current]), after.get(current)
+            width += most
+    return width
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")

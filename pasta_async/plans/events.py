@@ -1,0 +1,100 @@
+"""Events of a plan that is being filled, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from pasta_async.errors import PastaError
+from pasta_async.results import Generation, ThreadRecord, Usage
+
+T = TypeVar("T")
+"""The type of a plan's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldStarted:
+    """A hole's request was sent; `path` names its field, or the fields of its group (`street+city`)."""
+
+    path: str
+    thread: int
+    time: float
+    """Seconds since the answer began."""
+    type: Literal["field.started"] = "field.started"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDelta:
+    """More of a field: characters of a string, and JSON text of other values."""
+
+    path: str
+    """`stars`, or `sections[2].text`."""
+    delta: str
+    type: Literal["field.delta"] = "field.delta"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDone:
+    """A field is whole, and meets its schema. The model's own validators run when all are."""
+
+    path: str
+    value: Any
+    type: Literal["field.done"] = "field.done"
+
+
+@dataclass(frozen=True, slots=True)
+class FillDone:
+    """Everything is written. Always the last event, unless it fails."""
+
+    filled: Filled[Any]
+    type: Literal["fill.done"] = "fill.done"
+
+
+FillEvent = FieldStarted | FieldDelta | FieldDone | FillDone
+"""Every event of a plan that is being filled, told apart by class or by `type`."""
+
+EmitFill = Callable[[list[FillEvent]], Awaitable[None] | None]
+"""Hands events on; what it returns is to be awaited before more is decoded."""
+
+
+class Filled(BaseModel, Generic[T]):
+    """A plan that was filled."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
+
+    value: T
+    """The pydantic model's instance; of a schema the object, of a template the text of each hole."""
+    text: str
+    """The JSON text, or the whole text of a template."""
+    closed: tuple[str, ...]
+    """Paths of fields that were cut off at their most tokens, and closed: valid, maybe not complete."""
+    generation: Generation
+    """The record of the run: each hole is a thread, its path the thread's topic."""
+
+    @property
+    def critical_path(self) -> int:
+        """Tokens on the longest chain of holes that waited for one another."""
+        return self.generation.critical_path
+
+    @property
+    def threads(self) -> tuple[ThreadRecord, ...]:
+        """A record for each hole."""
+        return self.generation.threads
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens over all requests."""
+        return self.generation.usage
+
+
+class ValidationFailedError(PastaError):
+    """The object meets its schema, and the model's own validators refuse it; `__cause__` says why."""
+
+    def __init__(self, message: str, *, filled: Filled[Any]) -> None:
+        super().__init__(message)
+        self.filled = filled
+        """What was written, its value as plain JSON."""
+        self.partial: Generation | None = filled.generation

@@ -1,0 +1,253 @@
+"""The parts of a plan that is being filled: their contexts, what they have written, and the document."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from json.decoder import JSONDecodeError
+from typing import Any, NamedTuple
+
+from pasta_async.grammar import Grammar, GrammarKind
+from pasta_async.plans.plan import Hole, Plan
+from pasta_async.results import FinishReason, RequestRecord
+
+_DECODER = json.JSONDecoder()
+_LONGEST_ESCAPE = 12  # characters: two escapes that are one character
+
+
+class RawValue(NamedTuple):
+    """A value in an object that is being written."""
+
+    key: str
+    raw: str
+    """Its JSON text so far."""
+    is_whole: bool
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A hole that is being written: of the answer, or of one item of a list."""
+
+    number: int
+    hole: Hole
+    path: str
+    """`stars`, or `sections[2].text`."""
+    item: int | None = None
+    output: str = ""
+    """What was decoded, with what closes it."""
+    held: str = ""
+    """Free text that may belong to what ends the hole."""
+    start: str = ""
+    """What stands in front of the output, for the output to be an object: `{"key":`, or nothing."""
+    values: dict[str, str] = field(default_factory=dict[str, str])
+    """The JSON text of each key, once it is whole; free text by the hole's name."""
+    is_closed: bool = False
+    """True if it was cut off, and closed."""
+    tokens: int = 0
+    requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    opened: float = 0.0
+    started: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    finish_reason: FinishReason = "abort"
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def raw_values(self) -> Iterator[RawValue]:
+        """The values so far; of free text none."""
+        if self.hole.schema is not None:
+            yield from split_object(self.start + self.output)
+
+    def key_path(self, key: str) -> str:
+        """The path of one of its keys: `sections[2].text`."""
+        return key if self.item is None else f"{self.hole.list_of}[{self.item}].{key}"
+
+
+class Form:
+    """How a plan's holes stand in a model's context, for a kind of grammar.
+
+    Args:
+        plan: The plan.
+        kind: `lark` lets a hole begin inside an object, which reads best. A server that knows JSON schemas
+            alone writes an object for each hole.
+    """
+
+    def __init__(self, plan: Plan, kind: GrammarKind) -> None:
+        self._plan = plan
+        self._kind: GrammarKind = kind
+        self._order = [*(plan.schema or {}).get("properties", ())]
+
+    def grammar(self, hole: Hole) -> Grammar | None:
+        """The grammar of a hole's output; None for free text."""
+        if hole.schema is None:
+            return None
+        if self._kind == "json_schema" or not hole.keys:
+            return Grammar.of_schema(hole.schema, compact=self._kind == "lark")
+        definitions = hole.schema.get("$defs")
+        shared = {"$defs": definitions} if definitions else {}
+        fields: Mapping[str, Mapping[str, Any]] = hole.schema["properties"]
+        return Grammar.of_values({key: {**fields[key], **shared} for key in hole.keys})
+
+    def context(self, part: Part, parts: Sequence[Part]) -> tuple[str, str]:
+        """The text between prompt and part: what it shares with parts that see the same, and its own."""
+        seen = self._plan.seen[part.hole.name]
+        visible = [other for other in parts if other.hole.name in seen and other is not part]
+        if self._plan.is_text:
+            shared = "".join(other.hole.head + other.values[other.hole.name] for other in visible)
+            head = part.hole.head.rstrip(" ")  # a token has the space in front of a word
+            return shared, head if shared else head.lstrip("\n")
+        if not part.hole.keys:
+            return "", ""
+        keys = [key for other in visible if other.hole.list_of is None for key in other.values]
+        outer = {key: self.raw(key, parts) for key in self._order if key in keys}
+        if part.hole.list_of is None:
+            return self._object(outer, part.hole)
+        # The outline as it stands, then the item anew, up to the hole.
+        key = part.hole.list_of
+        outline = next(other for other in visible if other.hole.name == key)
+        shared, _ = self._closed({**outer, key: outline.values[key]})
+        item = json.loads(outline.values[key])[part.item or 0]
+        fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
+        fields |= {
+            k: raw
+            for other in visible
+            if other.item == part.item
+            for k, raw in other.values.items()
+            if other.hole.list_of
+        }
+        before, own = self._object(fields, part.hole)
+        return shared, before + own
+
+    def start(self, hole: Hole) -> str:
+        """What makes an object of a hole's output, in front of it."""
+        is_inside = self._kind == "lark" and bool(hole.keys)
+        return f"{{{json.dumps(hole.keys[0], ensure_ascii=False)}:" if is_inside else ""
+
+    def _object(self, fields: Mapping[str, str], hole: Hole) -> tuple[str, str]:
+        """An object with these fields, up to a hole."""
+        if self._kind == "json_schema":
+            return self._closed(fields)
+        start = self.start(hole)
+        if not fields:
+            return "", start
+        return f"{{{_listed(fields)}, ", start.removeprefix("{")
+
+    def _closed(self, fields: Mapping[str, str]) -> tuple[str, str]:
+        return (f"{{{_listed(fields)}}}\n" if fields else ""), ""
+
+    def raw(self, key: str, parts: Sequence[Part]) -> str:
+        """The JSON text of one of the answer's keys, as far as it is written in order."""
+        if key not in self._plan.lists:
+            for part in parts:
+                if part.item is None:
+                    for value in part.raw_values():
+                        if value.key == key:
+                            return part.values.get(key, value.raw)
+            return ""
+        return self._list(key, parts)
+
+    def _list(self, key: str, parts: Sequence[Part]) -> str:
+        """A list, its items put together from the outline and their own parts; as far as they are whole."""
+        outline = next((part for part in parts if part.hole.name == key), None)
+        if outline is None or key not in outline.values:
+            return ""
+        items: list[str] = []
+        for number, item in enumerate(json.loads(outline.values[key])):
+            own = [part for part in parts if part.hole.list_of == key and part.item == number]
+            if not all(part.done.is_set() and part.values for part in own):
+                return "[" + "".join(f"{each}, " for each in items)
+            fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
+            for part in own:
+                fields |= part.values
+            order = [name for name in self._plan.lists[key].order if name in fields]
+            items.append(f"{{{_listed({name: fields[name] for name in order})}}}")
+        return f"[{', '.join(items)}]"
+
+    def is_whole(self, key: str, parts: Sequence[Part]) -> bool:
+        """True if nothing of a key of the answer is still to come."""
+        owners = [
+            part
+            for part in parts
+            if part.hole.list_of == key or (key in part.hole.keys and part.item is None)
+        ]
+        return bool(owners) and all(part.done.is_set() and part.values for part in owners)
+
+    def document(self, parts: Sequence[Part]) -> str:
+        """The text of the answer in order, up to what is not written yet."""
+        if self._plan.is_text:
+            return self._text(parts)
+        if self._plan.holes and not self._plan.holes[0].keys:  # the whole object is one hole
+            return parts[0].output.strip() if parts else ""
+        written = "{"
+        for number, key in enumerate(self._order):
+            name = f"{', ' if number else ''}{json.dumps(key, ensure_ascii=False)}: "
+            raw = self.raw(key, parts)
+            if raw:
+                written += name + raw
+            if not self.is_whole(key, parts):
+                return written
+        return written + "}"
+
+    def _text(self, parts: Sequence[Part]) -> str:
+        written = ""
+        for hole in self._plan.holes:
+            part = next((part for part in parts if part.hole is hole), None)
+            written += hole.head + ("" if part is None else part.values.get(hole.name, part.output))
+            if part is None or not part.done.is_set():
+                return written
+        return written + self._plan.tail
+
+
+def split_object(text: str) -> Iterator[RawValue]:
+    """The values of an object of which the end may be missing.
+
+    A value is whole when a comma or a brace stands behind it: a number could go on before that.
+    """
+    at = text.find("{") + 1
+    while at:
+        at = _behind_space(text, at)
+        try:
+            key, at = _DECODER.raw_decode(text, at)
+        except JSONDecodeError:
+            return
+        at = _behind_space(text, at)
+        if text[at : at + 1] != ":":
+            return
+        begin = _behind_space(text, at + 1)
+        try:
+            _, end = _DECODER.raw_decode(text, begin)
+        except JSONDecodeError:
+            end = len(text)
+        behind = _behind_space(text, end)
+        if text[behind : behind + 1] not in (",", "}") or end == len(text):
+            yield RawValue(str(key), text[begin:end], False)
+            return
+        yield RawValue(str(key), text[begin:end], True)
+        at = behind + 1 if text[behind] == "," else 0
+
+
+def value_so_far(raw: str) -> str:
+    """The characters of a string whose JSON text is not complete; of other values the JSON text."""
+    if not raw.startswith('"'):
+        return raw
+    # An escape may be cut off: at most its characters are missing at the end.
+    for cut in range(_LONGEST_ESCAPE + 1):
+        for end in ("", '"'):
+            try:
+                value, used = _DECODER.raw_decode(raw[: len(raw) - cut] + end)
+            except JSONDecodeError:
+                continue
+            if isinstance(value, str) and used and not "\ud800" <= value[-1:] <= "\udbff":
+                return value
+    return ""
+
+
+def _behind_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _listed(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {raw}" for key, raw in fields.items())

@@ -1,0 +1,500 @@
+"""Plans: the parts of an answer, and which of them sees which. Made from a model, a schema or a template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from string import Formatter
+from typing import Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError
+
+from pasta_async.errors import InvalidRequestError
+from pasta_async.plans.annotations import KEY, Annotation
+
+USUAL_TOKENS = 256
+"""Tokens of a hole that neither `Tokens` nor its schema bounds."""
+
+LEAST_TOKENS = 8
+"""Tokens that such a hole has at least, however few are left for it."""
+
+USUAL_ITEMS = 16
+"""Items of a list that has threads for its items, and no `maxItems`."""
+
+_PLAIN_TOKENS = 24  # tokens of a number that nothing bounds
+_NO_MEANING = (KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly")
+_NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
+
+Schema = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A part of the answer that one thread writes."""
+
+    name: str
+    """Unique: `stars`, `street+city` for a group, `sections[].text` for what each item has."""
+    after: tuple[str, ...]
+    """Names of the holes that it waits for and sees."""
+    tokens: int
+    """Most tokens."""
+    is_bounded: bool
+    """False if the number of tokens is the usual one, for want of another."""
+    keys: tuple[str, ...] = ()
+    """Keys of the object that it writes; none for free text, and for the whole of an object."""
+    schema: Schema | None = None
+    """The object that it writes: these keys alone. None for free text."""
+    list_of: str | None = None
+    """The list whose items have one each; None for a hole of the answer itself."""
+    head: str = ""
+    """Fixed text in front of free text."""
+    ends: tuple[str, ...] = ()
+    """Texts that end free text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemList:
+    """A list whose items are written in parallel, behind an outline."""
+
+    key: str
+    most: int
+    """Most items."""
+    is_bounded: bool
+    """False if that is the usual number, for want of another."""
+    order: tuple[str, ...]
+    """Keys of an item, in the order of the schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownName:
+    """A name in an `After` that no field has."""
+
+    hole: str
+    name: str
+
+
+class Plan:
+    """The holes of an answer, as a graph: what each one sees, its form, its most tokens.
+
+    A plan says what a hole sees, never when it is written. Under load fewer holes are written at once, and
+    the text stays the same.
+
+    Args:
+        template: Text with `{name}` for each hole; `{{` and `}}` are braces. A hole sees the fixed text
+            in front of it, back to the hole before, and what it is `After`. A hole in the middle of a line
+            ends with the line, others where the fixed text behind them begins.
+        annotations: `After`, `Tokens` or a tuple of both for a hole, by its name.
+
+    Raises:
+        InvalidRequestError: The template has no hole, or two of one name, or an annotation is for none.
+
+    Attributes:
+        holes: In the order of the document.
+        lists: Lists with threads for their items, by their keys.
+        unknown: Names in `After` that do not exist.
+        schema: Of the whole object; None for a template.
+        tail: Fixed text behind the last hole.
+    """
+
+    def __init__(self, template: str, **annotations: Annotation | Sequence[Annotation]) -> None:
+        parts = [(text, name) for text, name, *_ in _parse(template)]
+        names = [name for _, name in parts if name is not None]
+        if not names or len(set(names)) < len(names):
+            raise InvalidRequestError("a template needs holes, like {summary}, each with a name of its own")
+        if surplus := sorted(annotations.keys() - set(names)):
+            raise InvalidRequestError(f"the template has no hole {surplus[0]!r}; it has {', '.join(names)}")
+        self.schema: Schema | None = None
+        self.lists: dict[str, ItemList] = {}
+        self.unknown: list[UnknownName] = []
+        self.tail: str = parts.pop()[0] if parts[-1][1] is None else ""
+        behind = [text for text, _ in parts[1:]] + [self.tail]
+        holes: list[Hole] = []
+        for (head, name), following in zip(parts, behind, strict=True):
+            settings = _settings(annotations.get(str(name), ()))
+            tokens, is_bounded = settings.get("tokens", USUAL_TOKENS), "tokens" in settings
+            after = self._known(str(name), settings.get("after", ()), {key: key for key in names})
+            ends = _ends(head, following)
+            holes.append(Hole(str(name), after, tokens, is_bounded, head=head, ends=ends))
+        self.holes: tuple[Hole, ...] = tuple(holes)
+
+    @classmethod
+    def of(cls, form: PlanForm) -> Plan:
+        """The plan of a pydantic model, or of the JSON schema of an object; a plan is returned as it is.
+
+        Each property is a hole, except those of a group, and lists whose items have an `After`.
+
+        Raises:
+            InvalidRequestError: It is none of these, or its annotations are malformed.
+        """
+        if isinstance(form, Plan):
+            return form
+        return cls._of_schema(_schema_of(form))
+
+    @classmethod
+    def in_sequence(cls, form: type[BaseModel] | Schema, tokens: int = 4_096) -> Plan:
+        """A plan with a single hole, the whole object: the baseline, and for coupled fields."""
+        schema = _schema_of(form)
+        plan = cls._empty(schema)
+        hole = Hole("object", (), tokens, True, schema=_bare(schema))
+        plan.holes = (hole,)
+        return plan
+
+    @classmethod
+    def _empty(cls, schema: Schema) -> Plan:
+        plan = cls.__new__(cls)
+        plan.schema, plan.lists, plan.unknown, plan.tail, plan.holes = schema, {}, [], "", ()
+        return plan
+
+    @classmethod
+    def _of_schema(cls, schema: Schema) -> Plan:
+        plan = cls._empty(schema)
+        fields = _properties(schema)
+        if not fields:
+            raise InvalidRequestError("a plan's schema is one of an object with properties")
+        definitions: Schema = schema.get("$defs", {})
+        items = {key: item for key, field in fields.items() if (item := _item_schema(field, definitions))}
+        groups = _groups(fields, alone=items)
+        hole_of = {key: _name(keys) for keys in groups for key in keys}
+        holes: list[Hole] = []
+        for keys in groups:
+            if keys[0] in items:
+                key = keys[0]
+                holes += plan._list_holes(key, fields[key], items[key], hole_of, definitions)
+            else:
+                holes.append(plan._hole(keys, fields, hole_of, definitions))
+        plan.holes = tuple(holes)
+        return plan
+
+    def _hole(
+        self,
+        keys: tuple[str, ...],
+        fields: Mapping[str, Schema],
+        hole_of: Mapping[str, str],
+        definitions: Schema,
+        list_of: str | None = None,
+    ) -> Hole:
+        """A hole for some fields of an object."""
+        name = f"{list_of}[].{_name(keys)}" if list_of else _name(keys)
+        settings = [_schema_settings(fields[key], key) for key in keys]
+        # A group's field sees those of the group before it in any case.
+        wanted = [
+            field
+            for place, each in enumerate(settings)
+            for field in each.get("after", ())
+            if field not in keys[:place]
+        ]
+        after = self._known(name, wanted, hole_of)
+        tokens, is_bounded = 0, True
+        for key, each in zip(keys, settings, strict=True):
+            most, bounded = _most_tokens(fields[key], each, definitions)
+            tokens, is_bounded = tokens + most, is_bounded and bounded
+        schema = _object({key: fields[key] for key in keys}, definitions)
+        return Hole(name, after, tokens, is_bounded, keys, schema, list_of)
+
+    def _list_holes(
+        self,
+        key: str,
+        field: Schema,
+        item: Schema,
+        hole_of: Mapping[str, str],
+        definitions: Schema,
+    ) -> Iterator[Hole]:
+        """The outline of a list, then the holes that each item has."""
+        fields = _properties(item)
+        order = tuple(fields)
+        apart = [name for name in fields if "after" in _schema_settings(fields[name], name)]
+        outline = {name: fields[name] for name in fields if name not in apart}
+        most = field.get("maxItems")
+        self.lists[key] = ItemList(key, USUAL_ITEMS if most is None else most, most is not None, order)
+        array = {
+            **{name: field[name] for name in ("minItems", KEY) if name in field},
+            "type": "array",
+            "items": _object(outline, {}),
+            "maxItems": self.lists[key].most,
+        }
+        yield self._hole((key,), {key: array}, hole_of, definitions)
+        groups = _groups({name: fields[name] for name in apart}, alone=())
+        inner = {name: f"{key}[].{_name(keys)}" for keys in groups for name in keys}
+        known = {**dict.fromkeys(outline, key), **inner}
+        for keys in groups:
+            yield self._hole(keys, fields, known, definitions, key)
+
+    def _known(self, hole: str, names: Iterable[str], hole_of: Mapping[str, str]) -> tuple[str, ...]:
+        """The holes with these fields; names that no field has are kept for `check`."""
+        names = list(names)
+        self.unknown += [UnknownName(hole, name) for name in names if name not in hole_of]
+        return tuple(dict.fromkeys(hole_of[name] for name in names if name in hole_of))
+
+    def fitted(self, max_tokens: int | None) -> Plan:
+        """The plan for so many tokens: holes that nothing bounds share what the others leave of them."""
+        usual = [hole for hole in self.holes if not hole.is_bounded]
+        if max_tokens is None or not usual:
+            return self
+        copies = {hole.name: self.lists[hole.list_of].most if hole.list_of else 1 for hole in self.holes}
+        taken = sum(hole.tokens * copies[hole.name] for hole in self.holes if hole.is_bounded)
+        share = (max_tokens - taken) // sum(copies[hole.name] for hole in usual)
+        if share >= USUAL_TOKENS:
+            return self
+        plan = copy(self)
+        tokens = max(share, LEAST_TOKENS)
+        plan.holes = tuple(hole if hole.is_bounded else replace(hole, tokens=tokens) for hole in self.holes)
+        vars(plan).pop("by_name", None)
+        return plan
+
+    @property
+    def is_text(self) -> bool:
+        """True for a template."""
+        return self.schema is None
+
+    @cached_property
+    def by_name(self) -> dict[str, Hole]:
+        """The holes by their names."""
+        return {hole.name: hole for hole in self.holes}
+
+    @cached_property
+    def seen(self) -> dict[str, frozenset[str]]:
+        """The holes that each hole sees, those of others that it sees included; itself, if it is in a circle.
+
+        A hole of an item sees its list's outline. Who sees a list sees its items.
+        """
+        children: dict[str, list[str]] = {}
+        for hole in self.holes:
+            if hole.list_of:
+                children.setdefault(hole.list_of, []).append(hole.name)
+        direct: dict[str, set[str]] = {}
+        for hole in self.holes:
+            seen = {*hole.after, *([hole.list_of] if hole.list_of else [])}
+            if not hole.list_of:
+                seen.update(child for name in hole.after for child in children.get(name, ()))
+            direct[hole.name] = seen
+        closed: dict[str, frozenset[str]] = {}
+        for name in direct:
+            reached, open_ = set[str](), [*direct[name]]
+            while open_:
+                if (other := open_.pop()) not in reached:
+                    reached.add(other)
+                    open_ += direct.get(other, ())
+            closed[name] = frozenset(reached)
+        return closed
+
+    def instruction(self) -> str:
+        """The sentence that tells a model the form of the answer."""
+        if self.schema is not None:
+            shown = json.dumps(_bare(self.schema, keep=("description",)), ensure_ascii=False)
+            return f"Answer with one JSON object of this JSON schema, and nothing else:\n{shown}"
+        form = "".join(f"{hole.head}[{hole.name}]" for hole in self.holes) + self.tail
+        return f"Write the answer in exactly this form:\n\n{form}"
+
+
+PlanForm = type[BaseModel] | Schema | Plan
+"""A pydantic model, the JSON schema of an object, or a plan."""
+
+
+def _parse(template: object) -> list[tuple[str, str | None, str | None, str | None]]:
+    if not isinstance(template, str):
+        raise InvalidRequestError(f"a template is a text; use Plan.of for {template!r:.80}")
+    try:
+        parts = list(Formatter().parse(template))
+    except ValueError as error:
+        raise InvalidRequestError(f"the template cannot be read: {error}; write {{{{ for a brace") from error
+    for _, name, spec, conversion in parts:
+        if name is not None and (not name.isidentifier() or spec or conversion):
+            raise InvalidRequestError(
+                f"a hole is a plain name in braces, not {{{name}{spec and ':' + spec}}}"
+            )
+    # The parser ends a part at an escaped brace: parts without a hole belong to the next one.
+    joined: list[tuple[str, str | None, str | None, str | None]] = []
+    text = ""
+    for literal, name, spec, conversion in parts:
+        text += literal
+        if name is not None:
+            joined.append((text, name, spec, conversion))
+            text = ""
+    return [*joined, (text, None, None, None)] if text else joined
+
+
+def _ends(head: str, following: str) -> tuple[str, ...]:
+    """Texts that end a hole between two fixed texts."""
+    line = head.rpartition("\n")[2]
+    if line.strip():  # it begins in the middle of a line
+        same_line = following.partition("\n")[0]
+        return ("\n", same_line) if same_line.strip() else ("\n",)
+    heading = head.strip().rpartition("\n")[2]
+    marks = re.match(r"#+ ", heading)
+    next_line = following.strip().partition("\n")[0]
+    ends = [f"\n{next_line}"] if next_line else []
+    return (*ends, f"\n{marks[0]}") if marks else tuple(ends)
+
+
+def _settings(annotations: Annotation | Sequence[Annotation]) -> dict[str, Any]:
+    given = [annotations] if isinstance(annotations, Annotation) else list(annotations)
+    if not all(isinstance(one, Annotation) for one in given):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidRequestError(f"a hole takes After, Tokens, or a tuple of them, not {annotations!r}")
+    merged: dict[str, Any] = {}
+    for one in given:
+        merged |= one.settings
+    if "together" in merged:
+        raise InvalidRequestError("Together is for fields of an object; holes of a template use After")
+    return merged
+
+
+def _schema_of(form: object) -> Schema:
+    if isinstance(form, Mapping):
+        return cast("Schema", form)
+    if isinstance(form, type) and issubclass(form, BaseModel):
+        try:
+            return form.model_json_schema()
+        except PydanticUserError as error:
+            raise InvalidRequestError(f"{form.__name__} has no JSON schema: {error}") from error
+    raise InvalidRequestError(
+        f"a plan is made of a pydantic model, a JSON schema or a Plan, not {form!r:.80}"
+    )
+
+
+def _properties(schema: Schema) -> dict[str, Schema]:
+    fields: Any = schema.get("properties")
+    if not isinstance(fields, Mapping):
+        return {}
+    named = cast("Mapping[str, Any]", fields)
+    for key, field in named.items():
+        if not isinstance(field, Mapping):
+            raise InvalidRequestError(f"the schema of {key!r} is an object, not {field!r:.80}")
+    return dict(named)
+
+
+class _Settings(BaseModel):
+    """The object that stands under `x-pasta`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    after: list[str] = []
+    tokens: int = Field(default=USUAL_TOKENS, ge=1)
+    together: str = ""
+
+
+def _schema_settings(field: Schema, name: str) -> Mapping[str, Any]:
+    """The `x-pasta` of a field."""
+    settings: Any = field.get(KEY, {})
+    try:
+        return _Settings.model_validate(settings).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise InvalidRequestError(f"{KEY} of {name!r} cannot be used: {reasons}") from error
+
+
+def _item_schema(field: Schema, definitions: Schema) -> Schema | None:
+    """The schema of a list's items, if some of their fields have threads of their own."""
+    items: Any = field.get("items") if field.get("type") == "array" else None
+    if not isinstance(items, Mapping):
+        return None
+    item = _resolved(cast("Schema", items), definitions)
+    fields = _properties(item)
+    after = {name for name, schema in fields.items() if "after" in _schema_settings(schema, name)}
+    if after and after == set(fields):
+        raise InvalidRequestError("the items of a list need a field without After: the outline")
+    return item if after else None
+
+
+def _resolved(schema: Schema, definitions: Schema) -> Schema:
+    reference = str(schema.get("$ref", ""))
+    return definitions.get(reference.removeprefix("#/$defs/"), schema)
+
+
+def _groups(fields: Mapping[str, Schema], alone: Iterable[str]) -> list[tuple[str, ...]]:
+    """The keys of each hole, in the order of their first keys."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for key, field in fields.items():
+        group = None if key in alone else _schema_settings(field, key).get("together")
+        grouped.setdefault(("field", key) if group is None else ("group", group), []).append(key)
+    return [tuple(keys) for keys in grouped.values()]
+
+
+def _name(keys: tuple[str, ...]) -> str:
+    return "+".join(keys)
+
+
+def _object(fields: Mapping[str, Schema], definitions: Schema) -> Schema:
+    """The schema of an object with these fields and no others."""
+    properties = {key: _bare(field) for key, field in fields.items()}
+    made = {
+        "type": "object",
+        "properties": properties,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+    if definitions and '"$ref"' in json.dumps(properties):
+        return {**made, "$defs": {key: _bare(each) for key, each in definitions.items()}}
+    return made
+
+
+def _bare(schema: Any, keep: tuple[str, ...] = ()) -> Any:
+    """A schema without the keywords that mean nothing to a grammar."""
+    if isinstance(schema, list):
+        return [_bare(each, keep) for each in cast("list[Any]", schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    bare: dict[str, Any] = {}
+    for key, value in cast("Schema", schema).items():
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):  # its keys are names, not keywords
+            bare[key] = {name: _bare(each, keep) for name, each in cast("Schema", value).items()}
+        elif key in ("const", "enum"):
+            bare[key] = value
+        elif key not in _NO_MEANING or key in keep:
+            bare[key] = _bare(value, keep)
+    if "properties" in bare and not keep:  # else a model may go on to write keys of its own
+        bare.setdefault("additionalProperties", False)
+    return bare
+
+
+def _most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema) -> tuple[int, bool]:
+    """Most tokens of a field, and False if nothing says it."""
+    if "tokens" in settings:
+        return settings["tokens"], True
+    if (most := most_bytes(field, definitions)) is not None:  # a token has a byte at least
+        return min(most + 2, USUAL_TOKENS), most + 2 <= USUAL_TOKENS
+    if field.get("type") in ("number", "integer"):
+        return _PLAIN_TOKENS, True
+    return USUAL_TOKENS, False
+
+
+def most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | None:
+    """Bytes of the longest JSON value of a schema; None if there is no longest one, or it is not known."""
+    schema = _resolved(schema, definitions)
+    if depth == 0:
+        return None
+    choices: Any = [schema["const"]] if "const" in schema else schema.get("enum")
+    if choices is not None:
+        return max((len(json.dumps(choice, ensure_ascii=False).encode()) for choice in choices), default=0)
+    if "anyOf" in schema:
+        return _longest([most_bytes(each, definitions, depth - 1) for each in schema["anyOf"]])
+    kind = schema.get("type")
+    if kind == "null" or kind == "boolean":
+        return 5
+    if kind == "integer":
+        ends = [schema.get(name) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")]
+        numbers = [end for end in ends if isinstance(end, int)]
+        return max(len(str(end)) for end in numbers) + 1 if len(numbers) >= 2 else None
+    if (
+        kind == "array"
+        and isinstance(schema.get("maxItems"), int)
+        and isinstance(schema.get("items"), Mapping)
+    ):
+        item = most_bytes(schema["items"], definitions, depth - 1)
+        return None if item is None else 2 + schema["maxItems"] * (item + 2)
+    if kind == "object" and schema.get("additionalProperties") is False:
+        fields = _properties(schema)
+        sizes = [most_bytes(field, definitions, depth - 1) for field in fields.values()]
+        if None in sizes:
+            return None
+        return 2 + sum(len(json.dumps(key).encode()) + 4 for key in fields) + sum(size or 0 for size in sizes)
+    if kind == "string" and isinstance(schema.get("maxLength"), int):
+        return 2 + 12 * schema["maxLength"]  # a character may be written as two escapes
+    return None
+
+
+def _longest(sizes: list[int | None]) -> int | None:
+    return None if None in sizes else max((size or 0 for size in sizes), default=0)

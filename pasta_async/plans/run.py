@@ -1,0 +1,423 @@
+"""Filling a plan: a task for each hole, which begins as soon as what it sees is written.
+
+The contract on cancellation is that of answers: when `PlanRun.run` returns or raises, no task of it is left,
+and every request that it opened is over or was aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from pasta_async.clock import Clock
+from pasta_async.errors import (
+    BackendError,
+    BackendProtocolError,
+    GenerationTimeoutError,
+    PastaError,
+    PromptTooLongError,
+    ThreadFailedError,
+)
+from pasta_async.grammar import Grammar
+from pasta_async.interpreter.admission import AnswerSlots
+from pasta_async.interpreter.retry import retry_delay
+from pasta_async.interpreter.runner import silence, thread_seed
+from pasta_async.lang.document import Document, Text
+from pasta_async.observers import AnswerObserver, AnswerStart
+from pasta_async.plans.events import EmitFill, FieldDelta, FieldDone, FieldStarted, Filled, FillEvent
+from pasta_async.plans.parts import Form, Part, value_so_far
+from pasta_async.plans.plan import Hole, Plan
+from pasta_async.protocol import Backend, DecodeRequest, Model
+from pasta_async.results import FinishReason, Generation, RequestRecord, Span, ThreadRecord, Usage
+from pasta_async.tokenizer import run_encoding
+
+
+class PlanRun:
+    """Fills one plan, on a backend that is connected. `began` and `deadline` are times of the clock."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        plan: Plan,
+        *,
+        model: Model,
+        prompt: Sequence[int],
+        start: AnswerStart,
+        notes: tuple[str, ...],
+        slots: AnswerSlots,
+        clock: Clock,
+        began: float,
+        deadline: float | None,
+        emit: EmitFill | None,
+        observer: AnswerObserver,
+    ) -> None:
+        self._backend = backend
+        self._plan = plan
+        self._model = model
+        self._prompt = tuple(prompt)
+        self._start = start
+        self._notes = notes
+        self._slots = slots
+        self._clock = clock
+        self._began = began
+        self._deadline = deadline
+        self._emit = emit
+        self._observer = observer
+        self._form = Form(plan, "lark" if "lark" in model.grammars else "json_schema")
+        self._turns = asyncio.Semaphore(1 if start.parallel == "never" else start.limits.max_threads)
+        self._parts: list[Part] = []
+        self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
+        self._leaders: dict[str, asyncio.Event] = {}  # by the text that parts share
+        self._group = asyncio.TaskGroup()
+
+    async def run(self) -> Filled[dict[str, Any]]:
+        """Fill the plan; the value is plain JSON.
+
+        Raises:
+            ThreadFailedError: A hole could not be written.
+            GenerationTimeoutError: The time was up.
+
+        Cancelling it ends every hole, aborts every open request and waits until that is done.
+        """
+        caller = asyncio.current_task()
+        cancellations = caller.cancelling() if caller else 0
+        try:
+            async with self._group:
+                alarm = (
+                    None if self._deadline is None else self._group.create_task(self._alarm(self._deadline))
+                )
+                top = [hole for hole in self._plan.holes if hole.list_of is None]
+                tasks = [self._group.create_task(self._top_hole(hole)) for hole in top]
+                await self._all(tasks)
+                await silence(alarm)
+        except BaseExceptionGroup as group:
+            if caller and caller.cancelling() > cancellations:
+                raise asyncio.CancelledError from None
+            error: BaseException = group.exceptions[0]  # the others followed from it
+            if isinstance(error, PastaError):
+                error.partial = self.partial("error")
+            raise error from error.__cause__
+        return self._filled()
+
+    def partial(self, finish_reason: FinishReason = "abort") -> Generation:
+        """What is written so far: its text ends where the first gap is."""
+        parts = sorted(self._parts, key=lambda part: part.number)
+        text = self._form.document(self._parts)
+        lengths: dict[str, int] = {}
+        for part in self._in_order():
+            lengths[part.path] = part.tokens + max(
+                (lengths.get(other.path, 0) for other in self._seen_by(part)), default=0
+            )
+        requests = [request for part in parts for request in part.requests]
+        cached = sum(request.cached_tokens or 0 for request in requests)
+        context = sum(request.prompt_tokens for request in requests)
+        tokens = len(self._model.tokenizer.encode(text)) if text else 0
+        now = self._now()
+        return Generation(
+            text=text,
+            document=Document((Text(text),)),
+            threads=tuple(_record(part) for part in parts),
+            usage=Usage(
+                prompt_tokens=len(self._prompt),
+                completion_tokens=sum(request.completion_tokens for request in requests),
+                cached_tokens=cached,
+                prefilled_tokens=context - cached,
+                requests=len(requests),
+            ),
+            critical_path=max(lengths.values(), default=0),
+            text_tokens=tokens,
+            finish_reason=finish_reason,
+            elapsed=now,
+            timeline=tuple(
+                Span(thread=part.number, start=part.started, end=now if part.ended is None else part.ended)
+                for part in parts
+                if part.started is not None
+            ),
+            width="full",
+            notes=self._notes,
+        )
+
+    def document(self) -> str:
+        """The text in order, up to what is not written yet."""
+        return self._form.document(self._parts)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The values so far, by path. A string may be a beginning; what is not begun is left out."""
+        values: dict[str, Any] = {}
+        for part in self._parts:
+            for key, text in part.values.items():
+                values[part.key_path(key)] = text if self._plan.is_text else json.loads(text)
+            if self._plan.is_text and part.output:
+                values.setdefault(part.path, part.output)
+            for value in part.raw_values():
+                path = part.key_path(value.key)
+                if path not in values and value.raw.startswith('"'):
+                    values[path] = value_so_far(value.raw)
+        return values
+
+    def _filled(self) -> Filled[dict[str, Any]]:
+        text = self._form.document(self._parts)
+        if self._plan.is_text:
+            value = {part.hole.name: part.values[part.hole.name] for part in self._parts}
+        else:
+            value = json.loads(text)
+        closed = [part.path for part in sorted(self._parts, key=lambda part: part.number) if part.is_closed]
+        generation = self.partial("length" if closed else "stop")
+        return Filled(value=value, text=text, closed=tuple(closed), generation=generation)
+
+    async def _alarm(self, deadline: float) -> None:
+        await self._clock.sleep(deadline - self._clock.time())
+        limit = self._start.limits.timeout
+        raise GenerationTimeoutError(f"the plan took longer than Limits.timeout = {limit:g} s")
+
+    def _now(self) -> float:
+        return self._clock.time() - self._began
+
+    # Order ------------------------------------------------------------------------------------------------
+
+    def _part(self, hole: Hole, item: int | None = None) -> Part:
+        name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
+        part = Part(len(self._parts), hole, name, item, start=self._form.start(hole), opened=self._now())
+        self._parts.append(part)
+        return part
+
+    async def _top_hole(self, hole: Hole) -> None:
+        """Write a hole of the answer when what it waits for is written; of a list, its items as well."""
+        part = self._part(hole)
+        for name in hole.after:
+            await self._written[name].wait()
+        await self._write(part)
+        if hole.name in self._plan.lists:
+            await self._items(part)
+        self._written[hole.name].set()
+
+    async def _items(self, outline: Part) -> None:
+        """Write the holes that each item of a list has."""
+        key = outline.hole.name
+        holes = [hole for hole in self._plan.holes if hole.list_of == key]
+        items = json.loads(outline.values[key])
+        tasks: list[asyncio.Task[None]] = []
+        for number in range(len(items)):
+            parts = {hole.name: self._part(hole, number) for hole in holes}
+            tasks += [self._group.create_task(self._item_hole(part, parts)) for part in parts.values()]
+        await self._all(tasks)
+
+    async def _all(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Wait for tasks. One that somebody cancels would leave those that wait for it for ever."""
+        pending = set(tasks)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.cancelled() for task in done):
+                raise ThreadFailedError("a task of the plan was cancelled on its own", thread=0)
+
+    async def _item_hole(self, part: Part, parts: dict[str, Part]) -> None:
+        for name in part.hole.after:
+            if name in parts:
+                await parts[name].done.wait()
+        await self._write(part)
+
+    def _seen_by(self, part: Part) -> list[Part]:
+        """The parts that a part sees: of items that it is none of, all; of its own list, its own item's."""
+        seen = self._plan.seen[part.hole.name]
+        return [
+            other
+            for other in self._parts
+            if other.hole.name in seen
+            and (
+                other.hole.list_of is None
+                or other.hole.list_of != part.hole.list_of
+                or other.item == part.item
+            )
+        ]
+
+    def _in_order(self) -> list[Part]:
+        """The parts, each behind those that it sees."""
+        return sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name]))
+
+    # Requests ---------------------------------------------------------------------------------------------
+
+    async def _write(self, part: Part) -> None:
+        """Decode a part, and send its request again after a failure that may pass."""
+        shared, own = self._form.context(part, sorted(self._seen_by(part), key=_document_order))
+        request = await self._request(part, shared + own)
+        failures = 0
+        # The first part with a context computes it; the others begin when it is in the prefix cache.
+        leader = self._leaders.get(shared)
+        leading = self._leaders.setdefault(shared, asyncio.Event())
+        try:
+            if leader is not None:
+                await leader.wait()
+            while True:
+                try:
+                    await self._in_turn(part, request, leading)
+                    break
+                except BackendError as error:
+                    shown = self._emit is not None and part.output  # it cannot be taken back
+                    if not error.retryable or failures >= self._start.limits.retries or shown:
+                        message = f"{part.path} failed: {error}"
+                        raise ThreadFailedError(message, thread=part.number) from error
+                    part.output = part.held = ""
+                    await self._clock.sleep(retry_delay(failures, error))
+                    failures += 1
+        finally:
+            leading.set()
+        part.done.set()
+        for key, raw in part.values.items():
+            value = raw if part.hole.schema is None else json.loads(raw)
+            await self._hand_on(FieldDone(part.key_path(key), value))
+
+    async def _in_turn(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
+        """Hold one of the answer's turns, and a slot of the client, while a part is decoded."""
+        self._observer.turn(part.number, "waiting")
+        try:
+            async with self._turns, self._slots.thread():
+                self._observer.turn(part.number, "decoding")
+                await self._exchange(part, request, leading)
+        finally:
+            self._observer.turn(part.number, "over")
+
+    async def _request(self, part: Part, context: str) -> DecodeRequest:
+        """The request that decodes a part.
+
+        Raises:
+            PromptTooLongError: Its context leaves no room for a token.
+        """
+        tokenizer = self._model.tokenizer
+        ids = (*self._prompt, *await run_encoding(len(context), lambda: tokenizer.encode(context)))
+        room = self._model.context_length - len(ids)
+        if room < 1:
+            message = f"{part.path} has a context of {len(ids)} tokens; {self._model.name} takes fewer"
+            raise PromptTooLongError(message, limit=self._model.context_length - 1)
+        sampling = self._start.sampling
+        if part.hole.schema is not None and sampling.repetition_penalty is None:
+            # A penalty makes a model avoid the quotation marks and keys that JSON repeats.
+            sampling = sampling.model_copy(update={"repetition_penalty": 1.0})
+        return DecodeRequest(
+            answer=self._start.answer,
+            thread=part.number,
+            ids=ids,
+            max_tokens=min(part.hole.tokens, room),
+            sampling=sampling,
+            seed=thread_seed(sampling.seed, part.path),
+            banned_ids=self._model.tags or (),
+            grammar=self._form.grammar(part.hole),
+        )
+
+    async def _exchange(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
+        """Send a part's request, decode what comes, and keep the record of it, however it ends."""
+        if headers := self._observer.request(request):
+            request = replace(request, headers=headers)
+        part.started = self._now() if part.started is None else part.started
+        part.requests.append(
+            RequestRecord(prompt_tokens=len(request.ids), cached_tokens=None, completion_tokens=0)
+        )
+        part.tokens, part.finish_reason = 0, "abort"
+        await self._hand_on(FieldStarted(part.path, part.number, self._now()))
+        try:
+            await self._decode(part, request, leading)
+        except BackendError as error:
+            part.finish_reason = "error"
+            self._observer.request_failed(request, error)
+            raise
+        finally:
+            part.ended = self._now()
+            _update(part, finish_reason=part.finish_reason)
+
+    async def _decode(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
+        text = self._model.tokenizer.detokenizer()
+        ends = set(self._model.end_ids)
+        finished: FinishReason | None = None
+        is_ended = False
+        async with aclosing(self._backend.decode(request)) as pieces:
+            async for piece in pieces:
+                leading.set()
+                part.first_token = self._now() if part.first_token is None else part.first_token
+                part.tokens += len(piece.ids)
+                _update(part, completion_tokens=part.tokens, cached_tokens=piece.cached_tokens)
+                new = "".join(text.add(token) for token in piece.ids if token not in ends)
+                finished = piece.finish_reason
+                if is_ended := await self._add(part, new):
+                    finished = "stop"
+                if finished:
+                    break
+        if finished not in ("stop", "length"):
+            raise BackendProtocolError(f"the backend's stream ended without saying why ({finished})")
+        part.finish_reason = finished
+        await self._finish(part, request.grammar, is_ended)
+
+    async def _add(self, part: Part, new: str) -> bool:
+        """Add decoded text to a part, and hand it on; True if that ends it."""
+        before = {value.key: value.raw for value in part.raw_values()}
+        if part.hole.schema is not None:
+            part.output += new
+            for value in part.raw_values():
+                shown = value_so_far(before[value.key]) if value.key in before else ""
+                if delta := value_so_far(value.raw)[len(shown) :]:
+                    await self._hand_on(FieldDelta(part.key_path(value.key), delta))
+            return False
+        # White space at the end, and what may be the beginning of an end, is shown when more follows.
+        waiting = part.held + new if part.output else (part.held + new).lstrip()
+        places = [place for end in part.hole.ends if (place := waiting.find(end)) >= 0]
+        certain = min(places, default=len(waiting) - _overlap(waiting, part.hole.ends))
+        delta = waiting[:certain].rstrip()
+        part.held = waiting[len(delta) :]
+        part.output += delta
+        if delta:
+            await self._hand_on(FieldDelta(part.path, delta))
+        return bool(places)
+
+    async def _finish(self, part: Part, grammar: Grammar | None, is_ended: bool) -> None:
+        """Take a part's values from its output; close first what was cut off."""
+        if grammar is None:
+            if not is_ended and (rest := part.held.rstrip()):
+                part.output += rest
+                await self._hand_on(FieldDelta(part.path, rest))
+            part.is_closed = part.finish_reason == "length"
+            part.values = {part.hole.name: part.output}
+            return
+        if part.finish_reason == "length" and (missing := grammar.closing(part.output)):
+            part.output += missing
+            part.is_closed = True
+        elif not grammar.accepts(part.output):
+            raise BackendProtocolError(f"the backend did not keep to the grammar: {part.output[:80]!r}")
+        part.values = {value.key: value.raw for value in part.raw_values()}
+
+    async def _hand_on(self, event: FillEvent) -> None:
+        if self._emit and (wait := self._emit([event])):
+            await wait
+
+
+def _overlap(text: str, ends: Sequence[str]) -> int:
+    """Characters at the end of a text with which one of the ends may begin."""
+    return max((size for end in ends for size in range(1, len(end)) if text.endswith(end[:size])), default=0)
+
+
+def _document_order(part: Part) -> tuple[int, int]:
+    return (-1 if part.item is None else part.item), part.number
+
+
+def _update(part: Part, **changes: Any) -> None:
+    """Change the record of a part's request."""
+    known = {name: value for name, value in changes.items() if value is not None}
+    part.requests[-1] = part.requests[-1].model_copy(update=known)
+
+
+def _record(part: Part) -> ThreadRecord:
+    return ThreadRecord(
+        thread=part.number,
+        topic=part.path,
+        estimate=part.hole.tokens,
+        text=part.output,
+        tokens=part.tokens,
+        opened=part.opened,
+        started=part.started,
+        first_token=part.first_token,
+        ended=part.ended,
+        finish_reason=part.finish_reason,
+        closed_by="budget" if part.is_closed else None,
+        requests=tuple(part.requests),
+    )

@@ -1,0 +1,116 @@
+"""A backend without a model that writes at random what a request's grammar allows: for tests of plans."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import get_args
+
+from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.grammar import GrammarKind, GrammarVocabulary
+from pasta_async.load import EngineLoad
+from pasta_async.protocol import DecodeRequest, Model, Piece
+from pasta_async.results import FinishReason
+from pasta_async.testing.tokenizer import word_tokenizer
+
+
+class RandomBackend:
+    """Writes random tokens, within the grammar where a request has one.
+
+    A request's output depends on the seed and on its context alone, so it is the same whatever else runs.
+
+    Args:
+        seed: Of the random choices.
+        endless: Never end where more is allowed, so that every request is cut off at its most tokens.
+        words: Texts whose words are tokens; everything else is written byte by byte.
+        grammars: Kinds of grammars that it takes; a server takes `json_schema` alone.
+        context_length: Longest prompt with output, in tokens.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        endless: bool = False,
+        words: Iterable[str] = (),
+        grammars: Sequence[GrammarKind] = get_args(GrammarKind),
+        context_length: int = 131_072,
+    ) -> None:
+        tokenizer = word_tokenizer(words, tags=False)
+        self._seed = seed
+        self._endless = endless
+        self._vocabulary = GrammarVocabulary(tokenizer)
+        self._model = Model(
+            name="random",
+            tokenizer=tokenizer,
+            context_length=context_length,
+            vocab_size=tokenizer.vocab_size,
+            end_ids=tokenizer.end_ids,
+            tags=None,
+            honours_seeds=True,
+            grammars=frozenset(grammars),
+        )
+        self._closed = False
+        self.requests: list[DecodeRequest] = []
+        """Every request that was made, in order."""
+        self.open: int = 0
+        """Requests that are running."""
+        self.max_open: int = 0
+        """The largest number that ran at the same time."""
+
+    async def connect(self) -> Model:
+        """The model. Never waits, so there is nothing to cancel."""
+        return self._model
+
+    async def load(self) -> EngineLoad | None:
+        """None: it does not tell. Never waits, so there is nothing to cancel."""
+        return None
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Write a token in each piece. Closing it early or cancelling its task ends the request at once.
+
+        Raises:
+            InvalidRequestError: The context is empty or too long, or the grammar is of a kind not taken.
+            BackendError: It was closed.
+        """
+        if not 0 < len(request.ids) < self._model.context_length:
+            raise InvalidRequestError(f"a context of {len(request.ids)} tokens leaves no room")
+        if request.grammar and request.grammar.kind not in self._model.grammars:
+            raise InvalidRequestError(f"no grammar of the kind {request.grammar.kind} is taken here")
+        self.requests.append(request)
+        self.open += 1
+        self.max_open = max(self.max_open, self.open)
+        try:
+            for token, finish_reason in self._tokens(request):
+                await asyncio.sleep(0)
+                if self._closed:
+                    raise BackendError("random: this backend was closed; make another one")
+                yield Piece((token,), finish_reason, 0)
+        finally:
+            self.open -= 1
+
+    async def aclose(self) -> None:
+        """End every open request with an error. Never waits, so there is nothing to cancel."""
+        self._closed = True
+
+    def _tokens(self, request: DecodeRequest) -> Iterable[tuple[int, FinishReason | None]]:
+        """The output of a request, with the reason of its end at the last token."""
+        chance = random.Random(f"{self._seed}/{request.seed}/{request.ids}")
+        state = self._vocabulary.begin(request.grammar) if request.grammar else None
+        end = self._model.end_ids[0]
+        commands = self._model.tokenizer.commands
+        every = [token for token in range(self._model.vocab_size) if token not in commands]
+        for count in range(1, request.max_tokens + 1):
+            allowed = _set_bits(state.allowed()) if state else [*every, end]
+            if self._endless and len(allowed) > 1 and end in allowed:
+                allowed.remove(end)
+            token = chance.choice(allowed)
+            over = token in (end, *request.stop_ids) or bool(state and state.add(token) and state.over)
+            yield token, "stop" if over else "length" if count == request.max_tokens else None
+            if over:
+                return
+
+
+def _set_bits(mask: bytes) -> list[int]:
+    return [8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1]

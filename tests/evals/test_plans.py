@@ -1,0 +1,98 @@
+"""evals.plans: items and their gold values, and the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pasta_async import Client, InvalidRequestError
+from pasta_async.evals.plans import (
+    METHODS,
+    PlanSettings,
+    is_right,
+    main,
+    measure,
+    plan_of,
+    read_items,
+    summarise,
+)
+from pasta_async.jobs import Journal
+from pasta_async.testing import RandomBackend
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two items in BFCL's form; the second has one argument, so it does not count."""
+    fields = {
+        "name": {"type": "string", "description": "Its name."},
+        "size": {"type": "float"},
+        "kind": {"type": "string", "enum": ["a", "b"]},
+        "extra": {"type": "dict", "properties": {"x": {"type": "integer"}}},
+        "left_out": {"type": "string"},
+    }
+    rows: list[dict[str, Any]] = []
+    for name, required in (("first", ["name", "size", "kind", "extra"]), ("second", ["name"])):
+        function = {
+            "name": "f",
+            "description": "Does.",
+            "parameters": {"properties": fields, "required": required},
+        }
+        rows.append({"id": name, "question": [[{"role": "user", "content": "Do."}]], "function": [function]})
+    gold = {"name": ["Ann"], "size": [1.5], "kind": ["a"], "extra": [{"x": [3]}]}
+    answers = [{"id": row["id"], "ground_truth": [{"f": gold}]} for row in rows]
+    (tmp_path / "possible_answer").mkdir()
+    for file, lines in (
+        ("BFCL_v4_simple_python.json", rows),
+        ("possible_answer/BFCL_v4_simple_python.json", answers),
+    ):
+        (tmp_path / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def test_items_are_calls_with_two_arguments_at_least(data: Path) -> None:
+    [item] = read_items(data, "simple_python", 10)
+    assert list(item.fields) == ["name", "size", "kind", "extra"]
+    assert item.fields["size"] == {"type": "number"}
+    assert "Its name." in item.prompt
+
+
+def test_plans_differ_in_what_is_seen(data: Path) -> None:
+    [item] = read_items(data, "simple_python", 10)
+    assert len(plan_of(item, "object").holes) == 1
+    assert plan_of(item, "sequence").seen["kind"] == {"name", "size"}
+    assert set(plan_of(item, "parallel").seen.values()) == {frozenset()}
+
+
+def test_values_are_compared_by_bfcls_rules() -> None:
+    assert is_right("New York, NY", ["new york NY"])
+    assert is_right([1, 2.0], [[1.0, 2]])
+    assert is_right({"x": 3}, [{"x": [3, 4]}])
+    assert not is_right(True, [1])
+    assert not is_right({"x": 3}, [{"x": [4]}])
+    assert not is_right([1], [[1, 2]])
+
+
+async def test_a_measurement_goes_on_where_it_was_broken_off(data: Path, tmp_path: Path) -> None:
+    items = read_items(data, "simple_python", 10) + read_items(data, "profiles", 1)
+    backend = RandomBackend(1)
+    async with Client(backend) as client:
+        with Journal(tmp_path / "out.jsonl", {"plans": "x"}) as journal:
+            calls = await measure(client, items, journal)
+        made = len(backend.requests)
+        with Journal(tmp_path / "out.jsonl", {"plans": "x"}) as journal:
+            assert await measure(client, items, journal) == calls
+    assert len(backend.requests) == made
+    rows = summarise(calls)
+    assert [row["method"] for row in rows] == list(METHODS)
+    assert rows[1]["sooner"]["value"] == 1
+
+
+def test_missing_data_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError):
+        read_items(tmp_path, "simple_python", 10)
+    with pytest.raises(SystemExit):
+        main(["--backend", "local:", "--data", str(tmp_path), "--subset", "live_simple"])
+    assert PlanSettings().limit == 100

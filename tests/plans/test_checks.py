@@ -1,0 +1,159 @@
+"""The static analysis: a verdict, findings with codes and places, bounds."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Annotated, Any
+from xml.etree import ElementTree
+
+import pytest
+from pydantic import BaseModel, Field
+
+from pasta_async import Client
+from pasta_async.plans import After, InvalidPlanError, Plan, PlanCode, PlanReport, Together, Tokens
+from pasta_async.plans.checks import check_plan
+from pasta_async.testing import RandomBackend, ScriptedBackend
+from tests.plans.forms import Report, Review
+
+
+def codes(report: PlanReport) -> set[tuple[PlanCode, str, str]]:
+    return {(finding.code, finding.verdict, finding.hole) for finding in report.findings}
+
+
+def check(fields: dict[str, Any], **limits: Any) -> PlanReport:
+    return check_plan(Plan.of({"type": "object", "properties": fields}), **limits)
+
+
+def text(*after: str, tokens: int = 10) -> dict[str, Any]:
+    settings = {"tokens": tokens, **({"after": list(after)} if after else {})}
+    return {"type": "string", "x-pasta": settings}
+
+
+def test_a_sound_plan_gets_yes_with_its_bounds() -> None:
+    report = check_plan(Plan.of(Review))
+    assert report.verdict == "yes"
+    assert report.findings == ()
+    assert report.sees["verdict"] == ("strengths", "weaknesses", "stars")
+    assert report.bounds
+    assert report.bounds.critical_path == 40 + 4 + 30
+    assert report.bounds.tokens == 40 + 40 + 4 + 30
+    assert report.bounds.width == 2
+
+
+def test_items_of_a_list_count_as_often_as_there_are_items() -> None:
+    bounds = check_plan(Plan.of(Report)).bounds
+    assert bounds
+    assert bounds.critical_path == 10 + 80 + 20 + 10 + 20
+    assert bounds.tokens == 10 + 80 + 4 * (20 + 10) + 20
+    assert bounds.width == 4
+
+
+def test_the_width_is_that_of_the_largest_set_of_independent_holes() -> None:
+    two_chains = {"a": text(), "b": text("a"), "c": text(), "d": text("c")}
+    diamond = {"a": text(), "b": text("a"), "c": text("a"), "d": text("b", "c")}
+    for fields, width in ((two_chains, 2), (diamond, 2)):
+        bounds = check(fields).bounds
+        assert bounds
+        assert bounds.width == width
+
+
+@pytest.mark.parametrize(
+    ("fields", "limits", "finding"),
+    [
+        ({"a": text("b"), "b": text("a")}, {}, (PlanCode.CYCLE, "no", "a")),
+        ({"a": text("a")}, {}, (PlanCode.CYCLE, "no", "a")),
+        ({"a": text("z")}, {}, (PlanCode.UNKNOWN_HOLE, "no", "a")),
+        (
+            {"a": {"type": "array", "items": {}, "uniqueItems": True, "maxItems": 2}},
+            {},
+            (PlanCode.SCHEMA_UNSUPPORTED, "no", "a"),
+        ),
+        (
+            {"a": {"type": "string", "pattern": "^(?=x)y$"}, "b": text()},
+            {},
+            (PlanCode.SCHEMA_UNSUPPORTED, "no", "a"),
+        ),
+        (
+            {"a": {"type": "integer", "minimum": 5, "maximum": 3}, "b": text()},
+            {},
+            (PlanCode.SCHEMA_EMPTY, "no", "a"),
+        ),
+        ({"a": {"type": "string"}}, {}, (PlanCode.UNBOUNDED, "yes", "a")),
+        ({"a": text(tokens=60), "b": text(tokens=60)}, {"max_tokens": 100}, (PlanCode.BUDGET, "no", "")),
+        ({"a": {"type": "string"}}, {"max_tokens": 100}, (PlanCode.BUDGET, "unknown", "")),
+        ({"a": text(tokens=600)}, {"context": 512}, (PlanCode.CONTEXT, "no", "")),
+        ({"a": text(), "b": text(), "c": text()}, {"max_threads": 2}, (PlanCode.WIDTH, "yes", "")),
+        ({"answer": text(), "reason": text("answer")}, {}, (PlanCode.REASON_LAST, "yes", "reason")),
+        ({"a": text()}, {"grammars": frozenset[str]()}, (PlanCode.SCHEMA_UNSUPPORTED, "no", "")),
+    ],
+)
+def test_findings(fields: dict[str, Any], limits: dict[str, Any], finding: tuple[PlanCode, str, str]) -> None:
+    report = check(fields, **limits)
+    assert finding in codes(report)
+    order = ["yes", "unknown", "no"]
+    assert report.verdict == max((each.verdict for each in report.findings), key=order.index)
+
+
+def test_a_reason_that_something_comes_after_is_no_finding() -> None:
+    assert check({"reason": text(), "answer": text("reason")}).findings == ()
+    group = {"type": "string", "x-pasta": {"together": "g", "tokens": 5}}
+    assert check({"reason": group, "answer": group, "other": text()}).findings == ()
+
+
+def test_an_empty_schema_says_why() -> None:
+    report = check({"stars": {"type": "integer", "minimum": 5, "maximum": 3}})
+    assert "minimum (5) is greater than maximum (3)" in report.findings[0].message
+
+
+def test_a_report_is_text_and_a_picture() -> None:
+    report = check_plan(Plan.of(Report))
+    assert "sections[].text" in str(report)
+    picture = ElementTree.fromstring(report.svg())
+    boxes = [each for each in picture if each.tag.endswith("rect")]
+    assert len(boxes) == len(report.sees)
+    edges = [line for line in report.mermaid().splitlines() if "-->" in line]
+    assert len(edges) == 4  # title, sections, text, moral, summary: a chain
+    assert PlanReport.model_validate_json(report.model_dump_json()) == report
+
+
+async def test_fill_refuses_what_check_says_no_to_before_anything_is_sent() -> None:
+    class Circle(BaseModel):
+        a: Annotated[str, After("b")]
+        b: Annotated[str, After("a")]
+
+    backend = RandomBackend()
+    async with Client(backend) as client:
+        assert (await client.check(Circle)).verdict == "no"
+        with pytest.raises(InvalidPlanError) as caught:
+            await client.fill("x", Circle)
+    assert backend.requests == []
+    assert caught.value.report.verdict == "no"
+    assert pickle.loads(pickle.dumps(caught.value)).report == caught.value.report
+
+
+async def test_a_backend_without_grammars_fills_templates_alone() -> None:
+    async with Client(ScriptedBackend("hello")) as client:
+        assert (await client.check(Review)).verdict == "no"
+        assert (await client.check(Plan("{a}", a=Tokens(5)))).verdict == "yes"
+
+
+async def test_what_the_prompt_takes_of_the_context_counts() -> None:
+    class Small(BaseModel):
+        a: Annotated[str, Tokens(90)]
+
+    backend = RandomBackend(context_length=500)
+    prompt = (await backend.connect()).tokenizer.encode("x" * 450)
+    async with Client(backend) as client:
+        assert (await client.check(Small)).verdict == "yes"
+        with pytest.raises(InvalidPlanError):
+            await client.fill(prompt, Small)
+
+
+def test_groups_are_checked_as_one() -> None:
+    class Form(BaseModel):
+        a: Annotated[int, Together("g"), Field(ge=0, le=9)]
+        b: Annotated[int, Together("g"), Field(ge=0, le=9)]
+
+    report = check_plan(Plan.of(Form))
+    assert list(report.sees) == ["a+b"]
+    assert report.verdict == "yes"

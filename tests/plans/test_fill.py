@@ -1,0 +1,475 @@
+"""Filling plans through the public API: values, caps, order, streams, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from datetime import date
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, field_validator
+
+from pasta_async import (
+    BackendError,
+    BackendProtocolError,
+    Client,
+    DecodeRequest,
+    GenerationTimeoutError,
+    InvalidRequestError,
+    Limits,
+    Parallel,
+    Piece,
+    ThreadFailedError,
+)
+from pasta_async.grammar import Grammar, GrammarKind
+from pasta_async.plans import (
+    After,
+    FieldDelta,
+    FieldDone,
+    FieldStarted,
+    FillDone,
+    Plan,
+    Together,
+    Tokens,
+    ValidationFailedError,
+)
+from pasta_async.testing import RandomBackend, VirtualClock
+from tests.plans.forms import REVIEW_TEXT, Report, Review
+
+KINDS: list[tuple[GrammarKind, ...]] = [("lark", "json_schema"), ("json_schema",)]
+KIND_NAMES = ["inside an object", "an object each"]
+
+
+class Failing(RandomBackend):
+    """Fails the first requests of some threads after five tokens."""
+
+    def __init__(self, threads: dict[int, int], *, retryable: bool = True) -> None:
+        super().__init__(3)
+        self.threads, self.retryable = threads, retryable
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        fails = self.threads.get(request.thread, 0)
+        self.threads[request.thread] = fails - 1
+        count = 0
+        async for piece in super().decode(request):
+            count += 1
+            if fails > 0 and (count == 5 or piece.finish_reason):
+                error = BackendError("broke off")
+                error.retryable = self.retryable
+                raise error
+            yield piece
+
+
+class Waiting(RandomBackend):
+    """Writes one token, then waits for ever."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.both = asyncio.Event()
+        """Set when two requests are open."""
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        async for piece in super().decode(request):
+            yield piece._replace(finish_reason=None)
+            if self.open == 2:
+                self.both.set()
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=KIND_NAMES)
+@pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.parametrize("form", [Review, Report], ids=["fields", "list"])
+async def test_a_form_becomes_an_instance(
+    form: type[BaseModel], endless: bool, kinds: tuple[GrammarKind, ...]
+) -> None:
+    async with Client(RandomBackend(1, endless=endless, grammars=kinds)) as client:
+        filled = await client.fill("Write it.", form)
+    assert type(filled.value) is form
+    assert form.model_validate_json(filled.text) == filled.value
+    assert bool(filled.closed) == (filled.generation.finish_reason == "length")
+    bounds = (await Client(RandomBackend()).check(form)).bounds
+    assert bounds
+    assert filled.critical_path <= bounds.critical_path
+    assert filled.usage.completion_tokens <= bounds.tokens
+
+
+@pytest.mark.parametrize("form", [Review, Report, REVIEW_TEXT], ids=["fields", "list", "template"])
+async def test_the_text_does_not_depend_on_the_width(form: Any) -> None:
+    texts: set[str] = set()
+    widths: list[tuple[int, Parallel]] = [(16, "auto"), (2, "auto"), (1, "auto"), (16, "never")]
+    for limits, parallel in widths:
+        async with Client(RandomBackend(5)) as client:
+            filled = await client.fill(
+                "Write it.", form, parallel=parallel, limits=Limits(max_threads=limits), temperature=1, seed=7
+            )
+        texts.add(filled.text)
+    assert len(texts) == 1
+
+
+async def test_what_is_independent_is_decoded_at_once() -> None:
+    backend = RandomBackend(1, endless=True)
+    async with Client(backend) as client:
+        filled = await client.fill("Write it.", Report)
+    assert backend.max_open == len(filled.value.sections)
+    assert [record.topic for record in filled.threads][:3] == ["title", "sections", "summary"]
+
+
+async def test_a_hole_sees_its_ancestors_and_no_others() -> None:
+    backend = RandomBackend(1)
+    async with Client(backend) as client:
+        filled = await client.fill("Write it.", Review, instruct=False)
+    tokenizer = (await backend.connect()).tokenizer
+    prompt = tokenizer.encode_chat([{"role": "user", "content": "Write it."}], {"pasta": False})
+    contexts = {
+        record.topic: tokenizer.decode(request.ids[len(prompt) :])
+        for record in filled.threads
+        for request in backend.requests
+        if request.thread == record.thread
+    }
+    whole = json.loads(filled.text)
+    raw = filled.text
+    assert contexts["strengths"] == '{"strengths":'
+    assert contexts["weaknesses"] == '{"weaknesses":'
+    assert contexts["stars"] == raw[: raw.index(', "stars": ')] + ', "stars":'
+    assert contexts["verdict"] == raw[: raw.index('"verdict":')] + '"verdict":'
+    assert list(whole) == ["strengths", "weaknesses", "stars", "verdict"]
+
+
+async def test_an_item_sees_the_outline_and_its_own_fields() -> None:
+    backend = RandomBackend(1)
+    async with Client(backend) as client:
+        filled = await client.fill("Write it.", Report)
+    tokenizer = (await backend.connect()).tokenizer
+    second = filled.value.sections[1]
+    [record] = [record for record in filled.threads if record.topic == "sections[1].moral"]
+    [request] = [request for request in backend.requests if request.thread == record.thread]
+    context = tokenizer.decode(request.ids)
+    outline, _, item = context.rpartition("\n")
+    headings = json.loads(outline[outline.rindex('{"title"') :])["sections"]
+    assert headings == [{"heading": section.heading} for section in filled.value.sections]
+    fields = json.loads(item.removesuffix(', "moral":') + "}")
+    assert fields == {"heading": second.heading, "text": second.text}
+
+
+async def test_the_form_is_told_in_the_last_message() -> None:
+    backend = RandomBackend(1)
+    tokenizer = (await backend.connect()).tokenizer
+    plan = Plan("{a}", a=Tokens(3))
+    async with Client(backend) as client:
+        await client.fill(
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say."}], plan
+        )
+        await client.fill("Say.", plan, instruct=False)
+        await client.fill(tokenizer.encode("Say."), plan)
+    told, plain, ids = (tokenizer.decode(request.ids) for request in backend.requests)
+    assert plan.instruction() in told
+    assert plan.instruction() not in plain
+    assert ids == "Say."
+
+
+class Colour(Enum):
+    """An enumeration."""
+
+    RED = "red"
+    BLUE = "light blue"
+
+
+class Point(BaseModel):
+    """A nested model."""
+
+    x: int
+    label: str | None = None
+
+
+class Everything(BaseModel):
+    """A field of each kind."""
+
+    colour: Colour
+    kind: Literal["a", 1, True]
+    day: date
+    code: Annotated[str, Field(pattern=r"^[A-Z]{2}-[0-9]{3}$")]
+    share: Annotated[float, Field(ge=0, le=1)]
+    count: Annotated[int, Field(gt=3, lt=1000)]
+    point: Annotated[Point, Tokens(40)]
+    points: Annotated[list[Point], Field(min_length=1, max_length=3), Tokens(30)]
+    either: Annotated[Point | int | None, Tokens(20)]
+    table: Annotated[dict[str, int], Tokens(30)]
+    words: Annotated[list[Annotated[str, Field(max_length=6)]], Field(min_length=2, max_length=5)]
+    long: Annotated[str, Field(min_length=30), Tokens(4)]
+    flag: bool
+    optional: int = 3
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=KIND_NAMES)
+@pytest.mark.parametrize("endless", [False, True])
+async def test_every_kind_of_field_is_valid_whatever_the_model_chooses(
+    endless: bool, kinds: tuple[GrammarKind, ...]
+) -> None:
+    for seed in range(20):
+        async with Client(RandomBackend(seed, endless=endless, grammars=kinds)) as client:
+            filled = await client.fill("x", Everything)
+            assert len(filled.value.long) >= 30
+
+
+async def test_a_field_that_is_cut_off_is_closed_and_named() -> None:
+    class Form(BaseModel):
+        answer: Annotated[str, Tokens(5)]
+        flag: bool
+
+    async with Client(RandomBackend(2, endless=True)) as client:
+        filled = await client.fill("x", Form)
+    assert filled.closed == ("answer",)
+    [answer, flag] = filled.threads
+    assert (answer.tokens, answer.was_cut, flag.was_cut) == (5, True, False)
+
+
+def _fields() -> st.SearchStrategy[dict[str, Any]]:
+    """Properties of random schemas: each field may wait for earlier ones."""
+    scalars = st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "string", "maxLength": 5},
+            {"type": "string"},
+            {"type": "integer", "minimum": -20, "maximum": 7},
+            {"type": "number"},
+            {"enum": ["a", "ab", 3, None]},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+            {"type": "object", "properties": {"k": {"type": "null"}}, "required": ["k"]},
+            {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^a+b$"}]},
+        ]
+    )
+    settings = st.fixed_dictionaries(
+        {"tokens": st.integers(1, 12)},
+        optional={"after": st.lists(st.integers(0, 5), max_size=3), "together": st.sampled_from(["g", "h"])},
+    )
+    listed = st.tuples(scalars, settings, st.booleans())
+    return st.lists(listed, min_size=1, max_size=6).map(_named)
+
+
+def _named(drawn: list[tuple[dict[str, Any], dict[str, Any], bool]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for place, (schema, settings, in_list) in enumerate(drawn):
+        after = [f"f{other}" for other in settings.get("after", ()) if other < place]
+        settings = {**settings, "after": after} if after else {"tokens": settings["tokens"]}
+        if in_list:
+            item: dict[str, Any] = {
+                "type": "object",
+                "properties": {"head": schema, "body": {**schema, "x-pasta": {"after": [], "tokens": 4}}},
+                "required": ["head", "body"],
+            }
+            fields[f"f{place}"] = {"type": "array", "items": item, "maxItems": 3, "x-pasta": settings}
+        else:
+            fields[f"f{place}"] = {**schema, "x-pasta": settings}
+    return fields
+
+
+@given(_fields(), st.integers(0, 10**6), st.booleans(), st.sampled_from(KINDS))
+def test_where_check_says_yes_every_run_ends_with_a_valid_object_within_the_bounds(
+    fields: dict[str, Any], seed: int, endless: bool, kinds: tuple[GrammarKind, ...]
+) -> None:
+    schema = {"type": "object", "properties": fields, "required": list(fields)}
+
+    async def run() -> None:
+        async with Client(RandomBackend(seed, endless=endless, grammars=kinds)) as client:
+            report = await client.check(schema)
+            if report.verdict != "yes":
+                return
+            filled = await client.fill("x", schema)
+        assert report.bounds
+        assert filled.critical_path <= report.bounds.critical_path
+        assert filled.usage.completion_tokens <= report.bounds.tokens
+        whole = Grammar.of_schema(Plan.in_sequence(schema).holes[0].schema or {}, compact=False)
+        assert whole.accepts(filled.text)
+        assert json.loads(filled.text) == filled.value
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=KIND_NAMES)
+@pytest.mark.parametrize("form", [Review, Report, REVIEW_TEXT], ids=["fields", "list", "template"])
+async def test_a_stream_tells_each_field_and_ends_with_the_result(
+    form: Any, kinds: tuple[GrammarKind, ...]
+) -> None:
+    async with Client(RandomBackend(4, grammars=kinds)) as client:
+        async with client.fill_stream("x", form) as stream:
+            events = [event async for event in stream]
+        filled = await stream.result()
+    assert isinstance(events[-1], FillDone)
+    assert events[-1].filled.text == filled.text
+    done = {event.path: event.value for event in events if isinstance(event, FieldDone)}
+    started = [event for event in events if isinstance(event, FieldStarted)]
+    assert len(started) == len(filled.threads)
+    written: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, FieldDelta):
+            written[event.path] = written.get(event.path, "") + event.delta
+    for path, value in done.items():
+        if isinstance(value, str) and path not in filled.closed:
+            assert written.get(path, "") == value
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=KIND_NAMES)
+@pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.parametrize("form", [Review, Report, Everything], ids=["fields", "list", "all kinds"])
+async def test_deltas_are_always_a_beginning_of_the_final_json(
+    form: type[BaseModel], endless: bool, kinds: tuple[GrammarKind, ...]
+) -> None:
+    async with Client(RandomBackend(9, endless=endless, grammars=kinds)) as client:
+        async with client.fill_stream("x", form) as stream:
+            pieces = [piece async for piece in stream.json_deltas()]
+        assert "".join(pieces) == (await stream.result()).text
+    assert len(pieces) > 3
+
+
+async def test_a_snapshot_tells_pending_from_null() -> None:
+    class Form(BaseModel):
+        nothing: None
+        later: Annotated[str, After("nothing"), Tokens(9)]
+
+    async with Client(RandomBackend(1)) as client, client.fill_stream("x", Form) as stream:
+        assert stream.snapshot() == {}
+        async for event in stream:
+            if isinstance(event, FieldDone) and event.path == "nothing":
+                assert stream.snapshot() == {"nothing": None}
+        assert set(stream.snapshot()) == {"nothing", "later"}
+
+
+async def test_validators_of_the_model_run_once_at_the_end() -> None:
+    calls: list[str] = []
+
+    class Picky(BaseModel):
+        a: Annotated[str, Tokens(9)]
+        b: Annotated[str, Tokens(9)]
+
+        @field_validator("a")
+        @classmethod
+        def refuse(cls, value: str) -> str:
+            calls.append(value)
+            raise ValueError("not this one")
+
+    async with Client(RandomBackend(1)) as client:
+        with pytest.raises(ValidationFailedError) as caught:
+            await client.fill("x", Picky)
+    assert calls == [caught.value.filled.value["a"]]
+    assert set(caught.value.filled.value) == {"a", "b"}
+    assert caught.value.partial == caught.value.filled.generation
+
+
+async def test_a_hole_is_tried_again() -> None:
+    clock = VirtualClock()
+    backend = Failing({0: 2, 1: 1})
+    async with Client(backend, clock=clock) as client:
+        filled = await client.fill("x", Review)
+    assert [len(record.requests) for record in filled.threads] == [3, 2, 1, 1]
+    assert backend.threads == {0: -1, 1: -1, 2: -1, 3: -1}
+
+
+async def test_a_field_that_was_shown_is_not_tried_again() -> None:
+    async with Client(Failing({0: 1})) as client:
+        with pytest.raises(ThreadFailedError):
+            async with client.fill_stream("x", Plan("{a}", a=Tokens(9)), temperature=0) as stream:
+                async for _ in stream:
+                    pass
+
+
+async def test_a_failure_keeps_what_was_written() -> None:
+    async with Client(Failing({3: 9}, retryable=False)) as client:
+        with pytest.raises(ThreadFailedError) as caught:
+            await client.fill("x", Review)
+    assert caught.value.thread == 3
+    assert caught.value.partial
+    assert json.loads(caught.value.partial.text.partition(', "verdict"')[0] + "}").keys() == {
+        "strengths",
+        "weaknesses",
+        "stars",
+    }
+
+
+async def test_a_backend_that_does_not_keep_to_the_grammar_is_named() -> None:
+    class Loose(RandomBackend):
+        async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+            async for piece in super().decode(replace(request, grammar=None)):
+                yield piece
+
+    async with Client(Loose(1), limits=Limits(retries=0)) as client:
+        with pytest.raises(ThreadFailedError) as caught:
+            await client.fill("x", Review)
+    assert isinstance(caught.value.__cause__, BackendProtocolError | BackendError)
+
+
+async def test_leaving_a_stream_ends_every_request() -> None:
+    backend = Waiting(1)
+    async with Client(backend) as client:
+        async with client.fill_stream("x", Review) as stream:
+            async for _ in stream:
+                if backend.open == 2:
+                    break
+            assert backend.open
+        assert backend.open == 0
+        assert stream.partial
+
+
+async def test_cancelling_ends_every_request() -> None:
+    backend = Waiting(1)
+    async with Client(backend) as client:
+        task = asyncio.create_task(client.fill("x", Review))
+        await backend.both.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert backend.open == 0
+
+
+async def test_the_time_limit_holds() -> None:
+    clock = VirtualClock()
+    async with Client(Waiting(1), clock=clock, limits=Limits(timeout=5)) as client:
+        with pytest.raises(GenerationTimeoutError) as caught:
+            await client.fill("x", Review)
+    assert caught.value.partial
+
+
+async def test_options_of_answers_alone_are_refused() -> None:
+    async with Client(RandomBackend()) as client:
+        with pytest.raises(InvalidRequestError):
+            await client.fill("x", Review, stop=["a"])  # pyright: ignore[reportCallIssue]
+        with pytest.raises(InvalidRequestError):
+            client.fill_stream("", Review)
+
+
+async def test_a_budget_is_kept() -> None:
+    class Form(BaseModel):
+        a: str
+        b: str
+
+    async with Client(RandomBackend(1, endless=True)) as client:
+        filled = await client.fill("x", Form, max_tokens=60)
+    assert filled.usage.completion_tokens <= 60
+
+
+async def test_groups_are_written_by_one_thread() -> None:
+    class Form(BaseModel):
+        street: Annotated[str, Together("place"), Tokens(8)]
+        name: Annotated[str, Tokens(8)]
+        city: Annotated[str, Together("place"), Tokens(8)]
+
+    for kinds in KINDS:
+        async with Client(RandomBackend(1, grammars=kinds)) as client:
+            async with client.fill_stream("x", Form) as stream:
+                done = [event.path async for event in stream if isinstance(event, FieldDone)]
+            filled = await stream.result()
+        assert sorted(done) == ["city", "name", "street"]
+        assert len(filled.threads) == 2
+        assert list(json.loads(filled.text)) == ["street", "name", "city"]
+
+
+async def test_a_whole_object_in_sequence_is_one_thread() -> None:
+    async with Client(RandomBackend(1)) as client:
+        filled = await client.fill("x", Plan.in_sequence(Review))
+    assert len(filled.threads) == 1
+    Review.model_validate(filled.value)

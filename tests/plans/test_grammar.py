@@ -1,0 +1,76 @@
+"""Closing what was cut off."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_async import BackendError
+from pasta_async.grammar import Grammar
+from pasta_async.plans.parts import split_object, value_so_far
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "day": {"type": "string", "format": "date"},
+        "code": {"type": "string", "pattern": "^(ab)*c$"},
+        "names": {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 2},
+        "size": {"type": "integer", "minimum": 150, "maximum": 2000},
+        "kind": {"enum": ["alpha", "beta"]},
+    },
+    "required": ["day", "code", "names", "size", "kind"],
+    "additionalProperties": False,
+}
+WRITTEN = (
+    '{"day": "2024-02-29", "code": "ababc", "names": ["a\\"\\\\b", "née😀"], "size": 1999, "kind": "beta"}'
+)
+
+
+@pytest.mark.parametrize("size", range(len(WRITTEN) + 1))
+def test_a_text_cut_anywhere_is_closed_and_valid(size: int) -> None:
+    grammar = Grammar.of_schema(SCHEMA)
+    closed = WRITTEN[:size] + grammar.closing(WRITTEN[:size])
+    assert grammar.accepts(closed)
+    assert set(json.loads(closed)) == set(SCHEMA["required"])
+
+
+def test_a_whole_text_needs_no_end() -> None:
+    assert Grammar.of_schema(SCHEMA).closing(WRITTEN) == ""
+
+
+def test_a_text_that_does_not_follow_the_grammar_cannot_be_closed() -> None:
+    with pytest.raises(BackendError):
+        Grammar.of_schema(SCHEMA).closing('{"other')
+
+
+def test_values_end_with_a_sign_behind_them() -> None:
+    grammar = Grammar.of_values({"a": {"type": "integer"}, "b": {"type": "boolean"}})
+    assert grammar.accepts(' 12, "b": true}')
+    assert not grammar.accepts(' 12, "b": true')
+    assert not grammar.accepts(" 12}")
+
+
+@given(st.dictionaries(st.text(max_size=4), st.recursive(st.none() | st.integers() | st.text(), st.lists)))
+def test_an_object_is_split_as_far_as_it_is_written(value: dict[str, Any]) -> None:
+    text = json.dumps(value)
+    for size in range(len(text) + 1):
+        split = list(split_object(text[:size]))
+        whole = {each.key: json.loads(each.raw) for each in split if each.is_whole}
+        assert whole == {key: value[key] for key in whole}
+        assert all(each.is_whole for each in split[:-1])
+    assert {each.key: json.loads(each.raw) for each in split_object(text)} == value
+
+
+@given(st.text())
+def test_a_string_so_far_is_a_beginning_of_it(text: str) -> None:
+    for raw in (json.dumps(text), json.dumps(text, ensure_ascii=False)):
+        last = ""
+        for size in range(1, len(raw) + 1):
+            now = value_so_far(raw[:size])
+            assert now.startswith(last)
+            last = now
+        assert last == text

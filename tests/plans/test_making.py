@@ -1,0 +1,128 @@
+"""Plans as data: what each hole sees, and how plans are written."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from pasta_async import InvalidRequestError
+from pasta_async.plans import After, Plan, Together, Tokens
+from tests.plans.forms import REVIEW_TEXT, Report, Review
+
+
+def names(plan: Plan) -> list[str]:
+    return [hole.name for hole in plan.holes]
+
+
+def test_each_field_of_a_model_is_a_hole_that_sees_its_ancestors() -> None:
+    plan = Plan.of(Review)
+    assert names(plan) == ["strengths", "weaknesses", "stars", "verdict"]
+    assert plan.seen["strengths"] == frozenset()
+    assert plan.seen["stars"] == {"strengths", "weaknesses"}
+    assert plan.seen["verdict"] == {"strengths", "weaknesses", "stars"}
+
+
+def test_a_list_is_an_outline_and_a_hole_for_each_item() -> None:
+    plan = Plan.of(Report)
+    assert names(plan) == ["title", "sections", "sections[].text", "sections[].moral", "summary"]
+    outline: Any = plan.by_name["sections"].schema
+    assert set(outline["properties"]["sections"]["items"]["properties"]) == {"heading"}
+    assert plan.seen["sections[].moral"] == {"title", "sections", "sections[].text"}
+    assert plan.seen["summary"] == {"title", "sections", "sections[].text", "sections[].moral"}
+
+
+def test_fields_of_a_group_share_a_hole() -> None:
+    class Address(BaseModel):
+        street: Annotated[str, Together("place"), Tokens(5)]
+        name: str
+        city: Annotated[str, Together("place"), Tokens(7), After("name")]
+
+    plan = Plan.of(Address)
+    assert names(plan) == ["street+city", "name"]
+    assert plan.by_name["street+city"].tokens == 12
+    assert plan.by_name["street+city"].after == ("name",)
+
+
+def test_a_schema_says_the_same_as_the_model() -> None:
+    assert Plan.of(Report.model_json_schema()).holes == Plan.of(Report).holes
+
+
+def test_a_template_has_its_holes_in_order() -> None:
+    assert names(REVIEW_TEXT) == ["strengths", "weaknesses", "verdict"]
+    assert REVIEW_TEXT.seen["verdict"] == {"strengths", "weaknesses"}
+    assert [hole.tokens for hole in REVIEW_TEXT.holes] == [30, 30, 20]
+
+
+def test_escaped_braces_are_text() -> None:
+    plan = Plan("{{a}} {b} {{c}}")
+    assert (plan.holes[0].head, plan.tail) == ("{a} ", " {c}")
+
+
+@pytest.mark.parametrize(
+    ("field", "tokens", "is_bounded"),
+    [
+        ({"type": "boolean"}, 7, True),
+        ({"enum": ["yes", "maybe"]}, 9, True),
+        ({"type": "integer", "minimum": 1, "maximum": 5}, 4, True),
+        ({"type": "number"}, 24, True),
+        ({"type": "string", "x-pasta": {"tokens": 9}}, 9, True),
+        ({"type": "string"}, 256, False),
+        ({"type": "array", "items": {"type": "boolean"}, "maxItems": 3}, 25, True),
+    ],
+)
+def test_the_most_tokens_come_from_the_annotation_or_the_schema(
+    field: dict[str, Any], tokens: int, is_bounded: bool
+) -> None:
+    [hole] = Plan.of({"type": "object", "properties": {"a": field}}).holes
+    assert (hole.tokens, hole.is_bounded) == (tokens, is_bounded)
+
+
+def test_holes_that_nothing_bounds_share_what_the_others_leave() -> None:
+    class Form(BaseModel):
+        first: str
+        second: str
+        third: Annotated[str, Tokens(20)]
+
+    assert [hole.tokens for hole in Plan.of(Form).fitted(120).holes] == [50, 50, 20]
+    assert [hole.tokens for hole in Plan.of(Form).fitted(None).holes] == [256, 256, 20]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Plan("no hole"),
+        lambda: Plan("{a} {a}"),
+        lambda: Plan("{a} {"),
+        lambda: Plan("{a!r}"),
+        lambda: Plan("{0}"),
+        lambda: Plan("{a}", b=Tokens(3)),
+        lambda: Plan("{a}", a=Together("x")),
+        lambda: Plan("{a}", a="after"),  # pyright: ignore[reportArgumentType]
+        lambda: Plan(3),  # pyright: ignore[reportArgumentType]
+        lambda: Plan.of({"type": "object"}),
+        lambda: Plan.of({"type": "object", "properties": {"a": 3}}),
+        lambda: Plan.of({"properties": {"a": {"x-pasta": {"before": []}}}}),
+        lambda: Plan.of({"properties": {"a": {"x-pasta": {"tokens": 0}}}}),
+        lambda: Plan.of(3),  # pyright: ignore[reportArgumentType]
+        lambda: Tokens(0),
+        lambda: Tokens("9"),  # pyright: ignore[reportArgumentType]
+        lambda: After(3),  # pyright: ignore[reportArgumentType]
+        lambda: Together(3),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_what_is_no_plan_is_refused(make: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        make()
+
+
+def test_a_list_needs_an_outline() -> None:
+    class Item(BaseModel):
+        text: Annotated[str, After()]
+
+    class Items(BaseModel):
+        items: Annotated[list[Item], Field(max_length=3)]
+
+    with pytest.raises(InvalidRequestError):
+        Plan.of(Items)

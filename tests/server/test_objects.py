@@ -1,0 +1,131 @@
+"""`response_format` with a schema: objects that are valid whatever the model, by anybody's client."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import openai
+import pytest
+from live_server import MESSAGES, LiveServer, read
+from pydantic import BaseModel, Field
+
+from pasta_async.plans import After, Tokens
+
+MODEL = "pasta-tiny"
+
+
+class Form(BaseModel):
+    """Fields that end soon, whatever the model."""
+
+    kind: Literal["a", "bc"]
+    count: Annotated[int, Field(ge=0, le=9)]
+    names: Annotated[list[Literal["x", "y"]], Field(max_length=3)]
+
+
+class Parallel(BaseModel):
+    """Fields that are written at once, but for the last."""
+
+    kind: Annotated[Literal["a", "bc"], Tokens(20)]
+    count: Annotated[int, Field(ge=0, le=9)]
+    last: Annotated[Literal["x", "y"], After("kind", "count")]
+
+
+def schema_of(form: type[BaseModel]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "form", "schema": form.model_json_schema()}}
+
+
+async def test_the_official_clients_parse_gives_an_instance(client: openai.AsyncOpenAI) -> None:
+    reply = await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Form)  # pyright: ignore[reportArgumentType]
+    message = reply.choices[0].message
+    assert isinstance(message.parsed, Form)
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage and reply.usage.completion_tokens
+    extra: Any = reply.model_extra
+    assert (extra["pasta"]["mode"], extra["pasta"]["choices"][0]["threads"]) == ("baseline", 1)
+
+
+async def test_fields_are_written_in_parallel_where_the_schema_says_so(client: openai.AsyncOpenAI) -> None:
+    reply = await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Parallel)  # pyright: ignore[reportArgumentType]
+    assert isinstance(reply.choices[0].message.parsed, Parallel)
+    extra: Any = reply.model_extra
+    assert (extra["pasta"]["mode"], extra["pasta"]["choices"][0]["threads"]) == ("parallel", 3)
+
+
+@pytest.mark.parametrize(("form", "plan", "threads"), [(Form, True, 3), (Parallel, False, 1)])
+async def test_a_request_can_say_it_too(
+    client: openai.AsyncOpenAI, form: type[BaseModel], plan: bool, threads: int
+) -> None:
+    create: Any = client.chat.completions.create
+    reply = await create(
+        model=MODEL,
+        messages=MESSAGES,
+        response_format=schema_of(form),
+        n=2,
+        extra_body={"pasta": {"plan": plan}},
+    )
+    assert [choice["threads"] for choice in reply.pasta["choices"]] == [threads, threads]
+    for choice in reply.choices:
+        form.model_validate_json(choice.message.content)
+
+
+@pytest.mark.parametrize("form", [Form, Parallel])
+async def test_a_stream_brings_the_same_object(client: openai.AsyncOpenAI, form: type[BaseModel]) -> None:
+    create: Any = client.chat.completions.create
+    request: Any = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "response_format": schema_of(form),
+        "temperature": 0,
+    }
+    whole = await create(**request)
+    chunks = await read(create(**request, stream=True))
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_what_is_cut_off_is_closed_and_says_so(client: openai.AsyncOpenAI) -> None:
+    class Long(BaseModel):
+        text: str
+
+    create: Any = client.chat.completions.create
+    reply = await create(model=MODEL, messages=MESSAGES, response_format=schema_of(Long), max_tokens=9)
+    assert reply.choices[0].finish_reason == "length"
+    Long.model_validate_json(reply.choices[0].message.content)
+
+
+async def test_pydantic_ai_gets_its_output(server: LiveServer) -> None:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
+    agent = Agent(OpenAIChatModel(MODEL, provider=provider), output_type=NativeOutput(Form))
+    assert isinstance((await agent.run("Describe it.")).output, Form)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "x",
+                    "schema": {
+                        "type": "object",
+                        "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}},
+                        "required": ["a"],
+                    },
+                },
+            }
+        },
+        {"response_format": schema_of(Form), "stop": ["x"]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+    ],
+    ids=["empty", "stop text", "no schema"],
+)
+async def test_what_cannot_be_is_refused(client: openai.AsyncOpenAI, fields: dict[str, Any]) -> None:
+    create: Any = client.chat.completions.create
+    with pytest.raises(openai.BadRequestError):
+        await create(model=MODEL, messages=MESSAGES, **fields)
