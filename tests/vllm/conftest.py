@@ -1,0 +1,44 @@
+"""One real vLLM server on a CPU for the whole test run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from real_vllm import RealServer, running_vllm
+from server_contract import until
+
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.vllm import VLLMBackend
+from tests.pasta_tiny import PASTA_TINY
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """vLLM's own server with pasta-tiny.
+
+    `PASTA_TEST_VLLM` names one that runs already, with the same model and flags, to save its start.
+    """
+    if running := os.environ.get("PASTA_TEST_VLLM"):
+        yield RealServer(running, PASTA_TINY)
+        return
+    with running_vllm(PASTA_TINY, tmp_path_factory.mktemp("vllm") / "log") as (url, _):
+        yield RealServer(url, PASTA_TINY)
+
+
+@pytest.fixture
+async def backend(server: RealServer) -> AsyncIterator[VLLMBackend]:
+    """A backend for the real server, which has to be idle soon afterwards."""
+    made = VLLMBackend(server.url)
+    yield made
+    await made.aclose()
+    await until(server, 0)
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[LocalBackend]:
+    """The embedded engine with the same model, computing with the same numbers."""
+    made = LocalBackend(PASTA_TINY, dtype="float32")
+    yield made
+    await made.aclose()

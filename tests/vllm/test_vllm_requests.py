@@ -1,0 +1,206 @@
+"""What is sent to vLLM and how its replies are read, by a server that says what a test tells it to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import odd_server
+import pytest
+from odd_server import END, TAGS, OddServer, encode, sse, stream
+
+from pasta_async.backends.vllm import VLLMBackend
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendError,
+    BackendProtocolError,
+    BackendStatusError,
+    InvalidRequestError,
+    UnsupportedModelError,
+)
+from pasta_async.options import Sampling
+from pasta_async.protocol import DecodeRequest, Model, Piece
+
+A, B = encode("ab")
+CARD = {"id": "odd", "owned_by": "vllm", "root": odd_server.model_folder(), "max_model_len": 100}
+ADAPTER = {"id": "small", "owned_by": "vllm", "root": "elsewhere", "parent": "odd"}
+USAGE = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
+LAST: dict[str, Any] = {"choices": [], "usage": USAGE}
+"""The event behind all tokens."""
+
+
+def metrics(
+    counters: Mapping[str, float] | None = None, *, engines: int = 1, caching: bool = True
+) -> httpx.Response:
+    counters = counters or {}
+    lines = list[str]()
+    for engine in range(engines):
+        values = {
+            "num_requests_running": counters.get("running", 0),
+            "num_requests_waiting": counters.get("waiting", 0),
+            "kv_cache_usage_perc": 0.25,
+            "iteration_tokens_total_count": counters.get("steps", 0),
+            "prompt_tokens_total": counters.get("prefilled", 0),
+            "inter_token_latency_seconds_count": counters.get("waits", 0),
+            "inter_token_latency_seconds_sum": counters.get("seconds", 0),
+        }
+        lines += [f'vllm:{name}{{engine="{engine}"}} {value}' for name, value in values.items()]
+        cache = f'enable_prefix_caching="{caching}",num_gpu_blocks="50"'
+        lines.append(f'vllm:cache_config_info{{engine="{engine}",{cache}}} 1.0')
+    return httpx.Response(200, text="# HELP\n" + "\n".join(lines))
+
+
+def event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"text": "not read", "token_ids": ids, "finish_reason": reason}]}
+
+
+def served(*replies: Any, **routes: Any) -> OddServer:
+    """A server with these replies to requests that decode."""
+    rest = [*replies]
+
+    def next_reply(body: Any) -> Any:
+        return rest.pop(0)
+
+    usual: dict[str, Any] = {
+        "/version": {"version": "0.32.0"},
+        "/v1/models": {"data": [CARD, ADAPTER]},
+        "/metrics": metrics(),
+        "/v1/completions": next_reply,
+    }
+    return OddServer(usual | {f"/{name}": route for name, route in routes.items()})
+
+
+def backend(server: OddServer, **options: Any) -> VLLMBackend:
+    return VLLMBackend("http://odd", client=server.client(), **options)
+
+
+async def connected(server: OddServer, **options: Any) -> Model:
+    return await backend(server, **options).connect()
+
+
+async def pieces_of(made: VLLMBackend, **fields: Any) -> list[Piece]:
+    usual: dict[str, Any] = {"ids": (11, 12, 13), "max_tokens": 50, "sampling": Sampling()}
+    return [piece async for piece in made.decode(DecodeRequest(answer="a", thread=0, **usual | fields))]
+
+
+def good() -> httpx.Response:
+    return stream([sse([event([A]), event([B, END], "stop"), LAST])])
+
+
+async def test_everything_a_server_could_default_is_spelled_out_but_the_models_own_penalty() -> None:
+    server = served(good(), good())
+    made = backend(server, model="small")
+    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
+    await pieces_of(made, sampling=sampling, seed=7, stop_ids=(TAGS[4],), banned_ids=(13, TAGS[4]))
+    await pieces_of(made, extra={"ignore_eos": True}, max_tokens=1000)
+    first, second = server.sent("/v1/completions")
+    assert first == {
+        **{"model": "small", "prompt": [11, 12, 13], "max_tokens": 50, "stream": True},
+        **{"stream_options": {"include_usage": True}, "return_token_ids": True},
+        **{"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2},
+        **{"frequency_penalty": 0.0, "presence_penalty": 0.0, "seed": 7, "ignore_eos": False},
+        "stop_token_ids": [TAGS[4], END],
+        "logit_bias": {"13": -100.0, str(TAGS[4]): -100.0},
+    }
+    assert second["ignore_eos"] is True and second["max_tokens"] == 97
+    assert not second.keys() & {"repetition_penalty", "seed", "logit_bias"}
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+async def test_the_last_piece_waits_for_what_was_cached(size: int) -> None:
+    events = [event([A]), event([B, END], "stop"), LAST]
+    content = sse(events)
+    chunks = [content[i : i + size] for i in range(0, len(content), size)]
+    whole = {**event([A, B, END], "stop"), "usage": {"prompt_tokens": 3}}
+    made = backend(served(stream(chunks), whole))
+    assert await pieces_of(made) == [Piece((A,)), Piece((B, END), "stop", 2)]
+    assert await pieces_of(made, stream=False) == [Piece((A, B, END), "stop")]
+
+
+async def test_an_end_of_text_that_only_the_server_knows_is_no_text() -> None:
+    reply = {**event([A, B], "stop"), "usage": USAGE}
+    assert await pieces_of(backend(served(reply)), stream=False) == [Piece((A,), "stop", 2)]
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (stream([sse([{"choices": [{"text": "a", "finish_reason": None}]}])]), BackendProtocolError),
+        (stream([sse([{"text": "a"}])]), BackendProtocolError),
+        (stream([sse([event([A])])]), BackendProtocolError),
+        (stream([sse([event([A], "abort")])]), BackendStatusError),
+        (stream([sse([{"error": {"message": "EngineCore died", "code": 500}}])]), BackendStatusError),
+        (httpx.Response(400, json={"error": {"message": "temperature"}}), BackendStatusError),
+    ],
+)
+async def test_what_is_wrong_with_an_answer_is_told(reply: Any, kind: type[BackendError]) -> None:
+    with pytest.raises(kind, match=r"http://odd|the server ended"):
+        await pieces_of(backend(served(reply)))
+
+
+async def test_what_does_not_fit_the_model_is_never_sent() -> None:
+    server = served()
+    for ids in ((), (odd_server.VOCABULARY,), (-1,), tuple(range(11, 111))):
+        with pytest.raises(InvalidRequestError):
+            await pieces_of(backend(server), ids=ids)
+    assert not server.sent("/v1/completions")
+
+
+@pytest.mark.parametrize(
+    ("routes", "kind", "message"),
+    [
+        ({"version": httpx.Response(404)}, BackendConnectError, "not a vLLM server"),
+        ({"version": {"version": "0.31.1"}}, BackendConnectError, "0.31.1"),
+        ({"version": httpx.Response(401)}, BackendStatusError, "pass api_key="),
+        ({"v1/models": {"data": []}}, BackendConnectError, "not a vLLM server"),
+        ({"v1/models": {"data": [CARD | {"max_model_len": None}]}}, BackendProtocolError, "length"),
+        ({"tokenize": {"tokens": [1, 2]}}, UnsupportedModelError, "pass tokenizer="),
+    ],
+)
+async def test_what_is_wrong_with_a_server_is_told(
+    routes: dict[str, Any], kind: type[BackendError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        await connected(served(**routes))
+
+
+async def test_a_model_is_what_the_server_says() -> None:
+    model = await connected(served())
+    assert (model.name, model.context_length, model.tags, model.end_ids) == ("odd", 100, TAGS, (END,))
+    assert model.honours_seeds and "no grammar" in " ".join(model.notes)
+    assert (await connected(served(), model="small")).name == "small"
+    no_cache = await connected(served(metrics=metrics(caching=False)))
+    assert any("--enable-prefix-caching" in note for note in no_cache.notes)
+    with pytest.raises(UnsupportedModelError, match="there is odd, small"):
+        await connected(served(), model="large")
+
+
+async def test_all_threads_of_an_answer_meet_one_engine() -> None:
+    server = served(*(good() for _ in range(6)), metrics=metrics(engines=4))
+    made = backend(server)
+    for _ in range(6):
+        await pieces_of(made)
+    sent = [headers for headers in server.headers if "x-session-id" in headers]
+    assert len(sent) == 6 and len({headers["x-data-parallel-rank"] for headers in sent}) == 1
+
+
+async def test_the_load_is_reckoned_from_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 0.0)
+    server = served()
+    made = backend(server)
+    counted = {"steps": 0.0, "waits": 0.0, "seconds": 0.0}
+    load = None
+    for batch in [1, 16] * 10:  # a step takes 10 ms, and 0.5 ms for each request
+        growth = {"steps": 10, "waits": 10 * batch, "seconds": 10 * batch * (0.01 + 0.0005 * batch)}
+        counted = {name: value + growth[name] for name, value in counted.items()}
+        server.routes["/metrics"] = metrics({**counted, "running": batch})
+        load = await made.load()
+    assert load is not None and load.step_doubles_at == pytest.approx(20)
+    assert (load.running, load.queued, load.kv_use, load.capacity) == (16, 0, 0.25, 50)
+    mixed = {"running": 5, "waiting": 3, "steps": 1e6, "waits": 1e6, "seconds": 1e6, "prefilled": 7}
+    server.routes["/metrics"] = metrics(mixed)  # a step that prefilled says nothing
+    assert await made.load() == type(load)(5, 5, 3, 0.25, load.step_doubles_at)
+    server.routes["/metrics"] = httpx.Response(200, text="nothing")
+    with pytest.raises(BackendProtocolError, match="num_requests_running"):
+        await made.load()

@@ -1,0 +1,76 @@
+"""The contract of servers on the real vLLM, and what it alone does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from local_models import unconstrained
+from pasta_smol import SMOL_PROMPTS, answered, export_smol
+from real_vllm import BLOCK, RealServer, running_vllm
+from server_contract import *  # noqa: F403 - the tests
+from server_contract import chat, read, request
+
+from pasta_async import Client, Limits
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.vllm import VLLMBackend
+from pasta_async.errors import BackendTransportError, PastaError, UnsupportedModelError
+from tests.torture.cancellation import VLLMEngine, break_off
+from tests.torture.plan import Plan
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
+
+
+async def test_a_fork_of_a_running_parent_finds_all_but_the_last_block(
+    backend: VLLMBackend, server: RealServer
+) -> None:
+    prompt, main = await chat(backend), list[int]()
+    async with aclosing(backend.decode(replace(request(prompt), extra=server.endless))) as pieces:
+        async for piece in pieces:
+            main += piece.ids
+            if len(main) >= 150:
+                break
+        fork = [*prompt, *main, 5]
+        cached = (await read(backend, request(fork, tokens=2)))[-1].cached_tokens
+    assert cached is not None and len(fork) - cached <= BLOCK + 1  # the last token may have no KV yet
+
+
+async def test_an_unknown_model_is_refused_with_those_there_are(server: RealServer) -> None:
+    other = VLLMBackend(server.url, model="other")
+    with pytest.raises(UnsupportedModelError, match="'other'; there is pasta-tiny"):
+        await other.connect()
+    await other.aclose()
+
+
+async def test_500_answers_that_are_broken_off_leave_nothing_on_the_server(server: RealServer) -> None:
+    outcomes = await break_off(Plan(count=500, seconds=500), VLLMEngine(server.url), at_once=32, within=1)
+    assert sum(outcomes.values()) == 500 and outcomes["ended before"] < 250
+
+
+@pytest.mark.timeout(1200)
+async def test_pasta_smol_answers_as_it_does_here_and_a_killed_server_ends_answers_by_name(
+    tmp_path: Path,
+) -> None:
+    folder = export_smol(tmp_path / "pasta-smol")
+    with running_vllm(folder, tmp_path / "log") as (url, group):
+        local, served = LocalBackend("pasta-smol", device="cpu", dtype="float32"), VLLMBackend(url)
+        try:
+            expected, found = await answered(unconstrained(local)), await answered(served)
+            for prompt, ours, theirs in zip(SMOL_PROMPTS, expected, found, strict=True):
+                assert theirs.document.format() == ours.document.format(), prompt
+            assert any(len(answer.threads) > 1 for answer in expected)
+
+            async with Client(served, limits=Limits(retries=0)) as client:
+                with pytest.raises(PastaError) as caught:
+                    async with client.stream(SMOL_PROMPTS[0], parallel="always") as answer:
+                        async for _ in answer.text_deltas():
+                            os.killpg(group, signal.SIGKILL)
+            assert isinstance(caught.value.__cause__, BackendTransportError)
+            assert caught.value.partial and caught.value.partial.text
+        finally:
+            await local.aclose()
+            await served.aclose()
