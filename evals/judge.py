@@ -1,11 +1,11 @@
 """A judge of answers that is trained on preferences: a linear head on a frozen model's states.
 
-    python -m pasta_async.evals.judge train --model FOLDER --preferences pairs.jsonl --out runs/judge
-    python -m pasta_async.evals.judge score --judge-model runs/judge --samples samples.jsonl --out s.jsonl
+    python -m pasta_async.evals.judge --model FOLDER --preferences pairs.jsonl --out runs/judge
 
-`train` learns from pairs of answers (AlpacaEval's form) a reward of the mean of the model's hidden states.
-`report.json` says how often it agrees with pairs on prompts that it did not learn from. `score` writes scores
-of samples for stage 2; `evals.quality --judge FOLDER` asks the judge about answers.
+It learns from pairs of answers (AlpacaEval's form) a reward of the mean of the model's hidden states.
+`report.json` says how often it agrees with pairs on prompts that it did not learn from. `evals.quality
+--judge FOLDER` asks the judge about answers, `training.score --judge pasta_async.evals.judge:TrainedJudge
+--judge-model FOLDER` about samples.
 """
 
 # numpy, torch and scikit-learn leave some of their types open.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from pasta_async.cli.command import CommandSettings, Count, command
+from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.statistics import estimate
 from pasta_async.jobs import Journal, progress, write_json
@@ -35,14 +34,13 @@ from pasta_async.training.data.corpus import digest, read_lines
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.samples import SampledPrompt
-from pasta_async.training.score import ScoreSettings, score
 
 Array = NDArray[Any]
 FOLDS = 5  # parts of the prompts; each is judged by weights that were learned from the others
 
 
 class TrainSettings(CommandSettings):
-    """Settings of `train`."""
+    """Settings of the training."""
 
     model: Path = Field(description="folder of the model that reads: a Llama, Qwen2 or Qwen3")
     preferences: tuple[Path, ...] = Field(
@@ -211,7 +209,7 @@ class TrainedJudge(ModelJudge):
             model = Path(read_by["model"])
             same = (model / "config.json").is_file() and model_digest(model) == read_by["digest"]
         except (OSError, ValueError, LookupError, SafetensorError) as error:
-            advice = "make one with python -m pasta_async.evals.judge train"
+            advice = "make one with python -m pasta_async.evals.judge"
             raise InvalidRequestError(f"{folder} holds no trained judge ({error!r}): {advice}") from error
         if not same:
             raise InvalidRequestError(f"{folder}: the model that it reads by, {model}, is gone, or another")
@@ -233,29 +231,7 @@ class TrainedJudge(ModelJudge):
         return 0.5 + 0.5 * math.tanh(((rewards[text] or 0.0) - (rewards[other] or 0.0)) / 2)
 
 
-class JudgeScoreSettings(ScoreSettings):
-    """Settings of `score`, which is `pasta_async.training.score` with a trained judge."""
-
-    judge: str = "pasta_async.evals.judge:TrainedJudge"
-
-
-_COMMANDS = {
-    "train": command(TrainSettings, train, "judge train", __doc__, resumes=True),
-    "score": command(JudgeScoreSettings, score, "judge score", __doc__, resumes=True),
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `train` or `score`, which end the process."""
-    given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] in (["-h"], ["--help"]):
-        print(f"{__doc__}\nEach command takes --help.")
-        sys.exit(0)
-    if not given or given[0] not in _COMMANDS:
-        print(f"{__doc__}\nName a command: {' or '.join(_COMMANDS)}", file=sys.stderr)
-        sys.exit(2)
-    _COMMANDS[given[0]](given[1:])
-
+main: Command = command(TrainSettings, train, "judge", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -5,13 +5,13 @@ r"""Quality of answers: plain and parallel ones, and another model's, judged and
     python -m pasta_async.evals.quality --backend local: --prompts ifeval.jsonl --ifeval ifeval.jsonl --out i
     python -m pasta_async.evals.quality --answers speed.jsonl --out results/speed
     python -m pasta_async.evals.quality --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
-        --judge https://api.example.com/v1 --judge-model NAME --alpaca --out results/alpaca
+        --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
 
 Prompts are answered plainly and in parallel, and plainly by another model (--original), unless --answers
 names a file of answers. Measured are faults that a program finds (`pasta_async.training.faults`) and, where
 they are asked for, bits a token under a model (--likelihood), IFEval's instructions (--ifeval), and a judge's
-verdicts (--judge: a folder of `evals.judge`, an endpoint, or package.module:name; --alpaca asks the endpoint
-through AlpacaEval's own package). The same command goes on where it was broken off.
+verdicts (--judge: a folder of `evals.judge`, an endpoint, or package.module:name). OUT/alpaca has the answers
+as AlpacaEval's own command reads them. The same command goes on where it was broken off.
 
 Differences are taken prompt by prompt; "at least" is a one-sided bound: with 95% confidence it is not less.
 """
@@ -19,6 +19,7 @@ Differences are taken prompt by prompt; "at least" is a one-sided bound: with 95
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -31,7 +32,6 @@ from pydantic import Field, model_validator
 from pasta_async import Client, Limits, Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import BackendError, InvalidRequestError
-from pasta_async.evals import alpaca
 from pasta_async.evals.answers import (
     FORMS,
     Answer,
@@ -43,7 +43,7 @@ from pasta_async.evals.answers import (
     read_prompts,
 )
 from pasta_async.evals.ifeval import check_answers
-from pasta_async.evals.report import SPEED, cell, grouped, markdown_table, transposed, write_result
+from pasta_async.evals.report import cell, grouped, markdown_table, transposed, write_result
 from pasta_async.evals.speed import counted_speedup
 from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
 from pasta_async.jobs import Journal, progress
@@ -60,6 +60,9 @@ Forms = dict[str, list[Answer]]
 """Answers by form, each in the same order of passes and prompts."""
 Figures = dict[str, list[dict[str, float | None]]]
 """By form the figures of each answer by name; None where it has none."""
+
+SPEED = "theoretical speed-up"
+"""The figure of a result that says what an engine would gain whose steps all take the same time."""
 
 _ORDER = ("parallel", "baseline", "original")
 _AT_ONCE = 32  # answers whose likelihood is computed together and then written to the journal
@@ -84,8 +87,6 @@ class QualitySettings(EndpointSettings):
         default="", description="folder of a trained judge, https://host/v1, package.module:name"
     )
     judge_model: str = Field(default="", description="name of the model at the endpoint")
-    alpaca: bool = Field(default=False, description="ask the endpoint through AlpacaEval's own package")
-    allow_missing: int = Field(default=0, ge=0, description="alpaca: pairs that may stay without a verdict")
     out: Path = Field(description="folder of the result; an interrupted run goes on from what it has")
 
     @model_validator(mode="after")
@@ -94,8 +95,6 @@ class QualitySettings(EndpointSettings):
             raise ValueError("name a file with --answers, or --backend and --prompts to have them written")
         if self.passes > 1 and not self.temperature:
             raise ValueError("greedy answers are all alike: --passes needs a --temperature")
-        if self.alpaca and not (self.judge.startswith("http") and self.judge_model):
-            raise ValueError("--alpaca needs --judge https://host/v1 and --judge-model")
         return self
 
 
@@ -300,13 +299,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
     identity, forms = read_forms(path)
     result: dict[str, Any] = {"benchmark": "quality", "answers": {"backend": str(path), **identity}}
     parts: list[Figures] = []
-    if settings.alpaca:
-        options = ("judge", "judge_model", "allow_missing")
-        named = {name: getattr(settings, name) for name in options}
-        result["alpaca"] = await asyncio.to_thread(
-            alpaca.compare_forms, forms, settings.out, settings=settings, **named
-        )
-    elif settings.judge:
+    if settings.judge:
         parts.append(await verdicts(settings, forms))
     if settings.ifeval:
         parts.append(check_answers(settings.ifeval, settings.out, forms))
@@ -328,16 +321,28 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
             name = SPEED if base == "baseline" else f"{SPEED} to {base}"
             result[name] = counted_speedup(forms["parallel"], forms[base])
     write_result(settings.out, result)
+    write_for_alpaca(settings.out / "alpaca", forms)
     return result
 
 
+def write_for_alpaca(folder: Path, forms: Forms) -> None:
+    """Write FORM.json with the answers of the first pass, as `alpaca_eval` reads its outputs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for form, answers in forms.items():
+        outputs = [
+            {"instruction": answer.question, "output": answer.text, "generator": form}
+            for answer in answers
+            if not answer.number
+        ]
+        text = json.dumps(outputs, ensure_ascii=False, indent=1)
+        (folder / f"{form}.json").write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
 def tables(result: dict[str, Any]) -> str:
-    """The result as text: a column for each form and difference, speed-ups, AlpacaEval's figures."""
-    parts = [markdown_table(transposed({**result["methods"], **result["differences"]}))]
-    parts += [f"{name}: {cell(result[name])}" for name in result if name.startswith(SPEED)]
-    if "alpaca" in result:
-        parts.append(alpaca.table(result["alpaca"]))
-    return "\n\n".join(parts)
+    """The result as text: a column for each form and difference, and the speed-ups."""
+    table = markdown_table(transposed({**result["methods"], **result["differences"]}))
+    speedups = [f"{name}: {cell(result[name])}" for name in result if name.startswith(SPEED)]
+    return "\n\n".join([table, *speedups])
 
 
 async def _run(settings: QualitySettings) -> str:

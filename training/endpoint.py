@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -22,14 +19,11 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.jobs import for_each, progress
 from pasta_async.protocol import Message
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
-
-NAMES = ("m", "M")
-"""Names that a judge gives the first and the second of two answers: AlpacaEval's."""
 
 _MAX_IN_A_ROW = 10
 _OF_ONE_REQUEST = (400, 413, 422)
@@ -203,57 +197,3 @@ async def collect(
 
         await for_each(items, collect_one, in_flight)
     return results, failures
-
-
-class Comparer:
-    """Asks a model which of two answers is better, and keeps what it replied: no reply is asked for again.
-
-    The endpoint sends requests for one token, with `top_logprobs`.
-    """
-
-    def __init__(self, endpoint: Endpoint, journal: Journal) -> None:
-        self._endpoint, self._journal = endpoint, journal
-        self._known: dict[str, dict[str, float]] = {row["key"]: row["logprobs"] for row in journal.rows}
-        self.resumed: int = len(self._known)
-        """Replies that the journal had."""
-        self.requests: int = 0
-        self.tokens: int = 0
-        """Of these requests and their replies."""
-
-    async def logprobs(self, messages: Sequence[Message]) -> Mapping[str, float]:
-        """The log-probabilities in nats of the first token of its reply, one of `NAMES` among them.
-
-        Cancelling it ends its request; replies that arrived are kept.
-
-        Raises:
-            BackendError: The endpoint failed, or its replies do not say which answer is better.
-        """
-        content = json.dumps([self._endpoint.identity, list(messages)], sort_keys=True)
-        key = hashlib.sha256(content.encode()).hexdigest()[:24]
-        if key not in self._known:
-            try:
-                reply = await self._ask(messages)
-            except BackendProtocolError:
-                reply = await self._ask(messages)  # once more: it may have been an accident
-            self._known[key] = reply
-            self._journal.append({"key": key, "logprobs": reply})
-        return self._known[key]
-
-    async def _ask(self, messages: Sequence[Message]) -> dict[str, float]:
-        self.requests += 1
-        reply = await self._endpoint.complete(messages)
-        self.tokens += reply.prompt_tokens + reply.completion_tokens
-        if math.isnan(probability(reply.first_token)):
-            raise BackendProtocolError(
-                f"the judge's reply {reply.text!r} has no log-probability of {' or '.join(NAMES)}: it "
-                "must serve logprobs and top_logprobs, and answer by the name alone"
-            )
-        return dict(reply.first_token)
-
-
-def probability(logprobs: Mapping[str, float]) -> float:
-    """The probability that a judge names the first answer rather than the second; NaN if it names neither."""
-    first, second = (
-        sum(math.exp(value) for token, value in logprobs.items() if token.strip() == name) for name in NAMES
-    )
-    return first / (first + second) if first + second > 0 else math.nan

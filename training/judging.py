@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tomllib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import BackendProtocolError, InvalidRequestError
 from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import digest
-from pasta_async.training.endpoint import NAMES, Comparer, probability
+from pasta_async.training.endpoint import Endpoint
 from pasta_async.training.samples import SampledPrompt
 
 JUDGE_PROMPT: dict[str, str] = tomllib.loads(
     Path(__file__).with_name("judge.toml").read_text(encoding="utf-8")
 )
 """The `system` and the `user` message that compare two answers."""
+
+NAMES = ("m", "M")
+"""Names of the first and the second of two answers: AlpacaEval's."""
 
 
 class Judge(ABC):
@@ -92,10 +97,16 @@ class PairwiseJudge(Judge):
     It is asked in both orders, since judges prefer a position, and its certainty is read from the
     log-probabilities of its verdict, as AlpacaEval's weighted judge does. The mean of both orders is the
     probability that the answer wins: 0.5 for one as good as the baseline's.
+
+    The endpoint sends requests for one token, with `top_logprobs`. The journal keeps verdicts: none is asked
+    for again.
     """
 
-    def __init__(self, comparer: Comparer) -> None:
-        self.comparer: Comparer = comparer
+    def __init__(self, endpoint: Endpoint, journal: Journal) -> None:
+        self._endpoint, self._journal = endpoint, journal
+        self._known: dict[str, float] = {row["key"]: row["first"] for row in journal.rows}
+        self.totals: Counter[str] = Counter(resumed=len(self._known), requests=0, tokens=0)
+        """Verdicts that the journal had; requests of this run, and the tokens of these and their replies."""
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """The probability that an answer is better than the baseline's; a half if they are the same.
@@ -108,9 +119,36 @@ class PairwiseJudge(Judge):
         baseline = prompt.baseline.text
         if text == baseline:
             return 0.5
-        ahead = await self.comparer.logprobs(_comparison(prompt.messages, text, baseline))
-        behind = await self.comparer.logprobs(_comparison(prompt.messages, baseline, text))
-        return (probability(ahead) + 1.0 - probability(behind)) / 2
+        ahead = await self._first_wins(_comparison(prompt.messages, text, baseline))
+        behind = await self._first_wins(_comparison(prompt.messages, baseline, text))
+        return (ahead + 1.0 - behind) / 2
+
+    async def _first_wins(self, messages: Sequence[Message]) -> float:
+        """The probability that the model names the first answer."""
+        key = digest(messages, "")
+        if key not in self._known:
+            try:
+                verdict = await self._ask(messages)
+            except BackendProtocolError:
+                verdict = await self._ask(messages)  # once more: it may have been an accident
+            self._known[key] = verdict
+            self._journal.append({"key": key, "first": verdict})
+        return self._known[key]
+
+    async def _ask(self, messages: Sequence[Message]) -> float:
+        self.totals["requests"] += 1
+        reply = await self._endpoint.complete(messages)
+        self.totals["tokens"] += reply.prompt_tokens + reply.completion_tokens
+        first, second = (
+            sum(math.exp(value) for token, value in reply.first_token.items() if token.strip() == name)
+            for name in NAMES
+        )
+        if not first + second:
+            raise BackendProtocolError(
+                f"the judge's reply {reply.text!r} has no log-probability of {' or '.join(NAMES)}: it "
+                "must serve logprobs and top_logprobs, and answer by the name alone"
+            )
+        return first / (first + second)
 
 
 def _comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:

@@ -30,7 +30,7 @@ from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Journal, journal_beside
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
+from pasta_async.training.endpoint import Endpoint, EndpointSettings, collect
 from pasta_async.training.faults import soundness
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge
@@ -115,10 +115,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     ]
     write_records(settings.out, scores)
     summary = {**_summary(prompts, scores), "failures": dict(Counter(failures.values()).most_common())}
-    if isinstance(judge, PairwiseJudge):
-        asked = judge.comparer
-        summary |= {"requests": asked.requests, "resumed": asked.resumed, "tokens": asked.tokens}
-    return summary
+    return {**summary, **judge.totals} if isinstance(judge, PairwiseJudge) else summary
 
 
 def _speedup(prompt: SampledPrompt, sample: Sample, judge: Judge) -> float:
@@ -179,7 +176,7 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     kept = stack.enter_context(Journal(journal, identity))
     fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}
     endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
-    return PairwiseJudge(Comparer(await stack.enter_async_context(endpoint), kept))
+    return PairwiseJudge(await stack.enter_async_context(endpoint), kept)
 
 
 main: Command = command(ScoreSettings, score, "pasta_async.training.score", __doc__, resumes=True)

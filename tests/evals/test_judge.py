@@ -13,8 +13,9 @@ import torch
 from commands_run import run
 
 from pasta_async import InvalidRequestError
-from pasta_async.evals.judge import Preference, TrainedJudge, TrainSettings, fit_weights, main, train
+from pasta_async.evals.judge import Preference, TrainedJudge, TrainSettings, fit_weights, train
 from pasta_async.jobs import Journal
+from pasta_async.training import score
 from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
 from tests.pasta_tiny import PASTA_TINY
 
@@ -109,8 +110,8 @@ def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:
         baseline=Plain(text=answer(True, 5, draw), tokens=10),
     )
     file = write(tmp_path / "samples.jsonl", [prompt.model_dump(mode="json")])
-    told = f"--judge-model {trained}/judge --samples {file} --out {tmp_path}/scores.jsonl"
-    run(main, f"score {told}")
+    told = f"--judge pasta_async.evals.judge:TrainedJudge --judge-model {trained}/judge"
+    run(score.main, f"{told} --samples {file} --out {tmp_path}/scores.jsonl")
     scores = read_scores(tmp_path / "scores.jsonl")
     assert scores["1", 0].quality > scores["1", 1].quality
     assert scores["1", 0].speedup == 2

@@ -10,10 +10,9 @@ import pytest
 from commands_run import refused, run
 
 from pasta_async.errors import BackendStatusError
-from pasta_async.evals import report
 from pasta_async.evals.answers import Answer, read_answers
-from pasta_async.evals.quality import main
-from pasta_async.evals.report import SPEED, unbeaten, write_rows
+from pasta_async.evals.quality import SPEED, main
+from pasta_async.evals.report import write_rows
 from pasta_async.training.judging import Judge
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
@@ -47,7 +46,11 @@ def judged(path: Path, rows: list[Answer], more: str = "", **identity: Any) -> d
 
 def test_each_form_is_compared_with_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = {"baseline": "Tea is old.", "parallel": "Tea is very old.", "original": "Tea."}
-    rows = [Answer(place, form, text=text) for place in range(12) for form, text in texts.items()]
+    rows = [
+        Answer(place, form, text=text, question=f"Prompt {place}")
+        for place in range(12)
+        for form, text in texts.items()
+    ]
     result = judged(tmp_path, rows, f"--judge {__name__}:Longer")
     assert {form: own["judge, %"]["value"] for form, own in result["methods"].items()} == {
         "parallel": 100,
@@ -61,6 +64,9 @@ def test_each_form_is_compared_with_the_others(tmp_path: Path, capsys: pytest.Ca
     ]
     assert result["differences"]["parallel - baseline"]["judge, %"]["bound"] == 50
     assert "| judge, % | 100 (75.8 to 100) | 50 (50 to 50) |" in capsys.readouterr().out
+    for form, text in texts.items():
+        exported = json.loads((tmp_path / "out" / "alpaca" / f"{form}.json").read_text())
+        assert exported[7] == {"instruction": "Prompt 7", "output": text, "generator": form}
 
 
 def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
@@ -161,17 +167,16 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     for arguments in (
         "--backend local:",
         "--answers a.jsonl --backend local: --prompts p.txt",
-        "--answers a --alpaca",
     ):
         with pytest.raises(SystemExit) as ended:
             main([*arguments.split(), "--out", str(tmp_path)])
         assert ended.value.code == 2
 
 
-# Writing answers, and the report over several models ------------------------------------------------------
+# Writing answers -----------------------------------------------------------------------------------------
 
 
-def test_sampled_answers_are_drawn_alike_in_every_run_and_models_are_drawn_side_by_side(
+def test_sampled_answers_are_drawn_alike_in_every_run(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of coffee.\nTell me of milk.\n")
@@ -194,29 +199,3 @@ def test_sampled_answers_are_drawn_alike_in_every_run_and_models_are_drawn_side_
     assert result["differences"]["baseline - original"]["tokens of the text"]["value"] == 0, "the same model"
     assert f"{SPEED} to original" in result
     assert "max_tokens: 12 there, 13 now" in refused(main, f"{ask} --out {tmp_path}/a --max-tokens 13")
-
-
-def test_a_report_has_a_row_for_each_model_and_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, path in {"fast": 20, "slow": 40}.items():
-        rows = [
-            Answer(place, form, tokens=60, critical_path=path if form == "parallel" else 60, text_tokens=50)
-            for place in range(3)
-            for form in ("parallel", "baseline")
-        ]
-        write_rows(tmp_path / f"{name}.jsonl", [{"made": "up"}, *map(asdict, rows)])
-        run(main, f"--answers {tmp_path}/{name}.jsonl --out {tmp_path}/{name}")
-    capsys.readouterr()
-    both, out = f"--results {tmp_path}/fast --results {tmp_path}/slow", f"--out {tmp_path}/new/frontier.png"
-    run(report.main, f"{both} --figure soundness {out}")
-    table = capsys.readouterr().out
-    assert "| fast |" in table and "| 2.55 |" in table
-    assert (tmp_path / "new" / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    refused(report.main, f"{both} --figure magic {out}")
-    refused(report.main, f"--results {tmp_path} --figure soundness {out}")
-
-
-def test_points_that_no_other_one_beats() -> None:
-    points = [(1.0, 50.0), (1.5, 52.0), (1.2, 51.0), (2.0, 40.0), (1.9, 39.0)]
-    assert unbeaten(points) == [(1.5, 52.0), (2.0, 40.0)]

@@ -25,15 +25,14 @@ EXTRAS = {
 
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
-    "evals/alpaca": {"pandas"},
     "pasta_async/grammar": {"llguidance"},
     "evals/judge": {"torch", "safetensors"},
     "evals/forcing": {"torch"},
     "pasta_async/jobs": {"rich"},
     "pasta_async/server": {"opentelemetry"},
 }
-"""Imported late, by whoever asks for it: what SGLang brings, what
-AlpacaEval brings, what makes or trains models, and what a server is watched with."""
+"""Imported late, by whoever asks for it: what SGLang brings, what makes or trains models, and what a server
+is watched with."""
 
 OTHER_NAMES = {
     "markdown_it_py": "markdown_it",
