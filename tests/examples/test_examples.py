@@ -58,6 +58,8 @@ def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:
     answers = {line.partition(": ")[2] for line in lines if line.startswith(("pydantic-ai", "LiteLLM"))}
     assert len(answers) == 1
     assert all(answers)
+    objects = [json.loads(line.partition(": ")[2]) for line in lines if line.startswith("object_with_")]
+    assert [[*each] for each in objects] == [["origin", "taste", "better"]] * 3
 
 
 def test_a_web_backend_answers_with_events_and_over_a_websocket(monkeypatch: pytest.MonkeyPatch) -> None:

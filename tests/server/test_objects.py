@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import openai
 import pytest
-from live_server import MESSAGES, LiveServer, read
+from live_server import MESSAGES, read
 from pydantic import BaseModel, Field
 
 from pasta_async.plans import After, Tokens
@@ -92,16 +92,6 @@ async def test_what_is_cut_off_is_closed_and_says_so(client: openai.AsyncOpenAI)
     reply = await create(model=MODEL, messages=MESSAGES, response_format=schema_of(Long), max_tokens=9)
     assert reply.choices[0].finish_reason == "length"
     Long.model_validate_json(reply.choices[0].message.content)
-
-
-async def test_pydantic_ai_gets_its_output(server: LiveServer) -> None:
-    from pydantic_ai import Agent, NativeOutput
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    provider = OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
-    agent = Agent(OpenAIChatModel(MODEL, provider=provider), output_type=NativeOutput(Form))
-    assert isinstance((await agent.run("Describe it.")).output, Form)
 
 
 @pytest.mark.parametrize(
