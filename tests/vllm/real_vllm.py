@@ -39,7 +39,7 @@ class RealServer(NamedTuple):
     url: str
     model: Path
     block: int = BLOCK
-    endless: Mapping[str, Any] = {"ignore_eos": True}
+    endless: Mapping[str, Any] = {"ignore_eos": True, "stop_token_ids": ()}
 
     def metric(self, name: str) -> float:
         """The value of one of its metrics."""
