@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Unpack
 
 import httpx
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import Field
 
 from pasta_async import Client, Sampling
 from pasta_async.backends import BackendOptions
@@ -21,7 +21,7 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
 from pasta_async.evals.report import measurements
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.training.data.corpus import read_lines
+from pasta_async.training.data import corpus
 from pasta_async.training.sample import answer_seed
 
 Form = Literal["original", "baseline", "parallel"]
@@ -34,21 +34,16 @@ Drawn = Annotated[int | None, Field(ge=1, description="draw so many of them at r
 RawRows = Annotated[Path | None, Field(description="file of raw rows; an interrupted run goes on from it")]
 
 
-class _Line(BaseModel):
-    instruction: str = Field(validation_alias=AliasChoices("instruction", "prompt"))
-
-
 def read_prompts(path: Path, sample: int | None = None) -> list[str]:
     """Prompts of a file, one in each line that is not empty, or a sample of them.
 
-    A file named .jsonl holds objects with an `instruction` (or `prompt`), one named .json a list of such
-    objects: the forms of AlpacaEval and IFEval.
+    A file named .jsonl holds objects with an `instruction` or `prompt`, as those of AlpacaEval and IFEval.
 
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
     """
-    if path.suffix in (".json", ".jsonl"):
-        prompts = [line.instruction for _, line in read_lines(path, _Line)]
+    if path.suffix == ".jsonl":
+        prompts = corpus.read_prompts(path)
     else:
         try:
             text = path.read_text(encoding="utf-8")

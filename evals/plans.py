@@ -20,24 +20,26 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from statistics import fmean
+from typing import Any, cast
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import cold_client
-from pasta_async.evals.report import grouped, markdown_table, measurements, opened_journal
+from pasta_async.evals.answers import Answer, cold_client, take_turns
+from pasta_async.evals.report import markdown_table, opened_journal
+from pasta_async.evals.speed import pairs
 from pasta_async.evals.statistics import estimate, gain, share
-from pasta_async.jobs import Journal, progress
+from pasta_async.jobs import Journal
 from pasta_async.plans import Plan
 from pasta_async.plans.annotations import KEY
 
-Method = Literal["object", "sequence", "parallel"]
-METHODS: tuple[Method, ...] = ("object", "sequence", "parallel")
+METHODS = ("object", "sequence", "parallel")
 
 _TYPES = {"float": "number", "dict": "object", "tuple": "array"}
 
@@ -66,21 +68,6 @@ class Item:
     """The values of each argument that count as right; empty where there is no right and wrong."""
     tokens: int = 200
     """Most tokens of a field."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An item that was filled by a method: a line of the results."""
-
-    item: str
-    method: str
-    is_right: bool
-    """Every argument has a value that counts as right."""
-    is_valid: bool
-    """The object is whole: nothing was cut off."""
-    seconds: float
-    critical_path: int
-    tokens: int
 
 
 class PlanSettings(CommandSettings):
@@ -148,7 +135,7 @@ def _schema(parameter: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": kind if kind in ("integer", "number", "boolean") else "string"}
 
 
-def plan_of(item: Item, method: Method) -> Plan:
+def plan_of(item: Item, method: str) -> Plan:
     """The plan of an item by a method."""
     schema: dict[str, Any] = {"type": "object", "required": list(item.fields)}
     if method == "object":
@@ -187,69 +174,54 @@ def _plain(text: str) -> str:
     return re.sub(r"[ ,./\-_*^]", "", text).lower().replace("'", '"')
 
 
-async def measure(client: Client, items: Sequence[Item], journal: Journal | None = None) -> list[Call]:
-    """Fill each item by each method; those that the journal has are not filled again.
+async def measure(client: Client, items: Sequence[Item], journal: Journal | None = None) -> list[Answer]:
+    """Fill each item by each method; see `take_turns`. The text of an answer is its object, as JSON."""
 
-    Cancelling it aborts what is under way.
-    """
-    calls = [Call(**row) for row in measurements(journal)]
-    known = {(call.item, call.method) for call in calls}
-    with progress(len(items) * len(METHODS), "calls") as advance:
-        for number, item in enumerate(items):
-            first = number % len(METHODS)
-            for method in (*METHODS[first:], *METHODS[:first]):
-                if (item.name, method) not in known:
-                    call = await _fill(client, item, method)
-                    calls.append(call)
-                    if journal:
-                        journal.append(asdict(call))
-                advance()
-    return calls
+    async def fill(index: int, method: str, number: int) -> Answer:
+        item = items[index]
+        # Another method's prompt must not be found in the cache: its first message differs.
+        messages = [{"role": "system", "content": f"You call functions ({method})."}]
+        messages.append({"role": "user", "content": item.prompt})
+        began = time.perf_counter()
+        filled = await client.fill(messages, plan_of(item, method), instruct=False)
+        return Answer(
+            index,
+            method,
+            number,
+            seconds=time.perf_counter() - began,
+            tokens=filled.usage.completion_tokens,
+            critical_path=filled.critical_path,
+            text=json.dumps(filled.value),
+            well_formed=not filled.closed,
+            question=item.name,
+        )
 
-
-async def _fill(client: Client, item: Item, method: Method) -> Call:
-    # Another method's prompt must not be found in the cache: its first message differs.
-    messages = [{"role": "system", "content": f"You call functions ({method})."}]
-    messages.append({"role": "user", "content": item.prompt})
-    plan = plan_of(item, method)
-    began = time.perf_counter()
-    filled = await client.fill(messages, plan, instruct=False)
-    seconds = time.perf_counter() - began
-    return Call(
-        item=item.name,
-        method=method,
-        is_right=all(is_right(filled.value.get(key), each) for key, each in item.gold.items()),
-        is_valid=not filled.closed,
-        seconds=seconds,
-        critical_path=filled.critical_path,
-        tokens=filled.usage.completion_tokens,
-    )
+    return await take_turns(lambda: nullcontext(fill), len(items), METHODS, journal=journal)
 
 
-def summarise(calls: Sequence[Call]) -> list[dict[str, Any]]:
+def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row for each method: items right in percent, the difference to `sequence`, and how much sooner."""
-    by_method = {name: {call.item: call for call in each} for name, each in grouped(calls, _method).items()}
-    base = by_method["sequence"]
+
+    def right(answer: Answer) -> bool:
+        value, gold = json.loads(answer.text), items[answer.prompt].gold
+        return all(is_right(value.get(key), each) for key, each in gold.items())
+
     rows: list[dict[str, Any]] = []
-    for name in METHODS:
-        both = [(call, base[item]) for item, call in by_method[name].items() if item in base]
+    for method in METHODS:
+        both = pairs(answers, method, "sequence")
         rows.append(
             {
-                "method": name,
+                "method": method,
                 "items": len(both),
-                "right, %": share([call.is_right for call, _ in both]),
-                "difference": gain([100.0 * (call.is_right - other.is_right) for call, other in both]),
-                "whole, %": share([call.is_valid for call, _ in both]),
-                "sooner": estimate([other.seconds / call.seconds for call, other in both]),
-                "critical path": sum(call.critical_path for call, _ in both) / len(both),
-                "tokens": sum(call.tokens for call, _ in both) / len(both),
+                "right, %": share([right(answer) for answer, _ in both]),
+                "difference": gain([100.0 * (right(answer) - right(other)) for answer, other in both]),
+                "whole, %": share([answer.well_formed for answer, _ in both]),
+                "sooner": estimate([other.seconds / answer.seconds for answer, other in both]),
+                "critical path": fmean(answer.critical_path for answer, _ in both),
+                "tokens": fmean(answer.tokens for answer, _ in both),
             }
         )
     return rows
-
-
-def _method(call: Call) -> str:
-    return call.method
 
 
 async def _run(settings: PlanSettings) -> str:
@@ -257,8 +229,8 @@ async def _run(settings: PlanSettings) -> str:
     measured = {"plans": settings.subset, "backend": settings.backend, "items": len(items)}
     with opened_journal(settings.out, measured) as journal:
         async with cold_client(settings.backend) as client:
-            calls = await measure(client, items, journal)
-    return markdown_table(summarise(calls))
+            answers = await measure(client, items, journal)
+    return markdown_table(summarise(items, answers))
 
 
 main: Command = command(PlanSettings, _run, "plans", __doc__, resumes=True)

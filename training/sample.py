@@ -8,7 +8,6 @@ resumes an interrupted run.
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
@@ -64,9 +63,6 @@ class SampleSettings(PartSettings):
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
     together: int = Field(default=64, ge=1, description="answers at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
-    unseen: tuple[Path, ...] = Field(
-        default=(), description="files of records that the model was trained on: their prompts are left out"
-    )
     template_kwargs: Json[dict[str, Any]] = Field(
         default={}, description='further values for the chat template, as JSON: {"enable_thinking": false}'
     )
@@ -100,19 +96,15 @@ async def sample(settings: SampleSettings) -> dict[str, Any]:
 
 
 def _records(settings: SampleSettings) -> list[Record]:
-    """The prompts to answer: those of all files, without what was trained on, from `skip` to `limit`."""
+    """The prompts to answer: those of all files, from `skip` to `limit`."""
     records = [record for path in settings.prompts for record in read_records(path)]
     ids = Counter(record.id for record in records)
     if repeated := [name for name, count in ids.items() if count > 1]:
         raise InvalidRequestError(f"the prompt {repeated[0]!r} is in more than one file")
-    seen = {digest(record.messages, "") for path in settings.unseen for record in read_records(path)}
-    new = [record for record in records if digest(record.messages, "") not in seen]
-    if trained := len(records) - len(new):
-        print(f"{trained} of {len(records)} prompts were trained on, and are left out", file=sys.stderr)
-    wanted = list(settings.part(new))
+    wanted = list(settings.part(records))
     if not wanted:
         behind = f" behind the first {settings.skip}" if settings.skip else ""
-        raise InvalidRequestError(f"no new prompts in {', '.join(map(str, settings.prompts))}{behind}")
+        raise InvalidRequestError(f"no prompts in {', '.join(map(str, settings.prompts))}{behind}")
     return wanted
 
 

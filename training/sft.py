@@ -18,8 +18,8 @@ from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.data.corpus import Record, read_records
 from pasta_async.training.model import ModelCodec
-from pasta_async.training.trainer import Example, Task, TrainerSettings, only_run, train
-from pasta_async.training.views import align, pack_plain, pack_views, recount
+from pasta_async.training.trainer import Task, TrainerSettings, train
+from pasta_async.training.views import Trie, align, pack_plain, pack_views, recount
 
 FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}
 
@@ -56,7 +56,7 @@ class Supervised(Task):
     def __len__(self) -> int:
         return len(self._records) * len(self._forms)
 
-    def example(self, index: int) -> Example:
+    def example(self, index: int) -> Trie:
         """One answer in one form.
 
         Raises:
@@ -72,19 +72,18 @@ class Supervised(Task):
         if self._estimates != "keep":
             document = recount(document, self._codec.count if self._estimates == "recount" else None)
         pack = pack_views if pasta else pack_plain
-        return Example((pack(self._codec, prompt, document),))
+        return pack(self._codec, prompt, document)
 
 
 def sft(settings: SftSettings) -> bool:
     """Run stage 1; see `pasta_async.training.trainer.train`, whose errors it raises."""
-    with only_run(settings.out):
-        records = [record for path in settings.data for record in read_records(path)]
-        return train(
-            settings,
-            lambda codec: Supervised(records, codec, settings.form, settings.estimates),
-            template=settings.chat_template,
-            both=settings.form == "both",
-        )
+    records = [record for path in settings.data for record in read_records(path)]
+    return train(
+        settings,
+        lambda codec: Supervised(records, codec, settings.form, settings.estimates),
+        template=settings.chat_template,
+        both=settings.form == "both",
+    )
 
 
 main: Command = command(SftSettings, sft, "pasta_async.training.sft", __doc__, resumes=True)

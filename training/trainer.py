@@ -1,8 +1,8 @@
 """The trainer of both stages: settings, schedule, updates, checkpoints and the whole run.
 
-A stage brings a `Task`: examples made of trees, and a loss of their log-probabilities. It runs on one
-process, or on all that torchrun or `accelerate launch` started: each has the whole model, and computes its
-share of the examples.
+A stage brings a `Task`: examples as trees, whose targets become likelier. It runs on one process, or on all
+that torchrun or `accelerate launch` started: each has the whole model, and computes its share of the
+examples.
 """
 
 # torch and transformers leave some of their types open.
@@ -10,18 +10,15 @@ share of the examples.
 # pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import random
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from itertools import islice
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TextIO
 
@@ -37,7 +34,7 @@ from pasta_async.backends.local.model import fast_bfloat16
 from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
-from pasta_async.jobs import progress, write_json
+from pasta_async.jobs import progress
 from pasta_async.training.identity import model_digest
 from pasta_async.training.model import REFUSAL, BaseModel, ModelCodec, export_model, write_tokenizer
 from pasta_async.training.rows import Row, deal_rows, log_probabilities, pack_row, row_length
@@ -49,9 +46,7 @@ _TAG_TABLE = "trainable_tokens_delta"
 """In the name of an adapter's table of the tags' rows."""
 _LARGEST_NORM = 1.0
 """Of a gradient: a larger one is scaled down."""
-_SCORED_TOGETHER = 256
-"""Examples of each process that are dealt to rows at once, for the reference."""
-_MAY_CHANGE = {"out", "device", "dtype", "recompute", "save_every", "stop_at", "threads", "start_share"}
+_MAY_CHANGE = {"out", "dtype", "recompute", "save_every", "stop_at"}
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
 _BY_CONTENT = {"model", "chat_template"}
 """Settings that name files, whose content counts."""
@@ -91,7 +86,6 @@ class TrainerSettings(CommandSettings):
     )
     warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
     seed: int = Field(default=0, description="seed of the order of the data, and of new weights")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to train")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="of the computation, weights stay float32; auto: bfloat16 on CUDA, and "
@@ -103,7 +97,6 @@ class TrainerSettings(CommandSettings):
     save_every: int = Field(default=200, ge=1, description="updates between checkpoints")
     stop_at: int = Field(default=0, ge=0, description="leave after this update, to go on later (0: do not)")
     drop_long: bool = Field(default=False, description="leave out examples that are too long, and count them")
-    threads: int = Field(default=0, ge=0, description="CPU threads of a process (0: torch's own number)")
 
     adapter_lr: ClassVar[float] = 5e-4
 
@@ -166,41 +159,20 @@ def _order(examples: int, seed: int, epoch: int) -> tuple[int, ...]:
 # --- tasks
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """The trees that a loss needs at once: they are never spread over two rows."""
-
-    trees: tuple[Trie, ...]
-    """One document, or several that are compared with each other."""
-    constants: tuple[float, ...] = ()
-    """Further numbers for the loss, such as log-probabilities of a reference model."""
-
-    def __len__(self) -> int:
-        """Tokens in a row."""
-        return sum(map(len, self.trees))
-
-
 class Task:
-    """Examples by number, and their loss: by default the cross-entropy of the mean target.
+    """Examples by number, whose targets become likelier; an update minimises a mean over them.
 
     A number gives the same example in every process.
     """
 
     fingerprint: str = ""
     """Changes with the data, so that a checkpoint is not continued on others."""
-    reported: tuple[str, ...] = ()
-    """Names of the sums that `loss` returns beside the loss; means of them go into the metrics."""
-    compared: bool = False
-    """True if the loss needs `reference`."""
-    reference: Mapping[int, tuple[float, ...]] = {}
-    """By number, the summed log-probabilities of an example's trees under the weights at the start: set
-    before training, if `compared`."""
 
     def __len__(self) -> int:
         """Examples in an epoch."""
         raise NotImplementedError
 
-    def example(self, index: int) -> Example:
+    def example(self, index: int) -> Trie:
         """Make one example.
 
         Raises:
@@ -208,20 +180,9 @@ class Task:
         """
         raise NotImplementedError
 
-    def weight(self, example: Example) -> float:
-        """The weight of an example in the mean that an update minimises: its targets."""
-        return float(sum(len(tree.targets) for tree in example.trees))
-
-    def loss(
-        self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss of a row, summed over its examples, and a sum for each name in `reported`.
-
-        Args:
-            logprobs: For each example the summed log-probabilities of its trees: [trees], float32.
-            examples: The examples of this row, at least one.
-        """
-        return -torch.cat(list(logprobs)).sum(), {}
+    def weight(self, example: Trie) -> float:
+        """The weight of an example in the mean: its targets, of which each then counts the same."""
+        return float(len(example.targets))
 
 
 # --- updates
@@ -259,6 +220,8 @@ class Loop:
     accelerator: Accelerator
     pad: int
     """Id that fills a row."""
+    unused: Sequence[tuple[torch.nn.Parameter, list[int]]] = ()
+    """Rows of parameters that stay as they are: those of tags that are in no example."""
     step: int = 0
     _asked_to_leave: bool = False  # this process was told to
     _leaving: bool = False  # all processes know it
@@ -288,12 +251,11 @@ class Loop:
         rate = self.schedule.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
-        rows = [list(row.values()) for row in self._rows(self.schedule.examples_of(self.step))]
-        examples = [example for row in rows for example in row]
-        weights, lengths = sum(map(self.task.weight, examples)), sum(map(len, examples))
+        rows = self._rows(self.schedule.examples_of(self.step))
+        trees = [tree for row in rows for tree in row]
+        weights, lengths = sum(map(self.task.weight, trees)), sum(map(len, trees))
         weight, tokens, stops = self._sums((weights, lengths, float(self._asked_to_leave)))
-        totals = self._gradients(rows, weight)
-        loss, *others = (total / weight for total in self._sums(totals))
+        (loss,) = self._sums([self._gradients(rows, weight) / weight])
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), _LARGEST_NORM))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
@@ -308,7 +270,6 @@ class Loop:
         return {
             "step": self.step,
             "loss": loss,
-            **dict(zip(self.task.reported, others, strict=True)),
             "lr": rate,
             "grad_norm": norm,
             "tokens": tokens,
@@ -321,59 +282,30 @@ class Loop:
         summands = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
         return self.accelerator.reduce(summands).tolist()  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _rows(self, numbers: Sequence[int]) -> list[dict[int, Example]]:
-        """This process's rows of these examples; a row has its examples by number."""
+    def _rows(self, numbers: Sequence[int]) -> list[list[Trie]]:
+        """This process's rows of these examples."""
         sizes = [self.sizes[number] for number in numbers]
         capacity = max(self.settings.filled_row(self.accelerator.device.type), *sizes)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         dealt = deal_rows(sizes, capacity, world)[rank::world]
-        return [{numbers[index]: self.task.example(numbers[index]) for index in row} for row in dealt]
+        return [[self.task.example(numbers[index]) for index in row] for row in dealt]
 
-    def _scores(self, examples: Iterable[Example]) -> torch.Tensor:
-        """The log-probability of each tree of a row's examples: [trees]. Without any, padding is computed."""
-        trees = [tree for example in examples for tree in example.trees]
-        device = self.accelerator.device
-        length = row_length(sum(map(len, trees)), self.settings.longest_row, few=device.type == "cuda")
-        return self._prepared(pack_row(trees, length, self.pad, device))
-
-    def _gradients(self, rows: Sequence[Sequence[Example]], weight: float) -> list[float]:
-        """Add up gradients of the rows; returns the sums of the loss and of what the task reports."""
-        totals = [0.0 for _ in ("loss", *self.task.reported)]
-        for index, examples in enumerate(rows):
+    def _gradients(self, rows: Sequence[Sequence[Trie]], weight: float) -> float:
+        """Add up gradients of the rows; returns the sum of their losses."""
+        device, total = self.accelerator.device, 0.0
+        for index, trees in enumerate(rows):
+            length = row_length(sum(map(len, trees)), self.settings.longest_row, few=device.type == "cuda")
             last = index == len(rows) - 1  # then the processes share their gradients
             with nullcontext() if last else self.accelerator.no_sync(self._prepared):
-                scores = self._scores(examples)
-                if examples:
-                    parts = scores.split([len(example.trees) for example in examples])
-                    loss, reported = self.task.loss(parts, examples)
-                    values = [loss, *(reported[name] for name in self.task.reported)]
-                    totals = [
-                        total + float(value.detach()) for total, value in zip(totals, values, strict=True)
-                    ]
-                else:
-                    loss = scores.sum()  # other processes wait for this one's part
+                # Without any tree padding is computed: other processes wait for this one's part.
+                loss = -self._prepared(pack_row(trees, length, self.pad, device)).sum()
                 # Gradients are means over the processes.
                 (loss * (self.accelerator.num_processes / weight)).backward()
-        return totals
-
-    @torch.no_grad()
-    def score_examples(self) -> dict[int, tuple[float, ...]]:
-        """The log-probability of each tree of each example under the weights as they are, by its number.
-
-        Every process must call it.
-        """
-        numbers, together = self.schedule.numbers, _SCORED_TOGETHER * self.accelerator.num_processes
-        scores: dict[int, tuple[float, ...]] = {}
-        with progress(len(numbers), "reference", shown=self.accelerator.is_main_process) as advance:
-            for start in range(0, len(numbers), together):
-                part = numbers[start : start + together]
-                for row in self._rows(part):
-                    values = iter(self._scores(row.values()).tolist())
-                    scores |= {
-                        number: tuple(islice(values, len(example.trees))) for number, example in row.items()
-                    }
-                advance(len(part))
-        return {number: score for part in gather_object([scores]) for number, score in part.items()}
+            total += float(loss.detach())
+        for param, unused in self.unused:
+            if param.grad is not None:
+                param.grad[unused] = 0.0
+        return total
 
     def run(self, checkpoint: Checkpoint) -> bool:
         """Update to the end of the schedule, with a progress bar, metrics and checkpoints.
@@ -425,33 +357,6 @@ def _open_metrics(folder: Path, start: int) -> TextIO:
 
 
 # --- runs and checkpoints
-
-
-def is_first() -> bool:
-    """True in the process that writes what is written once; known before the processes have joined."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-@contextmanager
-def only_run(folder: Path) -> Generator[None]:
-    """Hold a run's folder against other runs, before anything is read or written.
-
-    The first process holds a lock, which ends with it, however it ends.
-
-    Raises:
-        TrainingError: Another run holds the folder.
-    """
-    if not is_first():
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            told = f"another run trains in {folder}: wait for it, or take another --out"
-            raise TrainingError(told) from None
-        yield
 
 
 class Checkpoint:
@@ -527,12 +432,8 @@ def train(
         InvalidRequestError: Data, template, vocabulary or a setting do not fit; nothing is done.
         TrainingError: Training cannot go on.
     """
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequestError("device cuda: torch finds no CUDA device here")
-    accelerator = Accelerator(cpu=settings.device == "cpu" or not torch.cuda.is_available())
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     first = accelerator.is_main_process
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     keep_freed_memory()
     try:
         tokenizer = settings.out / "tokenizer"
@@ -550,16 +451,14 @@ def train(
             "tokenizer": model_digest(tokenizer),
         }
         checkpoint = Checkpoint(settings.out / "checkpoint.pt", identity)
-        out = settings.out / "model"
-        note = settings.out / "finished.json"
-        written = {**identity, "start_share": start_share}
-        finished = read_json(note) == written if note.is_file() else False
+        state, out = checkpoint.load(), settings.out / "model"
+        steps = Schedule(settings, list(sizes)).steps
+        finished = state is not None and state["step"] == steps and out.is_dir()
         if not finished:
-            loop = _make_loop(settings, base, codec, task, sizes, checkpoint, accelerator)
+            loop = _make_loop(settings, base, codec, task, sizes, state, accelerator)
             finished = loop.run(checkpoint)
             if finished and first:
                 export_model(loop.model.model, base, tokenizer, codec.end, out, start_share)
-                write_json(note, written)
             accelerator.wait_for_everyone()
         if first:
             print(f"the model is in {out}" if finished else "stopped; the same command goes on")
@@ -590,11 +489,10 @@ def _make_loop(
     codec: ModelCodec,
     task: Task,
     sizes: Mapping[int, int],
-    checkpoint: Checkpoint,
+    state: dict[str, Any] | None,
     accelerator: Accelerator,
 ) -> Loop:
     """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
-    state = checkpoint.load()
     torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]
     model = base.loaded()
     if settings.recompute:
@@ -605,10 +503,9 @@ def _make_loop(
     half = gather_object([half])[0]  # processes may have measured different things: the first one decides
     if half:
         _compute_in_half(model)
-    _keep_unused_tags(model, base)
-    loop = Loop(settings, task, sizes, TreeScores(model, half), accelerator, codec.end)
-    if task.compared:  # by the weights at the start
-        task.reference = loop.score_examples()
+    loop = Loop(
+        settings, task, sizes, TreeScores(model, half), accelerator, codec.end, _unused_rows(model, base)
+    )
     if state is not None:
         loop.step = state["step"]
         for name, param in loop.trained.items():
@@ -633,19 +530,19 @@ def _in_half(_module: Any, _inputs: Any, tables: tuple[torch.Tensor, ...]) -> tu
     return tuple(table.to(torch.bfloat16) for table in tables)
 
 
-def _keep_unused_tags(model: Any, base: BaseModel) -> None:
-    """Let the rows of tags that are in no example stay as they are: they get no gradient."""
+def _unused_rows(model: Any, base: BaseModel) -> list[tuple[torch.nn.Parameter, list[int]]]:
+    """The parameters that have rows of tags, and the rows of those tags that are in no example.
+
+    Without a gradient they stay at the mean of all rows; AdamW would move them as far as any other.
+    """
     rows = [row for row, tag in enumerate(base.tag_ids) if tag in base.unused]
+    tables: list[tuple[torch.nn.Parameter, list[int]]] = []
     for name, param in model.named_parameters():
-        if rows and param.requires_grad:
-            if _TAG_TABLE in name:
-                param.register_hook(partial(_without_rows, rows))
-            elif "embed_tokens." in name or "lm_head." in name:
-                param.register_hook(partial(_without_rows, [base.tag_ids[row] for row in rows]))
-
-
-def _without_rows(rows: Sequence[int], gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.index_fill(0, torch.tensor(rows, device=gradient.device), 0.0)
+        if _TAG_TABLE in name:
+            tables.append((param, rows))
+        elif "embed_tokens." in name or "lm_head." in name:
+            tables.append((param, [base.tag_ids[row] for row in rows]))
+    return tables
 
 
 def _usable(
@@ -668,13 +565,13 @@ def _usable(
             except PastaError as error:
                 malformed.append(str(error))
                 continue
-            deepest = 1 + max(max(tree.depths(), default=0) for tree in example.trees)
+            deepest = 1 + max(example.depths(), default=0)
             if len(example) > settings.longest_row or deepest > positions:
                 size = f"{len(example)} tokens packed, its longest view {deepest}"
                 too_long.append(f"example {number} has {size}")
             else:
                 sizes[number] = len(example)
-                ids.update(*(tree.ids for tree in example.trees))
+                ids.update(example.ids)
     _refuse(malformed, "cannot be used")
     if not settings.drop_long:
         rows = f"rows of {settings.longest_row} or {positions} positions"

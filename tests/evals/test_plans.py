@@ -80,12 +80,12 @@ async def test_a_measurement_goes_on_where_it_was_broken_off(data: Path, tmp_pat
     backend = RandomBackend(1)
     async with Client(backend) as client:
         with Journal(tmp_path / "out.jsonl", {"plans": "x"}) as journal:
-            calls = await measure(client, items, journal)
+            answers = await measure(client, items, journal)
         made = len(backend.requests)
         with Journal(tmp_path / "out.jsonl", {"plans": "x"}) as journal:
-            assert await measure(client, items, journal) == calls
+            assert await measure(client, items, journal) == answers
     assert len(backend.requests) == made
-    rows = summarise(calls)
+    rows = summarise(items, answers)
     assert [row["method"] for row in rows] == list(METHODS)
     assert rows[1]["sooner"]["value"] == 1
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +20,7 @@ from pasta_async.evals.report import cell, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
-from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
+from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -182,7 +179,6 @@ def test_a_sample_is_in_order_and_the_same_each_time(tmp_path: Path):
     [
         ("p.txt", "First?\n\n  Second?  \n", ["First?", "Second?"]),
         ("p.jsonl", '{"instruction": "One?", "dataset": "koala"}\n{"prompt": "Two?"}', ["One?", "Two?"]),
-        ("p.json", '[{"instruction": "One?", "output": "1"}]', ["One?"]),
     ],
 )
 def test_prompts_come_from_files_of_several_forms(
@@ -229,40 +225,6 @@ def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [row["question"] for row in rows] == ["Tell me of tea."] * 2 + ["Tell me of milk."] * 2
     assert all(row["seconds"] > row["first_token"] > 0 for row in rows)
     assert f"| {SAME_ANSWER} |" in capsys.readouterr().out
-
-
-def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of milk.\n")
-    out = tmp_path / "rows.jsonl"
-    given = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 4 --passes 1 --out {out}"
-    append = Journal.append
-
-    def press_ctrl_c_behind_an_answer(journal: Journal, row: Mapping[str, Any]) -> None:
-        append(journal, row)
-        if "environment" not in row:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
-        patched.setattr(Journal, "append", press_ctrl_c_behind_an_answer)
-        speed.main(given.split())
-    assert ended.value.code == 130
-    measured = out.read_text()
-    assert len(measured.splitlines()) == 3
-    run_command(speed.main, given)
-    assert out.read_text().startswith(measured)
-
-
-def test_figures_of_other_weights_at_the_same_path_are_not_gone_on_with(tmp_path: Path):
-    model = tmp_path / "model"
-    shutil.copytree(PASTA_TINY, model)
-    (tmp_path / "p.txt").write_text("Tell me of tea.")
-    given = f"--backend local:{model} --prompts {tmp_path}/p.txt --max-tokens 4 --passes 1"
-    run_command(speed.main, f"{given} --out {tmp_path}/out")
-    weights = model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert "(weights: " in refused(speed.main, f"{given} --out {tmp_path}/out")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def trained(folder: Path) -> tuple[Path, Path]:
     prompts = [prompt_of(ModelCodec(model), name, answers) for name in ("0", "1")]
     write_files(folder, prompts, {name: [(2.0, 0.5), (1.0, 0.5)] for name in ("0", "1")})
     second = {"model": model, "out": folder / "two", "quality_weight": 1, "steps": 8, "lr": 1e-3}
-    second |= {"samples": folder / "samples.jsonl", "scores": folder / "scores.jsonl", "alpha": 0.5}
+    second |= {"samples": folder / "samples.jsonl", "scores": folder / "scores.jsonl"}
     assert prefer(PreferSettings.model_validate({**COMMON, **second}))
     return model, folder / "two" / "model"
 

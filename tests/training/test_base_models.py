@@ -56,17 +56,6 @@ def test_tags_start_as_long_as_other_rows_and_apart_from_each_other(tied: bool, 
     assert (new.get_input_embeddings().weight is new.get_output_embeddings().weight) == tied
 
 
-def test_a_spare_row_is_never_the_best(tmp_path: Path) -> None:
-    base, codec = with_tags(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
-    model = base.loaded()
-    with torch.no_grad():
-        logits = model(
-            input_ids=torch.tensor([codec.encode("Both wars reshaped Europe, the outcome was one.")])
-        ).logits[0]
-    assert logits.shape[-1] > codec.vocab_size
-    assert int(logits.argmax(-1).max()) < codec.vocab_size
-
-
 def test_rows_that_are_there_are_used(tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base", "qwen2", vocab_size=512)  # Qwen has more rows than tokens
     base, codec = with_tags(folder, tmp_path / "tokenizer")

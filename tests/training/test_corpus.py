@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 import subprocess
 import sys
@@ -45,10 +44,6 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def text_part(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
-
-
 def lines(path: Path, *rows: object) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -80,7 +75,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         ({"id": "1", "messages": [{"role": "robot", "content": ""}], "written": ""}, "robot"),
         ({"id": "1", "messages": user("x"), "written": "", "more": 1}, "records.jsonl:2: more"),
         ({"id": "0", "messages": user("x"), "written": ""}, "records.jsonl:2"),
-        ([], "records.jsonl:2: record"),
+        ([], "records.jsonl:2: "),
     ],
 )
 def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, place: str) -> None:
@@ -112,31 +107,23 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ({"instruction": "Add.", "input": "1 2", "output": "3"}, user("Add.\n\n1 2"), "3"),
         ({"instruction": "Add.", "context": "1 2", "response": "3"}, user("Add.\n\n1 2"), "3"),
         ({"instruction": "Add.", "input": "", "output": "3"}, user("Add."), "3"),
-        ({"instruction": "Add.", "input": math.nan, "system": None, "output": "3"}, user("Add."), "3"),
         ({"question": "Why?", "system": "Be brief.", "response": "So."}, [SYSTEM, *user("Why?")], "So."),
         ({"question": "Why?", "system_prompt": "Be brief.", "response": "So."},
          [SYSTEM, *user("Why?")], "So."),
-        ({"instruction": "c", "history": [["a", "b"]], "output": "d"},
-         [*user("a"), turn("assistant", "b"), *user("c")], "d"),
         ({"messages": [*user("a"), turn("assistant", "b"), *user("c"), turn("assistant", "d")]},
          [*user("a"), turn("assistant", "b"), *user("c")], "d"),
-        ({"messages": [turn("user", [text_part("Te"), text_part("a?")]), turn("assistant", "Yes.")]},
-         user("Tea?"), "Yes."),
         ({**CHAT, "conversations": CHAT["conversations"][1:], "system": "Be a pirate."},
          [{"role": "system", "content": "Be a pirate."}, *user("Tea?")], "Yes, <sync/> please."),
         ({**CHAT, "system": "Be a pirate."}, [SYSTEM, *user("Tea?")], "Yes, <sync/> please."),
         (CHAT, [SYSTEM, *user("Tea?")], "Yes, <sync/> please."),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    "name", ["data.jsonl", "DATA.JSONL", "data.ndjson", "data.json", "data.json.gz", "plain"]
-)
+@pytest.mark.parametrize("name", ["data.jsonl", "data.jsonl.gz", "plain"])
 def test_rows_of_many_forms_become_records(
     tmp_path: Path, name: str, row: dict[str, Any], messages: list[dict[str, str]], answer: str
 ) -> None:
-    """Whatever the file is called; an existing one is never taken for the name of a data set."""
-    text = json.dumps([row] if ".json" in name and "jsonl" not in name else row)
-    content = ("\ufeff" + text).encode()  # as editors on Windows write it
+    """An existing file is never taken for the name of a data set."""
+    content = ("\ufeff" + json.dumps(row)).encode()  # as editors on Windows write it
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     (record,), left_out = read(tmp_path / name)
     assert list(record.messages) == messages
@@ -153,57 +140,37 @@ def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
     assert other.id == "7"
 
 
-def chat(content: object) -> dict[str, Any]:
-    return {"messages": [*user("x"), turn("assistant", content)]}
-
-
 @pytest.mark.parametrize(
-    ("row", "reason"),
+    ("row", "told"),
     [
-        ({"text": "x"}, "no-prompt"),
-        ({"instruction": "x"}, "no-answer"),
-        ({"instruction": "x", "output": math.nan}, "no-answer"),
-        ({"instruction": ["x"], "output": "y"}, "no-text"),
-        ({"instruction": "x", "output": ["y"]}, "no-text"),
-        ({"instruction": "x", "output": "y", "input": {"a": 1}}, "no-text"),
-        ({"instruction": "x", "output": "y", "history": [["a"]]}, "no-history"),
-        ({"conversations": [{"from": "gpt", "value": "x"}]}, "no-prompt"),
-        ({"conversations": "x"}, "no-messages"),
-        ({"conversations": [*CHAT["conversations"], {"from": "gpt", "value": "And?"}]}, "two-answers"),
-        ({"conversations": [{"from": "robot", "value": "x"}, *CHAT["conversations"]]}, "unknown-role"),
-        ("x", "no-object"),
-        ({"written": "x"}, "no-record"),
-        *((chat(content), "no-text") for content in (None, 7, [{"type": "image_url"}], [None])),
+        ({"text": "x", "answer": "y"}, "messages"),
+        ({"instruction": "x"}, "no answer"),
+        ({"instruction": ["x"], "output": "y"}, "instruction"),
+        ({"instruction": "x", "output": "y", "input": {"a": 1}}, "input"),
+        ({"conversations": [{"from": "gpt", "value": "x"}]}, "messages"),
+        ({"conversations": "x"}, "conversations"),
+        ({"conversations": [{"from": "robot", "value": "x"}, *CHAT["conversations"]]}, "robot"),
+        ({"messages": [*user("x"), turn("assistant", None)]}, "content"),
+        ({"written": "x"}, "messages"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_counted_and_named_and_the_rest_is_imported(
-    tmp_path: Path, row: object, reason: str
+    tmp_path: Path, row: object, told: str
 ) -> None:
-    good = {"instruction": "Add.", "output": "3"}
+    good = {"instruction": "Add.", "output": "3\u2028"}
     data = lines(tmp_path / "data.jsonl", good, row, {**good, "output": "4"})
     records, left_out = read(data)
-    assert [record.document.text for record in records] == ["3", "4"]
-    assert left_out.counts == {reason: 1}
-    assert left_out.first[reason].startswith(f"{data}:2: ")
+    assert [record.document.text for record in records] == ["3\u2028", "4"]
+    assert left_out.counts == {"unusable": 1}
+    assert left_out.first["unusable"].startswith(f"{data}:2: ")
+    assert told in left_out.first["unusable"]
 
 
-def test_lines_are_counted_as_editors_count_them(tmp_path: Path) -> None:
-    row = json.dumps({"instruction": "Add.", "output": "3\u2028"}, ensure_ascii=False)
-    (tmp_path / "data.jsonl").write_text(f"\n{row}\r\n\n{{broken\n[1]\n", encoding="utf-8")
-    records, left_out = read(tmp_path / "data.jsonl")
-    assert [record.document.text for record in records] == ["3\u2028"]
-    assert left_out.first["no-json"].startswith(f"{tmp_path / 'data.jsonl'}:4: ")
-    assert left_out.first["no-object"].startswith(f"{tmp_path / 'data.jsonl'}:5: ")
-
-
-def test_a_turn_that_nobody_answers_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    turns = [*CHAT["conversations"], {"from": "human", "value": "Thanks."}]
-    data = lines(tmp_path / "data.jsonl", {"conversations": turns})
-    assert run(main, "--data", data, "--out", tmp_path / "out.jsonl") == 0
-    (record,) = read_records(tmp_path / "out.jsonl")
-    assert (record.prompt, record.document.text) == ("Tea?", "Yes, <sync/> please.")
-    summary = json.loads(capsys.readouterr().out)
-    assert summary["left_out"]["unanswered-turn"]["rows"] == 1
+@pytest.mark.parametrize("line", ["{broken", "[1]"])
+def test_a_line_that_is_no_object_is_refused_with_its_number(line: str, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(f'\n{{"instruction": "Add.", "output": "3"}}\r\n\n{line}\n')
+    with pytest.raises(InvalidRequestError, match=r"data\.jsonl:4: "):
+        read(tmp_path / "data.jsonl")
 
 
 def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
@@ -221,7 +188,7 @@ def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
 def test_a_source_without_a_usable_row_is_an_error_that_says_why(tmp_path: Path) -> None:
     data = lines(tmp_path / "data.jsonl", {"instruction": "x"}, {"instruction": "y"})
     message = str(run(main, "--data", data, "--out", tmp_path / "out.jsonl"))
-    assert "no-answer" in message and "data.jsonl:1" in message
+    assert "no answer" in message and "data.jsonl:1" in message
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -339,12 +306,10 @@ def test_what_is_only_alike_is_kept(prompt: str) -> None:
             "1. Who wrote The Tempest? 2. Why is the sky blue? 3. What is 3 times 4?",
         ),
         ("Answer briefly, in one word: what is the capital of France? And of what is it known?", "Paris."),
-        ("Tell me about cities.", "The city is the capital, known for its tower, its museums and its food."),
     ],
 )
-def test_short_prompts_and_answers_leak_too(question: str, answer: str, tmp_path: Path) -> None:
-    reference = "Paris. The city is the capital, known for its tower, its museums and its food."
-    rows = [{"instruction": EVALUATION[0], "output": reference}, {"instruction": EVALUATION[6]}]
+def test_short_prompts_leak_too_and_in_answers(question: str, answer: str, tmp_path: Path) -> None:
+    rows = ({"instruction": EVALUATION[number], "output": "Paris."} for number in (0, 6))
     against = lines(tmp_path / "eval.jsonl", *rows)
     kept = {"instruction": "Who wrote it?", "output": "The capital of France is known for its tower."}
     data = lines(tmp_path / "data.jsonl", {"instruction": question, "output": answer}, kept)

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pasta_async.errors import InvalidRequestError
 from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.judging import Judge
 from pasta_async.training.likelihood import LanguageModel, bits_per_token
 from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, score
@@ -105,8 +104,3 @@ def test_an_answer_that_says_less_is_no_faster_for_it(folder: Path, tmp_path: Pa
 def test_an_answer_that_the_model_cannot_hold_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError):
         scored(tmp_path, folder, sample(0, TEXTS[4]), sample(1, "Coffee."))
-
-
-class Half(Judge):
-    async def quality(self, prompt: SampledPrompt, text: str) -> float:
-        return 0.5

@@ -161,13 +161,6 @@ def test_tags_keep_their_order_where_several_fall_into_one_token() -> None:
     assert not check(aligned.format())
 
 
-def test_a_character_is_never_cut() -> None:
-    codec = CODECS["gpt-2"]
-    document = parse(f"a \u201c{promise('Tea')}\u201d")
-    assert align(codec, document).text == document.text
-    assert codec.whole(document) == codec.encode(document.text)
-
-
 def test_an_ignored_tag_keeps_its_chunk_where_it_is() -> None:
     codec = CODECS["llama-3"]
     document = parse(f"1. {promise('Tea <sync/> is.')} The end.")

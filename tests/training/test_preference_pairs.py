@@ -10,7 +10,7 @@ from preference_files import prompt_of
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.model import ModelCodec, write_tokenizer
-from pasta_async.training.prefer import Pair, choose_pairs
+from pasta_async.training.prefer import Best, choose_best
 from pasta_async.training.samples import SampledPrompt, Score
 
 WORDS = ("one", "two", "three", "four", "five")
@@ -37,31 +37,28 @@ def chosen(
     weight: float = 1.0,
     changes: Mapping[int, dict[str, Any]] | None = None,
     seed: int = 0,
-) -> list[Pair]:
+) -> list[Best]:
     prompt = prompt_of(codec, "p", WORDS[: len(values)], changes)
-    return choose_pairs(iter([prompt]), scored(prompt, values), weight, seed)[0]
+    return choose_best(iter([prompt]), scored(prompt, values), weight, seed)[0]
 
 
-def numbers(pairs: list[Pair]) -> tuple[int, int, int]:
-    (pair,) = pairs
-    return pair.best.number, pair.worst.number, pair.n
+def number(chosen: list[Best]) -> int:
+    (best,) = chosen
+    return best.sample.number
 
 
 def test_the_weight_decides_what_is_best(codec: ModelCodec) -> None:
     values = [(3.0, 0.0), (1.0, 1.0), (2.0, 0.4), (1.5, 0.2)]
-    assert numbers(chosen(codec, values, 1.0)) == (0, 3, 4)
-    assert numbers(chosen(codec, values, 8.0)) == (1, 0, 4)
-    assert numbers(chosen(codec, values, math.inf)) == (1, 0, 4)
+    assert [number(chosen(codec, values, weight)) for weight in (1.0, 8.0, math.inf)] == [0, 1, 1]
 
 
 def test_equals_are_drawn_for_and_nothing_else_decides(codec: ModelCodec) -> None:
     values = [(9.0, 1.0), (1.0, 1.0), (5.0, 1.0), (1.0, 0.5), (7.0, 0.5)]
-    drawn = [numbers(chosen(codec, values, math.inf, seed=seed)) for seed in range(60)]
-    assert {best for best, _, _ in drawn} == {0, 1, 2}
-    assert {worst for _, worst, _ in drawn} == {3, 4}
-    assert drawn[:5] == [numbers(chosen(codec, values, math.inf, seed=seed)) for seed in range(5)]
+    drawn = [number(chosen(codec, values, math.inf, seed=seed)) for seed in range(60)]
+    assert {*drawn} == {0, 1, 2}
+    assert drawn[:5] == [number(chosen(codec, values, math.inf, seed=seed)) for seed in range(5)]
     mathematically = [(1.2, 0.5), (2.2, 0.25), (1.0, 0.1)]  # both 3.2 with lambda 4, up to rounding
-    assert {numbers(chosen(codec, mathematically, 4.0, seed=seed))[0] for seed in range(20)} == {0, 1}
+    assert {number(chosen(codec, mathematically, 4.0, seed=seed)) for seed in range(20)} == {0, 1}
 
 
 def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None:
@@ -81,9 +78,9 @@ def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None
         prompt_of(codec, "none", WORDS[:2], {0: OUT, 1: OUT}),
     ]
     scores = {key: score for prompt in prompts for key, score in scored(prompt, names[prompt.id]).items()}
-    pairs, counts = choose_pairs(prompts, scores, math.inf)
-    assert [pair.id for pair in pairs] == ["fine"]
-    assert counts == {"prompts": 5, "pairs": 1, "ties": 2, "few": 1, "no_best": 1}
+    pairs, counts = choose_best(prompts, scores, math.inf)
+    assert [best.prompt.id for best in pairs] == ["fine"]
+    assert counts == {"prompts": 5, "chosen": 1, "ties": 2, "few": 1, "no_best": 1}
 
 
 def test_only_sound_answers_win_and_plain_ones_only_where_most_are_plain(codec: ModelCodec) -> None:
@@ -94,36 +91,36 @@ def test_only_sound_answers_win_and_plain_ones_only_where_most_are_plain(codec: 
 
     def best(answers: Sequence[str]) -> list[int]:
         prompt = prompt_of(codec, "p", answers)
-        pairs, _ = choose_pairs(
+        pairs, _ = choose_best(
             [prompt, prompt_of(codec, "q", WORDS[:2])],
             scored(prompt, values)
             | {("q", n): Score(id="q", number=n, speedup=n, quality=0) for n in (0, 1)},
             1.0,
             sound_only=True,
         )
-        return [pair.best.number for pair in pairs if pair.id == "p"]
+        return [best.sample.number for best in pairs if best.prompt.id == "p"]
 
     assert best([plain, "Others are plain too.", sound, twice]) == [2]
     assert best([plain, "Others are plain too.", "So is this one.", twice]) == [0]
     assert best([plain, twice, twice, twice]) == []
 
 
-def test_malformed_answers_are_the_worst(codec: ModelCodec) -> None:
+def test_a_malformed_answer_never_wins(codec: ModelCodec) -> None:
     values = [(9.0, 1.0), (2.0, 0.5), (1.0, 0.5)]
-    assert numbers(chosen(codec, values, 1.0, {0: OUT})) == (1, 0, 3)
+    assert number(chosen(codec, values, 1.0, {0: OUT})) == 1
     equal = [(1.0, 0.5), (1.0, 0.5)]
-    assert numbers(chosen(codec, equal, 1.0, {0: OUT})) == (1, 0, 2)  # no tie: one of them is malformed
+    assert number(chosen(codec, equal, 1.0, {0: OUT})) == 1  # no tie: one of them is malformed
 
 
 def test_samples_and_scores_have_to_match(codec: ModelCodec) -> None:
     prompt = prompt_of(codec, "p", WORDS[:3])
     scores = scored(prompt, [(1.0, 0.1), (1.0, 0.9), (1.0, 0.3)])
     few = {key: score for key, score in scores.items() if key != ("p", 1)}
-    partial, _ = choose_pairs([prompt], few, 1.0)  # a judge may have failed
-    assert numbers(partial) == (2, 0, 2)
+    partial, _ = choose_best([prompt], few, 1.0)  # a judge may have failed
+    assert number(partial) == 2
     with pytest.raises(InvalidRequestError):
-        choose_pairs([prompt], {("p", 0): scores["p", 0]}, 1.0)
+        choose_best([prompt], {("p", 0): scores["p", 0]}, 1.0)
     with pytest.raises(InvalidRequestError, match="'p'"):
-        choose_pairs([prompt, prompt], scores, 1.0)
+        choose_best([prompt, prompt], scores, 1.0)
     with pytest.raises(InvalidRequestError):
-        choose_pairs([prompt], scored(prompt, [(1.0, 0.5)] * 3), 1.0)
+        choose_best([prompt], scored(prompt, [(1.0, 0.5)] * 3), 1.0)

@@ -16,15 +16,13 @@ import pytest
 import torch
 from command_runs import run
 from draws import PROMPTS, WRITTEN, draw, records
-from finetune_folders import ANSWERS
 
 from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
-from pasta_async.lang import Document, parse, views
+from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.testing import Fault, ScriptedBackend
-from pasta_async.tokenizer import Tokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.data.corpus import Record, read_records, write_records
 from pasta_async.training.model import BaseModel, ModelCodec
@@ -40,21 +38,6 @@ def asked(count: int) -> list[Record]:
     return [*read_records(EXAMPLES)][:count]
 
 
-def spelled(tokenizer: Tokenizer, prompt: list[int], document: Document) -> Trie:
-    """The views of a document as a scripted model writes them: each run of text in tokens of its own."""
-    tags = {tokenizer.decode([tag]): tag for tag in tokenizer.tags or ()}
-    trie = Trie()
-    root = trie.extend(-1, prompt)
-    for view in views(document):
-        context, target = (
-            [t for part in parts for t in ([tags[part.text]] if part.is_tag else tokenizer.encode(part.text))]
-            for parts in (view.context, view.target)
-        )
-        end = [tokenizer.end_ids[0]] if view.ends_answer else []
-        trie.extend(trie.extend(root, context), [*target, *end], target=True)
-    return trie
-
-
 def paths(trie: Trie) -> set[tuple[tuple[int, ...], bool]]:
     """What a trie holds, whatever the order in which it was built: each token's path, whether a target."""
     found: list[tuple[int, ...]] = []
@@ -65,19 +48,6 @@ def paths(trie: Trie) -> set[tuple[tuple[int, ...], bool]]:
 
 
 # What was decoded ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("written", ANSWERS)
-async def test_the_tokens_are_those_of_the_views(written: str) -> None:
-    backend = ScriptedBackend(written)
-    async with Client(Recording(backend)) as client:
-        with recorded() as exchanges:
-            answer = await client.generate("Tell")
-    trie = trie_of(exchanges)
-    prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Tell"}], {})
-    packed = spelled(backend.tokenizer, prompt, answer.document)
-    assert paths(trie) == paths(packed)
-    assert len(trie.targets) == answer.usage.completion_tokens
 
 
 async def test_a_chunk_that_reached_its_limit_ends_without_a_target() -> None:
@@ -297,19 +267,6 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     refused = str(run(sampling.main, *alone, "--backend", f"local:{folder}"))
     assert refused.startswith("InvalidRequestError") and "weights" in refused
-
-
-def test_prompts_that_were_trained_on_are_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_records(tmp_path / "prompts.jsonl", asked(3))
-    seen = [one.model_copy(update={"id": f"seen-{one.id}"}) for one in asked(2)]
-    write_records(tmp_path / "seen.jsonl", seen)
-    given = flags(tmp_path, unseen=tmp_path / "seen.jsonl", max_tokens=8, n=1)
-    assert run(sampling.main, *given, "--backend", f"local:{PASTA_TINY}") == 0
-    (left,) = read_samples(tmp_path / "samples.jsonl")
-    assert left.messages not in [one.messages for one in seen]
-    assert json.loads(capsys.readouterr().out)["prompts"] == 1
 
 
 @pytest.mark.parametrize(

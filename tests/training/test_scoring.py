@@ -19,7 +19,6 @@ from judge_server import (
     judging,
     no_trouble,
     not_json,
-    rate_limited,
     silent,
     talkative,
 )
@@ -70,10 +69,6 @@ def scored(folder: Path, judge: str, **more: Any) -> tuple[dict[str, Any], dict[
     return summary, {key: one.quality for key, one in read_scores(folder / "scores.jsonl").items()}
 
 
-def first_request(trouble: Trouble) -> Callable[[int, str], Trouble | None]:
-    return lambda number, _: trouble if number == 0 else None
-
-
 def of_answer(text: str, trouble: Trouble) -> Callable[[int, str], Trouble | None]:
     return lambda _, prompt: trouble if text in prompt else None
 
@@ -113,16 +108,6 @@ def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
     with judging(first_is_better) as (_, url):
         _, qualities = scored(tmp_path, url)
     assert {*qualities.values()} == {0.5}
-
-
-@pytest.mark.parametrize("trouble", [rate_limited, failing])
-def test_a_judge_that_fails_once_is_asked_again(trouble: Trouble, tmp_path: Path) -> None:
-    with judging(_known) as (judge, url):
-        judge.trouble = first_request(trouble)
-        summary, qualities = scored(tmp_path, url)
-    assert len(qualities) == 8
-    assert not summary["failures"]
-    assert judge.asked.total() == 11
 
 
 @pytest.mark.parametrize("trouble", [failing, not_json, talkative, silent])

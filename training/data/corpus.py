@@ -10,16 +10,24 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
 import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
@@ -103,14 +111,6 @@ def digest(messages: Sequence[Message], response: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-class RowError(ValueError):
-    """A row that cannot be used; `reason` is what such rows are counted by."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason: str = reason
-
-
 class LeftOut:
     """Rows that an import leaves out: how many by reason, and the first of each with its place."""
 
@@ -128,23 +128,28 @@ class LeftOut:
         return {name: {"rows": rows, "first": self.first[name]} for name, rows in self.counts.most_common()}
 
 
-# --- files of JSON
+# --- files of JSON lines
 
 
 def read_lines(path: Path | str, kind: type[M]) -> Iterator[tuple[int, M]]:
-    """Read a file of one kind of values, each with the number of its line (in a list: its place there).
+    """Read a file of JSON lines of one kind, each with its number; `.gz` is unpacked, empty ones are skipped.
 
     Raises:
-        InvalidRequestError: Unreadable, or a value is of another kind; with its number.
+        InvalidRequestError: Unreadable, or a line is of another kind; with its number.
     """
     adapter = TypeAdapter(kind)
-    for number, value in _json_values(path):
-        try:
-            if isinstance(value, RowError):
-                raise InvalidRequestError(f"{path}:{number}: {value}")
-            yield number, adapter.validate_python(value)
-        except ValidationError as error:
-            raise InvalidRequestError(f"{path}:{number}: {explain(error)}") from None
+    opened = gzip.open if Path(path).suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.isspace():
+                    continue
+                try:
+                    yield number, adapter.validate_json(line)
+                except ValidationError as error:
+                    raise InvalidRequestError(f"{path}:{number}: {explain(error)}") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error}") from error
 
 
 def read_records(path: Path | str) -> Iterator[Record]:
@@ -158,39 +163,6 @@ def read_records(path: Path | str) -> Iterator[Record]:
         if (first := seen.setdefault(record.id, number)) != number:
             raise InvalidRequestError(f"{path}:{number}: the id {record.id!r} is taken by line {first}")
         yield record
-
-
-def _json_values(path: Path | str) -> Iterator[tuple[int, Any]]:
-    """The values of a file of JSON lines, or of one JSON list, with their numbers from 1 on.
-
-    A line that is no JSON comes as a `RowError`, so that the caller decides whether to go on. A byte order
-    mark is skipped. Files named `.gz` are unpacked.
-    """
-    opened = gzip.open if Path(path).suffix.lower() == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            first = True
-            for number, line in enumerate(file, 1):
-                if line.isspace():
-                    continue
-                if first and line.lstrip().startswith("["):  # a row is an object, so this is the list of all
-                    yield from enumerate(_parse_list(path, line + file.read()), 1)
-                    return
-                first = False
-                try:
-                    value: Any = json.loads(line)
-                except ValueError as error:
-                    value = RowError("no-json", f"the line is no JSON: {error}")
-                yield number, value
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error}") from error
-
-
-def _parse_list(path: Path | str, text: str) -> list[Any]:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidRequestError(f"{path} is no JSON list: {error}") from None
 
 
 def write_records(path: Path | str, records: Iterable[BaseModel]) -> int:
@@ -214,138 +186,52 @@ def explain(error: ValidationError) -> str:
 
 # --- rows of other forms
 
-_ROLES = {
-    **{name: name for name in _SPEAKERS},
-    **{"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"},
-}
-_CONVERSATIONS = ("messages", "conversations")
-_PROMPTS = ("instruction", "prompt", "question")
-_INPUTS = ("input", "context")
-_ANSWERS = ("output", "response", "answer", "completion")
-_SYSTEMS = ("system", "system_prompt")
+_ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 
 
-def _record_of_row(row: Any, source: str, need_answer: bool) -> Record:
-    """A row as a record; see `SourceSettings.read` for the forms.
-
-    Raises:
-        RowError: The row cannot be used.
-    """
-    if isinstance(row, RowError):
-        raise row
-    if not isinstance(row, Mapping):
-        raise RowError("no-object", f"a row is an object with named fields, not {row!r:.60}")
-    fields = cast("Mapping[str, Any]", row)
-    if "written" in fields or "form" in fields:
-        try:
-            return Record.model_validate(fields)
-        except ValidationError as error:
-            raise RowError("no-record", explain(error)) from None
-    messages, answer = _exchange(fields)
-    if need_answer and answer is None:
-        raise RowError("no-answer", _missing("answer", fields, _ANSWERS))
-    given = fields.get("id")
-    name = str(given) if isinstance(given, int | str) else ""
-    return plain_record(messages, answer or "", source=source, id=name)
+def _speaker(role: Any) -> Any:
+    return _ROLES.get(str(role), role)
 
 
-def _exchange(row: Mapping[str, Any]) -> tuple[list[Message], str | None]:
-    """The prompt of a row, and its answer, which may be empty; None where there is none."""
-    messages, answer = _conversation(row)
-    if answer is None:
-        answer = _first_text(row, _ANSWERS)
-    if not messages:
-        prompt = _first_text(row, _PROMPTS)
-        if prompt is None or not prompt.strip():
-            raise RowError("no-prompt", _missing("prompt", row, (*_CONVERSATIONS, *_PROMPTS)))
-        content = "\n\n".join(filter(None, (prompt, _first_text(row, _INPUTS))))
-        messages = [*_history(row), {"role": "user", "content": content}]
-    system = _first_text(row, _SYSTEMS)
-    if system and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": system})
-    return messages, answer
+class _Turn(BaseModel):
+    role: Annotated[str, BeforeValidator(_speaker)] = Field(validation_alias=AliasChoices("role", "from"))
+    content: str = Field(validation_alias=AliasChoices("content", "value"))
 
 
-def _conversation(row: Mapping[str, Any]) -> tuple[list[Message], str | None]:
-    """The messages of a row up to its last answer, and that answer; without any answer, all messages.
+class Row(BaseModel, coerce_numbers_to_str=True):
+    """A prompt, perhaps with its answer, by the names of fields that data sets have."""
 
-    What the user says behind the last answer is left out: nobody answers it.
-    """
-    turns: Any = next((row[name] for name in _CONVERSATIONS if row.get(name)), list[Any]())
-    if not isinstance(turns, list):
-        raise RowError("no-messages", f"a conversation is a list of messages, not {turns!r:.60}")
-    messages = [_message(turn) for turn in cast("list[Any]", turns)]
-    for before, message in pairwise(messages):
-        if before["role"] == message["role"] == "assistant":
-            raise RowError("two-answers", f"two answers stand behind each other: {message['content']!r:.60}")
-    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    if not answers:
-        return messages, None
-    prompt = messages[: answers[-1]]
-    if not prompt or prompt[-1]["role"] != "user":
-        raise RowError("no-prompt", "no message of a user stands before the answer")
-    return prompt, messages[answers[-1]]["content"]
+    id: str = ""
+    turns: list[_Turn] = Field(default=[], validation_alias=AliasChoices("messages", "conversations"))
+    """A conversation; an assistant's last turn is the answer."""
+    instruction: str | None = Field(
+        default=None, validation_alias=AliasChoices("instruction", "prompt", "question")
+    )
+    context: str | None = Field(default=None, validation_alias=AliasChoices("input", "context"))
+    """Stands behind the instruction."""
+    answer: str | None = Field(
+        default=None, validation_alias=AliasChoices("output", "response", "answer", "completion")
+    )
+    system: str | None = Field(default=None, validation_alias=AliasChoices("system", "system_prompt"))
 
+    def record(self, source: str, need_answer: bool = False) -> Record:
+        """The row in the project's format.
 
-def _ends_unanswered(row: Mapping[str, Any]) -> bool:
-    """True if the last turn of a conversation is a user's."""
-    turns: Any = next((row[name] for name in _CONVERSATIONS if row.get(name)), None)
-    return "written" not in row and bool(turns) and _message(turns[-1])["role"] == "user"
-
-
-def _message(turn: Any) -> Message:
-    fields = cast("dict[str, Any]", turn) if isinstance(turn, dict) else dict[str, Any]()
-    named: Any = fields.get("role") or fields.get("from")
-    role = _ROLES.get(named) if isinstance(named, str) else None
-    if role is None:
-        raise RowError("unknown-role", f"the role {named!r:.40} is none of {', '.join(_ROLES)}")
-    content: Any = fields.get("value") if fields.get("content") is None else fields["content"]
-    parts: list[Any] = cast("list[Any]", content) if isinstance(content, list) else [content]
-    texts = [
-        cast("dict[str, Any]", part).get("text") if isinstance(part, Mapping) else part for part in parts
-    ]
-    if not all(isinstance(text, str) for text in texts):
-        raise RowError("no-text", f"the content of a message is text, not {content!r:.60}")
-    return {"role": role, "content": "".join(cast("list[str]", texts))}
-
-
-def _history(row: Mapping[str, Any]) -> list[Message]:
-    """The turns before an instruction: `history`, a list of pairs of a prompt and its answer."""
-    history: Any = row.get("history")
-    if _is_absent(history):
-        return []
-    messages: list[Message] = []
-    for pair in cast("list[Any]", history if isinstance(history, list) else [history]):
-        texts = cast("list[Any]", pair) if isinstance(pair, list) else []
-        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
-            raise RowError("no-history", f"`history` is a list of pairs of texts; one is {pair!r:.60}")
-        messages += [{"role": "user", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
-    return messages
-
-
-def _first_text(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of some fields that is there.
-
-    Raises:
-        RowError: It is no text.
-    """
-    for name in names:
-        value: Any = row.get(name)
-        if _is_absent(value):
-            continue
-        if not isinstance(value, str):
-            raise RowError("no-text", f"the field `{name}` is text, not {value!r:.60}")
-        return value
-    return None
-
-
-def _is_absent(value: Any) -> bool:
-    """None, or NaN, which tables have for an empty cell."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _missing(wanted: str, row: Mapping[str, Any], known: Sequence[str]) -> str:
-    return f"no {wanted} in the fields {', '.join(row) or '(none)'}; known are {', '.join(known)}"
+        Raises:
+            ValueError: It has no prompt, or no answer.
+        """
+        messages: list[Message] = [turn.model_dump() for turn in self.turns]
+        answer = self.answer
+        if messages and messages[-1]["role"] == "assistant":
+            answer = messages.pop()["content"]
+        if not messages and self.instruction:
+            content = "\n\n".join(filter(None, (self.instruction, self.context)))
+            messages = [{"role": "user", "content": content}]
+        if self.system and messages and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system})
+        if need_answer and answer is None:
+            raise ValueError("no answer")
+        return plain_record(messages, answer or "", source=source, id=self.id)
 
 
 # --- sources
@@ -365,46 +251,35 @@ class PartSettings(CommandSettings):
 class SourceSettings(PartSettings):
     """A source of prompts and answers."""
 
-    data: str = Field(description="a JSON file of prompts and answers, or a data set: its folder or its name")
+    data: str = Field(description="a file of JSON lines (.gz too), or a data set: its folder or its name")
     split: str = Field(default="train", description="split of a data set")
     against: tuple[Path, ...] = Field(
-        default=(), description="files of evaluation prompts, and answers, to keep out of the data"
+        default=(), description="files of evaluation prompts, to keep out of the data"
     )
 
     def read(self, need_answer: bool = True) -> tuple[Iterator[Record], LeftOut]:
         """The records of the source, and the rows that are left out, complete once the records are read.
 
-        A row is a `Record`, or is mapped to one by its fields:
-
-        - `messages` of role and content, or `conversations` of from and value (ShareGPT, SlimOrca): what
-          stands before the last answer is the prompt; a content may be a list of parts of text;
-        - `instruction` with an optional `input` or `context` (Alpaca, Dolly), `prompt` or `question`, perhaps
-          behind a `history` of pairs; with `output`, `response`, `answer` or `completion`.
-
-        Each may have a `system` or `system_prompt` beside it, which counts unless the messages begin with
-        one. Fields that are None or NaN are absent. A row's id is its `id`, or made of its content.
+        A row is a `Record`, or a `Row`. Its id is its own, or made of its content.
 
         Raises:
             InvalidRequestError: The data or the evaluation prompts cannot be read.
         """
-        exchanges = [exchange for path in self.against for exchange in _read_exchanges(path)]
-        answers = [answer for _, answer in exchanges if answer]
-        leaks = LeakageFilter((prompt for prompt, _ in exchanges), answers)
+        leaks = LeakageFilter(prompt for path in self.against for prompt in read_prompts(path))
         left_out = LeftOut()
-        records = self._usable(need_answer, left_out)
-        return without_leaks(records, leaks, left_out), left_out
+        return without_leaks(self._usable(need_answer, left_out), leaks, left_out), left_out
 
     def _usable(self, need_answer: bool, left_out: LeftOut) -> Iterator[Record]:
         name = Path(self.data).name
-        for place, row in self.part(_rows(self.data, self.split)):
+        for number, row in self.part(_rows(self.data, self.split)):
             try:
-                record = _record_of_row(row, name, need_answer)
-            except RowError as error:
-                left_out.add(error.reason, f"{place}: {error}")
-                continue
-            if need_answer and _ends_unanswered(row):
-                left_out.add("unanswered-turn", f"{place}: the answer before the last turn is used")
-            yield record
+                if "written" in row or "form" in row:
+                    yield Record.model_validate(row)
+                else:
+                    yield Row.model_validate(row).record(name, need_answer)
+            except ValueError as error:
+                told = explain(error) if isinstance(error, ValidationError) else str(error)
+                left_out.add("unusable", f"{self.data}:{number}: {told}; its fields: {', '.join(row)}")
 
 
 def without_leaks(records: Iterable[Record], leaks: LeakageFilter, left_out: LeftOut) -> Iterator[Record]:
@@ -435,31 +310,21 @@ def read_prompts(path: str | Path) -> list[str]:
     Raises:
         InvalidRequestError: The file cannot be read, or a row has no prompt.
     """
-    return [prompt for prompt, _ in _read_exchanges(path)]
-
-
-def _read_exchanges(path: str | Path) -> list[tuple[str, str | None]]:
-    """The prompts of a file, each with its answer where it has one; every row must have a prompt."""
-    exchanges: list[tuple[str, str | None]] = []
-    for number, row in read_lines(path, dict[str, Any]):
+    prompts: list[str] = []
+    for number, row in read_lines(path, Row):
         try:
-            messages, answer = _exchange(row)
-        except RowError as error:
-            raise InvalidRequestError(f"{path}:{number}: {error}") from None
-        exchanges.append((messages[-1]["content"], answer))
-    if not exchanges:
+            prompts.append(row.record("").prompt)
+        except ValidationError as error:
+            raise InvalidRequestError(f"{path}:{number}: {explain(error)}") from None
+    if not prompts:
         raise InvalidRequestError(f"{path} holds no prompt")
-    return exchanges
+    return prompts
 
 
-def _rows(data: str, split: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a source, each with its place for messages.
-
-    JSON files are not for the library `datasets`, which wants one schema for all rows and has no line
-    numbers. Anything else that is no file is a folder or a name that it knows.
-    """
-    if Path(data).is_file() or Path(data).suffix.lower() in (".json", ".jsonl", ".ndjson", ".gz"):
-        yield from ((f"{data}:{number}", value) for number, value in _json_values(data))
+def _rows(data: str, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The rows of a source with their numbers: of a file, else of what the library `datasets` loads."""
+    if Path(data).is_file() or Path(data).suffix in (".jsonl", ".gz"):
+        yield from read_lines(data, dict[str, Any])
         return
     try:
         import datasets  # pyright: ignore[reportMissingTypeStubs] - late, since it takes seconds
@@ -468,8 +333,7 @@ def _rows(data: str, split: str) -> Iterator[tuple[str, Any]]:
         raise InvalidRequestError(f"{data} is read by {needed}") from None
     try:
         rows: Any = cast("Any", datasets).load_dataset(data, split=split, streaming=True)
-        for number, row in enumerate(rows, 1):
-            yield f"{data}, row {number}", row
+        yield from enumerate(rows, 1)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidRequestError(

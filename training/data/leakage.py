@@ -1,4 +1,4 @@
-"""A filter for what would leak evaluation prompts, or their answers, into training.
+"""A filter for what would leak evaluation prompts into training.
 
 Texts are normalised first (Unicode NFKC, case folded, everything but letters and digits a space), and
 compared exactly by their shingles, every run of `SHINGLE` characters: a few thousand evaluation prompts are
@@ -25,26 +25,21 @@ INSIDE_WORDS = 8
 """...if it has so many words (GPT-3's authors took n-grams of 8 to 13, arXiv 2005.14165, appendix C)."""
 SHORT_WORDS = 4
 """Evaluation prompts of at least so many words may not be quoted in a prompt or an answer."""
-COPIED = 0.5
-"""Least share of an evaluation answer's runs of `INSIDE_WORDS` words that a training answer has."""
-
 
 Rule = Literal["exact", "near", "inside", "answer"]
 """Why a record is kept out."""
 
 
 class LeakageFilter:
-    """Finds what would leak evaluation prompts or their answers into training."""
+    """Finds what would leak evaluation prompts into training."""
 
-    def __init__(self, prompts: Iterable[str], answers: Iterable[str] = ()) -> None:
+    def __init__(self, prompts: Iterable[str]) -> None:
         self._texts = [_normalise(prompt) for prompt in prompts]
         self._exact = {*self._texts}
         self._long = [len(text.split()) >= INSIDE_WORDS for text in self._texts]
         self._shingles = [_shingles(text) for text in self._texts]
-        self._runs = [_runs(_normalise(answer), INSIDE_WORDS) for answer in answers]
         self._by_shingle = _index(self._shingles)
         self._by_start = _index(_runs(text, SHORT_WORDS)[:1] for text in self._texts)
-        self._by_run = _index(self._runs)
 
     def find(self, prompt: str) -> Rule | None:
         """The rule by which a prompt leaks an evaluation prompt; None if it does not."""
@@ -61,13 +56,6 @@ class LeakageFilter:
             inside |= self._long[number] and shared / size >= INSIDE
         return "inside" if inside or self._quotes(text) else None
 
-    def find_in_answer(self, answer: str) -> Rule | None:
-        """`answer` if it quotes an evaluation prompt, or copies an evaluation answer; else None."""
-        text = _normalise(answer)
-        shared = _shared(self._by_run, _runs(text, INSIDE_WORDS))
-        copied = (count >= COPIED * len(self._runs[number]) for number, count in shared.items())
-        return "answer" if self._quotes(text) or any(copied) else None
-
     def _quotes(self, text: str) -> bool:
         """True if an evaluation prompt stands in a text, word for word."""
         candidates = _shared(self._by_start, _runs(text, SHORT_WORDS))
@@ -77,7 +65,11 @@ class LeakageFilter:
         """The rule by which a message of a conversation leaks, or its answer; None if nothing does."""
         turns = [(message["role"], message["content"]) for message in messages]
         for role, text in (*turns, ("assistant", answer)):
-            if rule := self.find_in_answer(text) if role == "assistant" else self.find(text):
+            if role != "assistant":
+                rule = self.find(text)
+            else:
+                rule = "answer" if self._quotes(_normalise(text)) else None
+            if rule:
                 return rule
         return None
 

@@ -28,7 +28,7 @@ for form in pasta plain; do
 done
 
 # Stage 2: two rounds for each weight of quality; the first round's samples are the same for all of them.
-# It imitates the best; the paper's objective is --alpha below 1, whose values it does not say.
+# It imitates the best; the paper's objective, BoNBoN, also compares it with the worst (docs/training.md).
 for weight in 1 2 4 8 inf; do
     before=$OUT/stage1-pasta
     for round in 1 2; do

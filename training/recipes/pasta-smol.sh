@@ -52,7 +52,7 @@ for round in 1 2; do
     now=$OUT/round$round
     # Half of the samples have no sync: most syncs between items of a list are worth nothing, and these win.
     python -m pasta_async.training.sample --backend "local:$before/model" --baseline "local:$OUT/baseline/model" \
-        --prompts "$OUT/fresh.jsonl" --skip $(((round - 1) * FRESH)) --limit "$FRESH" --unseen "$OUT/answers.jsonl" \
+        --prompts "$OUT/fresh.jsonl" --skip $(((round - 1) * FRESH)) --limit "$FRESH" \
         --n 10 --without-syncs 5 --max-tokens 500 --temperature 0.6 --plain-temperature 0.6 \
         --repetition-penalty 1 --out "$now/samples.jsonl"
     python -m pasta_async.training.score --samples "$now/samples.jsonl" --judge likelihood --judge-model "$BASE" \
