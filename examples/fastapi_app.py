@@ -70,7 +70,7 @@ async def review(text: str) -> Filled[Review]:
 
 @app.post("/review/stream")
 async def review_stream(text: str) -> StreamingResponse:
-    """The same as JSON that grows: each piece continues what came before."""
+    """A form as JSON that grows: each piece continues what came before."""
     client: pasta_async.Client = app.state.client
 
     async def pieces() -> AsyncGenerator[str]:

@@ -28,7 +28,7 @@ class Line(BaseModel):
 
 
 class Invoice(BaseModel):
-    """What the accounts need. Total and currency belong together; the rest is independent."""
+    """The fields that the accounts need. Total and currency belong together; the rest is independent."""
 
     number: Annotated[str, Field(max_length=20)]
     issued: date

@@ -124,7 +124,7 @@ class Client:
 
     @property
     def backend(self) -> Backend:
-        """Where the tokens come from."""
+        """The source of its tokens."""
         return self._backend
 
     async def connect(self) -> Model:

@@ -98,7 +98,7 @@ class Piece(NamedTuple):
 
 @runtime_checkable
 class Backend(Protocol):
-    """Where tokens come from. Every coroutine may be cancelled at any await."""
+    """A source of tokens. Every coroutine may be cancelled at any await."""
 
     async def connect(self) -> Model:
         """Load or reach the model, once; later calls return the same.

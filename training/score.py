@@ -40,7 +40,7 @@ _OWN = re.compile(r"[\w.]+:\w+")
 
 
 class JudgeSettings(EndpointSettings):
-    """Who says how good answers are."""
+    """The judge of the answers' quality."""
 
     judge: str = Field(
         default="likelihood",

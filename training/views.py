@@ -127,7 +127,7 @@ def align(codec: Encoder, document: Document) -> Document:
 
 
 def _cuts(codec: Encoder, text: str, ids: Sequence[int]) -> dict[int, int]:
-    """Where in a text a token and a character end together: the characters and the tokens before.
+    """The places where a token and a character end together: the characters and the tokens before.
 
     Empty where the ids do not give the text back, as where a vocabulary cannot write it.
     """

@@ -1,4 +1,4 @@
-"""What the backends for servers share: HTTP, requests that end with their reader, the model's tokenizer."""
+"""The common part of the backends for servers: HTTP, requests that end with their reader, the model's tokenizer."""
 
 from pasta_async.backends.http.backend import (
     Call,

@@ -183,7 +183,7 @@ class ServerBackend(ABC, Generic[_Served]):
 
     @abstractmethod
     def _call(self, request: DecodeRequest, served: _Served) -> Call:
-        """What is sent for a request (`InvalidRequestError`: it does not fit the model)."""
+        """The call that sends a request (`InvalidRequestError`: it does not fit the model)."""
 
     @abstractmethod
     async def _read_load(self) -> EngineLoad:

@@ -15,7 +15,7 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 
 
 class EngineOptions(Options):
-    """Where and how the engine runs a model; None takes what suits the model and the machine.
+    """Device, number format and limits of the engine; None takes what suits the model and the machine.
 
     Raises:
         InvalidRequestError: An option is of the wrong type or out of range.

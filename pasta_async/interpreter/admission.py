@@ -1,4 +1,4 @@
-"""Which threads decode next: the slots of a client, and the room on its engine.
+"""The order in which threads decode: the slots of a client, and the room on its engine.
 
 A thread that decodes holds one of the client's slots (`Limits.client_threads`). Each answer may have one
 thread under way whatever the load: its main thread or, while that waits, its first chunk. So no main thread

@@ -98,7 +98,7 @@ class Machine:
         return (tags.tokens, tags.end, tags.open_async) if number else (tags.open_async, tags.close_async)
 
     def tag_grammar(self, number: int) -> TagGrammar | None:
-        """Which tags may come next, where `banned` says no more: it depends on what was written before."""
+        """The tags that may come next, by what was written before; None where `banned` says it all."""
         if not self._tags:
             return None
         return TagGrammar(self._tags, self.model.end_ids, chunk=number > 0, open=bool(self._budget.round))

@@ -181,7 +181,7 @@ class TokenBudget:
             yield self._main
 
     def cut(self) -> Cut | None:
-        """Where the answer ends, once all that comes before is done; None if it fits."""
+        """The end of the answer, once all that comes before is done; None if it fits."""
         if self._known() <= self._max_tokens:
             return None
         # Walk through the round in document order: `left` is the budget for main's tokens, once the chunks

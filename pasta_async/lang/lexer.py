@@ -37,7 +37,7 @@ class Position:
 
     @property
     def place(self) -> Place:
-        """Where the text goes on."""
+        """The position at which the text goes on."""
         return Place(self._offset, self._line, self._offset - self._line_start + 1)
 
     def advance(self, text: str) -> None:

@@ -238,7 +238,7 @@ def _all_in_one(holes: Sequence[Hole]) -> Grammar:
 
 
 def _advice(plan: Plan) -> Iterator[Finding]:
-    """What can be run, and may not be what was meant."""
+    """Findings about plans that can be run, and may not be meant so."""
     for hole in plan.holes:
         if not hole.is_bounded:
             message = f"nothing bounds it, so it ends after {hole.tokens} tokens; Tokens(n) says how many"

@@ -65,7 +65,7 @@ class Part:
 
 
 class Form:
-    """How a plan's holes stand in a model's context, for a kind of grammar.
+    """The form in which a plan's holes stand in a model's context, for a kind of grammar.
 
     Args:
         plan: The plan.
@@ -120,7 +120,7 @@ class Form:
         return shared, before + own
 
     def start(self, hole: Hole) -> str:
-        """What makes an object of a hole's output, in front of it."""
+        """The text in front of a hole's output that makes an object of it."""
         is_inside = self._kind == "lark" and bool(hole.keys)
         return f"{{{json.dumps(hole.keys[0], ensure_ascii=False)}:" if is_inside else ""
 

@@ -104,7 +104,7 @@ class PlanRun:
         return self._filled()
 
     def partial(self, finish_reason: FinishReason = "abort") -> Generation:
-        """What is written so far: its text ends where the first gap is."""
+        """The answer as far as it is written: its text ends where the first gap is."""
         parts = sorted(self._parts, key=lambda part: part.number)
         text = self._form.document(self._parts)
         lengths: dict[str, int] = {}
