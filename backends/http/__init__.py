@@ -1,4 +1,4 @@
-"""The common part of the backends for servers: HTTP, requests that end with their reader, the model's tokenizer."""
+"""The part that the backends for servers share: requests that end with their reader, and the tokenizer."""
 
 from pasta_async.backends.http.backend import (
     Call,

@@ -235,7 +235,7 @@ class Transcript:
 
     @property
     def cut(self) -> Cut | None:
-        """The cut that `max_tokens` makes in the answer, once nothing is decoded any more; None if it fits."""
+        """The cut that `max_tokens` makes in the answer, once nothing is decoded; None if it fits."""
         return None if self.truncated else self.budget.cut()
 
     def truncate(self, cut: Cut) -> dict[int, str]:
