@@ -6,6 +6,7 @@ backend does not fail ends with a valid object within the bounds. Validators in 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Self
@@ -208,14 +209,14 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
         message = "llguidance is not installed, so schemas are not checked; pip install 'pasta_async[plans]'"
         yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="unknown", hole="", message=message)
         return
-    if not _all_in_one(constrained).problems():  # fifty schemas at once take less than fifty one by one
+    fields = [(hole, schema) for hole in constrained for schema in _field_schemas(hole)]
+    if not _all_in_one([schema for _, schema in fields]).problems():
         return
-    for hole in constrained:
-        for schema in _field_schemas(hole):  # of a field alone it is said why
-            for problem in Grammar.of_schema(schema).problems():
-                empty = "unsatisfiable" in problem.lower()
-                code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
-                yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
+    for hole, schema in fields:  # of a field alone it is said why
+        for problem in Grammar.of_schema(schema).problems():
+            empty = "unsatisfiable" in problem.lower()
+            code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
+            yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
 
 
 def _field_schemas(hole: Hole) -> list[Schema]:
@@ -224,14 +225,18 @@ def _field_schemas(hole: Hole) -> list[Schema]:
     return [{**schema["properties"][key], **shared} for key in hole.keys] or [schema]
 
 
-def _all_in_one(holes: Sequence[Hole]) -> Grammar:
-    """The grammar of an object with the objects of all holes."""
+def _all_in_one(schemas: Sequence[Schema]) -> Grammar:
+    """The grammar of an object with a value of each schema: to compile it takes less than one by one.
+
+    Fields often have equal schemas. Each different one stands there once.
+    """
     definitions: dict[str, Any] = {}
-    properties: dict[str, Any] = {}
-    for hole in holes:
-        schema = dict(hole.schema or {})
-        definitions |= schema.pop("$defs", {})
-        properties[hole.name] = schema
+    different: dict[str, Schema] = {}
+    for schema in schemas:
+        definitions |= schema.get("$defs", {})
+        field = {name: value for name, value in schema.items() if name != "$defs"}
+        different[json.dumps(field, sort_keys=True)] = field
+    properties = {str(number): field for number, field in enumerate(different.values())}
     return Grammar.of_schema(
         {"type": "object", "properties": properties, "required": list(properties), "$defs": definitions}
     )
