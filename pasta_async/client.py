@@ -307,8 +307,9 @@ class Client:
 
         Cancelling it is safe.
         """
-        plan = Plan.of(form).fitted(max_tokens)
-        return _check_plan(plan, await self.connect(), self.limits, max_tokens, prompt=1)
+        model = await self.connect()
+        plan = _for_model(Plan.of(form).fitted(max_tokens), model)
+        return _check_plan(plan, model, self.limits, max_tokens, prompt=1)
 
     def _filling(
         self, prompt: Prompt, form: PlanForm, instruct: bool, options: FillOptions, *, streamed: bool
@@ -345,10 +346,12 @@ class Client:
             with observation:
                 self._check_loop()
                 with self._admission.answer(limited=False) as slots:
-                    prepared = await self._prepare(start, observation, slots)
+                    prepared = await self._prepare(
+                        start, observation, slots, tagged=plan.in_rounds() is not None
+                    )
                     sampling = start.sampling
                     most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
-                    plan = plan.fitted(most)
+                    plan = _for_model(plan.fitted(most), prepared.model)
                     report = _check_plan(plan, prepared.model, start.limits, most, len(prepared.ids))
                     if report.verdict == "no":
                         raise InvalidPlanError(report)
@@ -394,8 +397,13 @@ class Client:
                 error.partial = Generation.empty()
             raise
 
-    async def _prepare(self, start: AnswerStart, observation: Observation, slots: AnswerSlots) -> _Prepared:
-        """Reach the model, encode the prompt, and decide whether tags are used."""
+    async def _prepare(
+        self, start: AnswerStart, observation: Observation, slots: AnswerSlots, *, tagged: bool = False
+    ) -> _Prepared:
+        """Reach the model, encode the prompt, and decide whether tags are used.
+
+        `tagged`: The tags are those of a plan, which does not depend on the load.
+        """
         limits = start.limits
         messages, ids = read_prompt(start.prompt)
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
@@ -403,13 +411,19 @@ class Client:
             model = await self._connected(limits)
             observation.begin(model)
             began = self._clock.time()
-            tags = None if start.baseline else model.tags
+            tags = None if start.baseline and not tagged else model.tags
             notes = _notes(model, start)
             check_ids(ids, model.vocab_size)
             if messages:
                 ids = await _encode(messages, model, start, plain=tags is None)
             # A seed promises that the answer repeats, so its form does not depend on the load.
-            if tags and messages and start.sampling.seed is None and (crowd := await slots.crowded()):
+            if (
+                tags
+                and messages
+                and not tagged
+                and start.sampling.seed is None
+                and (crowd := await slots.crowded())
+            ):
                 plain_ids = await _encode(messages, model, start, plain=True)
                 if plain_ids != ids:  # else the model has no switch, and would write tags all the same
                     ids = plain_ids
@@ -468,6 +482,11 @@ async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart,
     size = sum(map(len, texts_in((messages, kwargs))))
     most = most_tokens(model, start.limits)
     return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
+
+
+def _for_model(plan: Plan, model: Model) -> Plan:
+    """A template with tags, where the model was trained on them; any other plan as it is."""
+    return (model.tags and plan.in_rounds()) or plan
 
 
 def _check_plan(plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int) -> PlanReport:

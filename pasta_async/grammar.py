@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,11 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _MOST_BYTES = 100_000
 """Bytes that may be missing at the end of a text that was cut off."""
 
-_ENDING = b'"}]0123456789'
-"""Bytes that bring a JSON text to its end, the best first."""
+_ENDING = b'}],"'
+"""Bytes that bring a JSON text nearer to its end, the best first. In a string it is the last alone."""
+
+_LATER = b"[{ "
+"""Bytes that bring no JSON text nearer to its end, the best first; a schema may need them all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,17 @@ class Grammar:
         # A decoder holds an unfinished character back, so the text ends with a whole one.
         if not _follow(matcher, text.encode()):
             raise BackendError(f"the output {text[:80]!r} does not follow the request's grammar")
-        ending, used = bytearray(), Counter[int]()
+        ending, used = bytearray(), Counter[tuple[bytes, int]]()
+        is_string = _ends_inside_string(text.encode())
         while not matcher.is_accepting() and len(ending) < _MOST_BYTES:
-            byte = _next_byte(matcher, used)
-            used[byte] += 1
+            mask = matcher.compute_bitmask()
+            byte = _next_byte(mask, used, is_string)
+            used[mask, byte] += 1
             ending.append(byte)
             if not matcher.consume_token(byte):
                 break
+            if byte == ord('"'):
+                is_string = _ends_inside_string(text.encode() + ending)
         if not matcher.is_accepting():
             raise BackendError(f"the output {text[:80]!r} was cut off, and cannot be closed by its grammar")
         return ending.decode()
@@ -174,18 +182,25 @@ def _follow(matcher: LLMatcher, written: bytes) -> bool:
     return not written or matcher.consume_tokens(list(written))
 
 
-def _next_byte(matcher: LLMatcher, used: Counter[int]) -> int:
-    """The allowed byte that ends soonest; among others the one that was used least.
+def _next_byte(mask: bytes, used: Counter[tuple[bytes, int]], is_string: bool) -> int:
+    """The allowed byte that ends soonest, or else the one that was used least where the same are allowed.
 
-    A pattern may lead in circles for ever if one byte is always chosen. The one used least leads out.
+    A pattern leads in circles for ever if one byte is always chosen, and so does a value that may be null or
+    an object with such a value, if the object is.
     """
-    bits = int.from_bytes(matcher.compute_bitmask(), "little")
+    bits = int.from_bytes(mask, "little")
     allowed = [byte for byte in range(256) if bits >> byte & 1]
-    ending = [byte for byte in _ENDING if byte in allowed]
-    if ending and ending[0] in b'"}]':
-        return ending[0]
-    printable = [byte for byte in allowed if 32 <= byte < 127 and byte not in b"\\"]
-    return min(ending or printable or allowed, key=lambda byte: used[byte])
+    for byte in b'"' if is_string else _ENDING:
+        if byte in allowed:
+            return byte
+    plain = [byte for byte in allowed if 32 <= byte < 127 and byte != ord("\\")]
+    later = b"" if is_string else _LATER
+    return min(plain or allowed, key=lambda byte: (later.find(byte), used[mask, byte]))
+
+
+def _ends_inside_string(text: bytes) -> bool:
+    """True if a JSON text is cut off in a string."""
+    return bool(re.sub(rb"\\.", b"", text).count(b'"') % 2)
 
 
 def _first_line(message: str) -> str:

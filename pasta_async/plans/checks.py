@@ -19,6 +19,9 @@ from pasta_async.plans.plan import Hole, Plan, Schema
 
 Verdict = Literal["yes", "no", "unknown"]
 
+_TAG_TOKENS = 16
+"""Most tokens around a hole's name in a promise and its chunk: the tags, the estimate, a sync."""
+
 _REASONS = ("reason", "reasoning", "rationale", "thought", "thoughts", "explanation", "analysis")
 
 
@@ -282,17 +285,21 @@ def _limits(
 
 def _bounds(plan: Plan) -> Bounds:
     copies = {hole.name: plan.lists[hole.list_of].most if hole.list_of else 1 for hole in plan.holes}
-    fixed = {hole.name: _fixed_tokens(hole) for hole in plan.holes}
+    fixed = {hole.name: _fixed_tokens(hole, plan.is_tagged) for hole in plan.holes}
     length: dict[str, int] = {}
     seen_tokens: dict[str, int] = {}
     # A hole's ancestors have fewer ancestors than itself, so they come first in this order.
-    for hole in sorted(plan.holes, key=lambda hole: len(plan.seen[hole.name])):
+    ordered = sorted(plan.holes, key=lambda hole: len(plan.seen[hole.name]))
+    for place, hole in enumerate(ordered):
         seen = plan.seen[hole.name]
         length[hole.name] = hole.tokens + max((length[name] for name in seen), default=0)
         inside = {name: 1 if plan.by_name[name].list_of == hole.list_of else copies[name] for name in seen}
         seen_tokens[hole.name] = sum(
             count * (plan.by_name[name].tokens + fixed[name]) for name, count in inside.items()
         )
+        if plan.is_tagged:  # of holes in front that it does not see, it sees the fixed text and the promise
+            unseen = [other.name for other in ordered[:place] if other.name not in seen]
+            seen_tokens[hole.name] += sum(fixed[name] for name in unseen)
         if hole.list_of:  # the item's part of the outline is read once more
             seen_tokens[hole.name] += plan.by_name[hole.list_of].tokens
     return Bounds(
@@ -306,9 +313,10 @@ def _bounds(plan: Plan) -> Bounds:
     )
 
 
-def _fixed_tokens(hole: Hole) -> int:
+def _fixed_tokens(hole: Hole, is_tagged: bool) -> int:
     """Most tokens of the text around a hole: a byte has one token at most."""
-    return len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
+    tags = len(hole.name.encode()) + _TAG_TOKENS if is_tagged else 0
+    return tags + len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
 
 
 def _width(plan: Plan, copies: Mapping[str, int]) -> int:

@@ -10,6 +10,8 @@ from json.decoder import JSONDecodeError
 from typing import Any, NamedTuple
 
 from pasta_async.grammar import Grammar, GrammarKind
+from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text
+from pasta_async.lang.views import Segment, views
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.results import FinishReason, RequestRecord
 
@@ -89,8 +91,42 @@ class Form:
         fields: Mapping[str, Mapping[str, Any]] = hole.schema["properties"]
         return Grammar.of_values({key: {**fields[key], **shared} for key in hole.keys})
 
-    def context(self, part: Part, parts: Sequence[Part]) -> tuple[str, str]:
-        """The text between prompt and part: what it shares with parts that see the same, and its own."""
+    def context(self, part: Part, parts: Sequence[Part]) -> tuple[str, tuple[Segment, ...]]:
+        """What stands between prompt and part, and the text of it that parts which see the same share."""
+        if self._plan.is_tagged:
+            return "".join(part.hole.after), views(self.main(parts, part.hole))[-1].context
+        shared, own = self._context(part, parts)
+        return shared, (Segment(shared + own),)
+
+    def main(self, parts: Sequence[Part], last: Hole | None = None) -> Document:
+        """A template in rounds, with the tags that main and the threads would have written.
+
+        Args:
+            parts: The parts that are written.
+            last: The hole to end at, with an empty chunk; None: all are written.
+        """
+        values = {part.hole.name: part.values.get(part.hole.name) for part in parts}
+        nodes: list[Node] = []
+        joined: tuple[str, ...] = ()
+        for hole in self._plan.holes:
+            if hole.after != joined:
+                nodes.append(Sync())
+                joined = hole.after
+            head = hole.head.rstrip(" ")  # a token has the space in front of a word
+            nodes += [Text(head)] * bool(head)
+            inside = None
+            if last is None or hole.name in last.after:
+                inside = (Text(hole.head[len(head) :] + (values[hole.name] or "")),)
+            elif hole is last:
+                inside = ()
+            estimate = 10 * -(-hole.tokens // 10)
+            chunk = None if inside is None else Chunk(inside)
+            nodes.append(Promise(hole.name.replace("_", " "), estimate, chunk))
+            if hole is last:
+                return Document(tuple(nodes))
+        return Document((*nodes, *[Text(self._plan.tail)] * bool(self._plan.tail)))
+
+    def _context(self, part: Part, parts: Sequence[Part]) -> tuple[str, str]:
         seen = self._plan.seen[part.hole.name]
         visible = [other for other in parts if other.hole.name in seen and other is not part]
         if self._plan.is_text:

@@ -98,6 +98,7 @@ class Plan:
         unknown: Names in `After` that do not exist.
         schema: Of the whole object; None for a template.
         tail: Fixed text behind the last hole.
+        is_tagged: True for a template with tags, `in_rounds`.
     """
 
     def __init__(self, template: str, **annotations: Annotation | Sequence[Annotation]) -> None:
@@ -111,6 +112,7 @@ class Plan:
         self.lists: dict[str, ItemList] = {}
         self.unknown: list[UnknownName] = []
         self.tail: str = parts.pop()[0] if parts[-1][1] is None else ""
+        self.is_tagged: bool = False
         behind = [text for text, _ in parts[1:]] + [self.tail]
         holes: list[Hole] = []
         for (head, name), following in zip(parts, behind, strict=True):
@@ -147,6 +149,7 @@ class Plan:
     def _empty(cls, schema: Schema) -> Plan:
         plan = cls.__new__(cls)
         plan.schema, plan.lists, plan.unknown, plan.tail, plan.holes = schema, {}, [], "", ()
+        plan.is_tagged = False
         return plan
 
     @classmethod
@@ -239,10 +242,33 @@ class Plan:
         share = (max_tokens - taken) // sum(copies[hole.name] for hole in usual)
         if share >= USUAL_TOKENS:
             return self
-        plan = copy(self)
         tokens = max(share, LEAST_TOKENS)
-        plan.holes = tuple(hole if hole.is_bounded else replace(hole, tokens=tokens) for hole in self.holes)
-        vars(plan).pop("by_name", None)
+        return self._with(hole if hole.is_bounded else replace(hole, tokens=tokens) for hole in self.holes)
+
+    def in_rounds(self) -> Plan | None:
+        """A template as the main thread of a trained model: each hole is the chunk of a promise.
+
+        A sync stands in front of a hole that is after one of its round. So a hole sees every hole up to the
+        last sync, also those that it is not after. None for an object, and where a hole sees a later one.
+        """
+        joined, round_ = list[str](), list[str]()
+        holes: list[Hole] = []
+        for hole in self.holes:
+            if not self.is_text or not {*hole.after} <= {*joined, *round_}:
+                return None
+            if not {*hole.after}.isdisjoint(round_):
+                joined, round_ = [*joined, *round_], []
+            holes.append(replace(hole, after=tuple(joined)))
+            round_.append(hole.name)
+        plan = self._with(holes)
+        plan.is_tagged = True
+        return plan
+
+    def _with(self, holes: Iterable[Hole]) -> Plan:
+        plan = copy(self)
+        plan.holes = tuple(holes)
+        for cached in ("by_name", "seen"):
+            vars(plan).pop(cached, None)
         return plan
 
     @property

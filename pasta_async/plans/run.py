@@ -27,12 +27,14 @@ from pasta_async.interpreter.admission import AnswerSlots
 from pasta_async.interpreter.retry import retry_delay
 from pasta_async.interpreter.runner import silence, thread_seed
 from pasta_async.lang.document import Document, Text
+from pasta_async.lang.views import Segment
 from pasta_async.observers import AnswerObserver, AnswerStart
 from pasta_async.plans.events import EmitFill, FieldDelta, FieldDone, FieldStarted, Filled, FillEvent
 from pasta_async.plans.parts import Form, Part, value_so_far
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import Backend, DecodeRequest, Model
 from pasta_async.results import FinishReason, Generation, RequestRecord, Span, ThreadRecord, Usage
+from pasta_async.tag_tokens import TagGrammar, TagIds, encode_segments
 from pasta_async.tokenizer import run_encoding
 
 
@@ -69,6 +71,7 @@ class PlanRun:
         self._observer = observer
         self._form = Form(plan, "lark" if "lark" in model.grammars else "json_schema")
         self._turns = asyncio.Semaphore(1 if start.parallel == "never" else start.limits.max_threads)
+        self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[Part] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         self._leaders: dict[str, asyncio.Event] = {}  # by the text that parts share
@@ -119,7 +122,7 @@ class PlanRun:
         now = self._now()
         return Generation(
             text=text,
-            document=Document((Text(text),)),
+            document=self._form.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
             threads=tuple(_record(part) for part in parts),
             usage=Usage(
                 prompt_tokens=len(self._prompt),
@@ -139,6 +142,13 @@ class PlanRun:
             ),
             width="full",
             notes=self._notes,
+        )
+
+    @property
+    def _is_tagged_whole(self) -> bool:
+        """True once nothing of a template with tags is still to come."""
+        return self._tags is not None and all(
+            any(part.hole is hole and part.done.is_set() for part in self._parts) for hole in self._plan.holes
         )
 
     def document(self) -> str:
@@ -181,7 +191,9 @@ class PlanRun:
 
     def _part(self, hole: Hole, item: int | None = None) -> Part:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
-        part = Part(len(self._parts), hole, name, item, start=self._form.start(hole), opened=self._now())
+        # The number of a promise's thread; 0 is main's.
+        number = len(self._parts) + self._plan.is_tagged
+        part = Part(number, hole, name, item, start=self._form.start(hole), opened=self._now())
         self._parts.append(part)
         return part
 
@@ -242,8 +254,8 @@ class PlanRun:
 
     async def _write(self, part: Part) -> None:
         """Decode a part, and send its request again after a failure that may pass."""
-        shared, own = self._form.context(part, sorted(self._seen_by(part), key=_document_order))
-        request = await self._request(part, shared + own)
+        shared, context = self._form.context(part, sorted(self._seen_by(part), key=_document_order))
+        request = await self._request(part, context)
         failures = 0
         # The first part with a context computes it; the others begin when it is in the prefix cache.
         leader = self._leaders.get(shared)
@@ -280,14 +292,15 @@ class PlanRun:
         finally:
             self._observer.turn(part.number, "over")
 
-    async def _request(self, part: Part, context: str) -> DecodeRequest:
+    async def _request(self, part: Part, context: Sequence[Segment]) -> DecodeRequest:
         """The request that decodes a part.
 
         Raises:
             PromptTooLongError: Its context leaves no room for a token.
         """
-        tokenizer = self._model.tokenizer
-        ids = (*self._prompt, *await run_encoding(len(context), lambda: tokenizer.encode(context)))
+        tokenizer, tags = self._model.tokenizer, self._tags
+        size = sum(len(segment.text) for segment in context)
+        ids = (*self._prompt, *await run_encoding(size, lambda: encode_segments(context, tokenizer)))
         room = self._model.context_length - len(ids)
         if room < 1:
             message = f"{part.path} has a context of {len(ids)} tokens; {self._model.name} takes fewer"
@@ -303,7 +316,9 @@ class PlanRun:
             max_tokens=min(part.hole.tokens, room),
             sampling=sampling,
             seed=thread_seed(sampling.seed, part.path),
-            banned_ids=self._model.tags or (),
+            stop_ids=(tags.close_async, tags.promise, tags.sync) if tags else (),
+            banned_ids=(tags.tokens, tags.end, tags.open_async) if tags else self._model.tags or (),
+            tag_grammar=TagGrammar(tags, self._model.end_ids, chunk=True) if tags else None,
             grammar=self._form.grammar(part.hole),
         )
 
@@ -329,7 +344,7 @@ class PlanRun:
 
     async def _decode(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
         text = self._model.tokenizer.detokenizer()
-        ends = set(self._model.end_ids)
+        ends = {*self._model.end_ids, *request.stop_ids}
         finished: FinishReason | None = None
         is_ended = False
         async with aclosing(self._backend.decode(request)) as pieces:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pasta_async.lang.checks import parse
 from pasta_async.lang.document import TAG_TOKENS, Document
 from pasta_async.lang.views import Segment, views
+from pasta_async.tag_tokens import encode_segments
 from pasta_async.tokenizer import Tokenizer
 
 ScriptLike = str | Document
@@ -23,17 +24,6 @@ Passages = Mapping[int, Sequence[Passage]]
 """The passages of each thread (only main has several). Shared by answers: never changed."""
 
 _TAG = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
-
-
-def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of segments: a tag is its id, each run of text is encoded alone."""
-    ids: list[int] = []
-    for segment in segments:
-        if segment.is_tag and tokenizer.tags:
-            ids.append(tokenizer.tags[TAG_TOKENS.index(segment.text)])
-        else:
-            ids += tokenizer.encode(segment.text)
-    return tuple(ids)
 
 
 def encode_tagged(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:

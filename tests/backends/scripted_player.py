@@ -9,7 +9,7 @@ from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.testing import ScriptedBackend
-from pasta_async.testing.script import encode_segments
+from pasta_async.tag_tokens import encode_segments
 
 WARS = Document(
     (

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pasta_async import Client, Generation, Limits, Sampling
 from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadDone, ThreadReplaced
 from pasta_async.lang import TAG_TOKENS, Document, View, escape, parse, views
+from pasta_async.tag_tokens import encode_segments
 from pasta_async.testing import Play, ScriptedBackend
-from pasta_async.testing.script import encode_segments
 from pasta_async.tokenizer import Tokenizer
 
 RICH = (

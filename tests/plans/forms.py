@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import random
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from pasta_async import Client
+from pasta_async.grammar import Grammar, GrammarKind
 from pasta_async.plans import After, Plan, Tokens
+from pasta_async.testing import RandomBackend
+
+KINDS: list[tuple[GrammarKind, ...]] = [("lark", "json_schema"), ("json_schema",)]
+"""What backends take: the embedded engine both, servers schemas alone."""
 
 
 class Review(BaseModel):
@@ -40,3 +48,62 @@ REVIEW_TEXT = Plan(
     weaknesses=Tokens(30),
     verdict=(After("strengths", "weaknesses"), Tokens(20)),
 )
+
+_VALUES: tuple[dict[str, Any], ...] = (
+    {"type": "boolean"},
+    {"type": "string", "maxLength": 5},
+    {"type": "string"},
+    {"type": "string", "format": "date"},
+    {"type": "integer", "minimum": -20, "maximum": 7},
+    {"type": "number"},
+    {"enum": ["a", "ab", 3, None]},
+    {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
+    {"type": "object", "properties": {"k": {"type": "null"}, "o": {"type": "string"}}, "required": ["k"]},
+    {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^a+b$"}]},
+    {"$ref": "#/$defs/tree"},
+)
+_TREE = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "parts": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    "required": ["name", "parts"],
+}
+
+
+def draw_form(drawn: random.Random) -> dict[str, Any]:
+    """A schema of up to six fields, each of which may see earlier ones. Some are lists with threads."""
+    fields: dict[str, Any] = {}
+    for place in range(drawn.randint(1, 6)):
+        schema = drawn.choice(_VALUES)
+        settings: dict[str, Any] = {"tokens": drawn.randint(1, 12)}
+        if place and drawn.random() < 0.5:
+            settings["after"] = [f"f{drawn.randrange(place)}" for _ in range(drawn.randint(1, 3))]
+        if drawn.random() < 0.2:
+            item: dict[str, Any] = {
+                "type": "object",
+                "properties": {"head": schema, "body": {**schema, "x-pasta": {"after": [], "tokens": 4}}},
+                "required": ["head", "body"],
+            }
+            fields[f"f{place}"] = {"type": "array", "items": item, "maxItems": 3, "x-pasta": settings}
+        else:
+            if drawn.random() < 0.3:
+                settings["together"] = drawn.choice("gh")
+            fields[f"f{place}"] = {**schema, "x-pasta": settings}
+    return {"type": "object", "properties": fields, "required": [*fields], "$defs": {"tree": _TREE}}
+
+
+async def keep_promise(
+    schema: dict[str, Any], seed: int, *, endless: bool, kinds: tuple[GrammarKind, ...]
+) -> bool:
+    """Fill a form with random choices, and hold what `check` promised. False if it promised nothing."""
+    async with Client(RandomBackend(seed, endless=endless, grammars=kinds)) as client:
+        report = await client.check(schema)
+        if report.verdict != "yes":
+            return False
+        filled = await client.fill("x", schema)
+    assert report.bounds
+    assert filled.critical_path <= report.bounds.critical_path
+    assert filled.usage.completion_tokens <= report.bounds.tokens
+    whole = Grammar.of_schema(Plan.in_sequence(schema).holes[0].schema or {}, compact=False)
+    assert whole.accepts(filled.text)
+    assert json.loads(filled.text) == filled.value
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from datetime import date
@@ -27,7 +28,7 @@ from pasta_async import (
     Piece,
     ThreadFailedError,
 )
-from pasta_async.grammar import Grammar, GrammarKind
+from pasta_async.grammar import GrammarKind
 from pasta_async.plans import (
     After,
     FieldDelta,
@@ -40,9 +41,8 @@ from pasta_async.plans import (
     ValidationFailedError,
 )
 from pasta_async.testing import RandomBackend, VirtualClock
-from tests.plans.forms import REVIEW_TEXT, Report, Review
+from tests.plans.forms import KINDS, REVIEW_TEXT, Report, Review, draw_form, keep_promise
 
-KINDS: list[tuple[GrammarKind, ...]] = [("lark", "json_schema"), ("json_schema",)]
 KIND_NAMES = ["inside an object", "an object each"]
 
 
@@ -229,66 +229,11 @@ async def test_a_field_that_is_cut_off_is_closed_and_named() -> None:
     assert (answer.tokens, answer.was_cut, flag.was_cut) == (5, True, False)
 
 
-def _fields() -> st.SearchStrategy[dict[str, Any]]:
-    """Properties of random schemas: each field may wait for earlier ones."""
-    scalars = st.sampled_from(
-        [
-            {"type": "boolean"},
-            {"type": "string", "maxLength": 5},
-            {"type": "string"},
-            {"type": "integer", "minimum": -20, "maximum": 7},
-            {"type": "number"},
-            {"enum": ["a", "ab", 3, None]},
-            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
-            {"type": "object", "properties": {"k": {"type": "null"}}, "required": ["k"]},
-            {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^a+b$"}]},
-        ]
-    )
-    settings = st.fixed_dictionaries(
-        {"tokens": st.integers(1, 12)},
-        optional={"after": st.lists(st.integers(0, 5), max_size=3), "together": st.sampled_from(["g", "h"])},
-    )
-    listed = st.tuples(scalars, settings, st.booleans())
-    return st.lists(listed, min_size=1, max_size=6).map(_named)
-
-
-def _named(drawn: list[tuple[dict[str, Any], dict[str, Any], bool]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for place, (schema, settings, in_list) in enumerate(drawn):
-        after = [f"f{other}" for other in settings.get("after", ()) if other < place]
-        settings = {**settings, "after": after} if after else {"tokens": settings["tokens"]}
-        if in_list:
-            item: dict[str, Any] = {
-                "type": "object",
-                "properties": {"head": schema, "body": {**schema, "x-pasta": {"after": [], "tokens": 4}}},
-                "required": ["head", "body"],
-            }
-            fields[f"f{place}"] = {"type": "array", "items": item, "maxItems": 3, "x-pasta": settings}
-        else:
-            fields[f"f{place}"] = {**schema, "x-pasta": settings}
-    return fields
-
-
-@given(_fields(), st.integers(0, 10**6), st.booleans(), st.sampled_from(KINDS))
+@given(st.randoms(use_true_random=False), st.integers(0, 10**6))
 def test_where_check_says_yes_every_run_ends_with_a_valid_object_within_the_bounds(
-    fields: dict[str, Any], seed: int, endless: bool, kinds: tuple[GrammarKind, ...]
+    drawn: random.Random, seed: int
 ) -> None:
-    schema = {"type": "object", "properties": fields, "required": list(fields)}
-
-    async def run() -> None:
-        async with Client(RandomBackend(seed, endless=endless, grammars=kinds)) as client:
-            report = await client.check(schema)
-            if report.verdict != "yes":
-                return
-            filled = await client.fill("x", schema)
-        assert report.bounds
-        assert filled.critical_path <= report.bounds.critical_path
-        assert filled.usage.completion_tokens <= report.bounds.tokens
-        whole = Grammar.of_schema(Plan.in_sequence(schema).holes[0].schema or {}, compact=False)
-        assert whole.accepts(filled.text)
-        assert json.loads(filled.text) == filled.value
-
-    asyncio.run(run())
+    asyncio.run(keep_promise(draw_form(drawn), seed, endless=drawn.random() < 0.5, kinds=drawn.choice(KINDS)))
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=KIND_NAMES)

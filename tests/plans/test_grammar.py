@@ -38,6 +38,45 @@ def test_a_text_cut_anywhere_is_closed_and_valid(size: int) -> None:
     assert set(json.loads(closed)) == set(SCHEMA["required"])
 
 
+_NODE = {
+    "type": "object",
+    "properties": {"left": {"$ref": "#/$defs/node"}, "right": {"$ref": "#/$defs/node"}},
+    "required": ["left", "right"],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"type": "array", "items": {"type": "number"}, "minItems": 9}, "[-10.5e-3, 25"),
+        (
+            {"type": "object", "properties": {"a": {"type": "number"}, "b": {}}, "required": ["a", "b"]},
+            '{"a": 25',
+        ),
+        ({"type": "string", "pattern": "^[0-9]+-[0-9]+x$"}, '"0451-'),
+        ({"type": "string", "pattern": "^([0-9],)*[0-9]e$"}, '"1,1'),
+        ({"type": "string", "pattern": "^(ac)*c$"}, '"acac'),
+        ({"type": "integer", "multipleOf": 7}, "-10"),
+        (
+            {"$defs": {"node": {"anyOf": [_NODE, {"type": "null"}]}}, "$ref": "#/$defs/node"},
+            '{"left": {"left',
+        ),
+        ({"type": "object", "additionalProperties": {"type": "string"}}, '{"a\\"": "b\\'),
+    ],
+)
+def test_what_could_go_on_for_ever_is_closed_soon(schema: dict[str, Any], written: str) -> None:
+    grammar = Grammar.of_schema(schema)
+    for size in range(len(written) + 1):
+        missing = grammar.closing(written[:size])
+        assert grammar.accepts(written[:size] + missing)
+        assert len(missing) < 60
+
+
+def test_a_number_in_a_group_is_closed() -> None:
+    grammar = Grammar.of_values({"a": {"type": "number"}, "b": {"type": "boolean"}})
+    assert grammar.closing(" 25").startswith(', "b": ')
+
+
 def test_a_whole_text_needs_no_end() -> None:
     assert Grammar.of_schema(SCHEMA).closing(WRITTEN) == ""
 

@@ -22,6 +22,7 @@ from tests.torture.cancellation import LocalEngine, ServerEngine, break_off
 from tests.torture.faults import inject
 from tests.torture.inputs import generate
 from tests.torture.plan import Figures, Plan
+from tests.torture.plans import fill_forms
 from tests.torture.soak import soak
 
 Part = Callable[[Plan], Awaitable[Figures]]
@@ -43,6 +44,7 @@ PARTS: dict[str, Part] = {
     "cancel-sglang": on_sglang(lambda plan, url: break_off(plan, ServerEngine(url))),
     "inputs": generate,
     "faults": on_sglang(inject),
+    "plans": fill_forms,
     "soak": soak,
 }
 

@@ -17,6 +17,7 @@ from tests.lang.test_hostile_texts import ENDLESS, REPEATED, hostile
 from tests.torture.cancellation import LocalEngine, break_off
 from tests.torture.inputs import check_typed, generate, send
 from tests.torture.plan import Plan
+from tests.torture.plans import fill_forms
 from tests.torture.soak import soak
 
 
@@ -27,6 +28,10 @@ async def test_answers_that_are_broken_off_leave_nothing() -> None:
 
 async def test_generated_inputs() -> None:
     assert await generate(Plan(count=5)) == {"texts": 500, "bodies": 5}
+
+
+async def test_random_forms() -> None:
+    assert (await fill_forms(Plan(count=20)))["filled"]
 
 
 async def test_clients_that_come_and_go() -> None:
