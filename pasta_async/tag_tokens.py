@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.lang.views import Segment
-
-if TYPE_CHECKING:
-    from pasta_async.tokenizer import Tokenizer
 
 _MAX_TOPIC = 24  # tokens; 99% of pasta-smol's topics have at most half of that
 _MAX_ESTIMATE = 4  # tokens: digits
@@ -109,14 +105,3 @@ class TagState:
             self._open = False
         elif self._inside is not None:
             self._inside += 1
-
-
-def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of segments: a tag is its id, each run of text is encoded alone."""
-    ids: list[int] = []
-    for segment in segments:
-        if segment.is_tag and tokenizer.tags:
-            ids.append(tokenizer.tags[TAG_TOKENS.index(segment.text)])
-        else:
-            ids += tokenizer.encode(segment.text)
-    return tuple(ids)

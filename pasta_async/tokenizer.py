@@ -25,6 +25,7 @@ from anyio.lowlevel import RunVar
 
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.lang.views import Segment
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer_files import TokenizerFiles, read_object
 
@@ -213,6 +214,16 @@ class Tokenizer:
         # The template's commands are one token each: as data they would count several.
         _check_size(rendered, limit, self._full)
         return self._encode_rendered(rendered, marker)
+
+    def encode_segments(self, segments: Iterable[Segment]) -> tuple[int, ...]:
+        """Ids of segments: a tag is its id, each run of text is encoded alone."""
+        ids: list[int] = []
+        for segment in segments:
+            if segment.is_tag and self.tags:
+                ids.append(self.tags[TAG_TOKENS.index(segment.text)])
+            else:
+                ids += self.encode(segment.text)
+        return tuple(ids)
 
     def encode_unguarded(self, text: str) -> list[int]:
         """Encode text as the model's tokenizer does by itself, commands included: never what a user typed."""

@@ -34,7 +34,7 @@ from pasta_async.plans.parts import Form, Part, value_so_far
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import Backend, DecodeRequest, Model
 from pasta_async.results import FinishReason, Generation, RequestRecord, Span, ThreadRecord, Usage
-from pasta_async.tag_tokens import TagGrammar, TagIds, encode_segments
+from pasta_async.tag_tokens import TagGrammar, TagIds
 from pasta_async.tokenizer import run_encoding
 
 
@@ -300,7 +300,7 @@ class PlanRun:
         """
         tokenizer, tags = self._model.tokenizer, self._tags
         size = sum(len(segment.text) for segment in context)
-        ids = (*self._prompt, *await run_encoding(size, lambda: encode_segments(context, tokenizer)))
+        ids = (*self._prompt, *await run_encoding(size, lambda: tokenizer.encode_segments(context)))
         room = self._model.context_length - len(ids)
         if room < 1:
             message = f"{part.path} has a context of {len(ids)} tokens; {self._model.name} takes fewer"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pasta_async.lang.checks import parse
 from pasta_async.lang.document import TAG_TOKENS, Document
 from pasta_async.lang.views import Segment, views
-from pasta_async.tag_tokens import encode_segments
 from pasta_async.tokenizer import Tokenizer
 
 ScriptLike = str | Document
@@ -29,7 +28,7 @@ _TAG = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 def encode_tagged(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Ids of a text in which the tags are meant as tags, as nobody can type them."""
     segments = [Segment(part, is_tag=part in TAG_TOKENS) for part in _TAG.split(text) if part]
-    return encode_segments(segments, tokenizer)
+    return tokenizer.encode_segments(segments)
 
 
 def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Passages:
@@ -40,7 +39,7 @@ def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Pas
         return {0: [tuple(tokenizer.encode(document.text)) + end]}
     passages: dict[int, list[Passage]] = {}
     for view in views(document):
-        passages.setdefault(view.thread, []).append(encode_segments(view.target, tokenizer) + end)
+        passages.setdefault(view.thread, []).append(tokenizer.encode_segments(view.target) + end)
     return passages
 
 

@@ -9,7 +9,6 @@ from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.testing import ScriptedBackend
-from pasta_async.tag_tokens import encode_segments
 
 WARS = Document(
     (
@@ -41,7 +40,7 @@ class Player:
         return cls(backend, await backend.connect(), ids)
 
     def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
-        return encode_segments(segments, self.model.tokenizer)
+        return self.model.tokenizer.encode_segments(segments)
 
     def request(
         self, thread: int = 0, written: Sequence[int] = (), *, answer: str = "a", **fields: Any

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pasta_async import Client, Generation, Limits, Sampling
 from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadDone, ThreadReplaced
 from pasta_async.lang import TAG_TOKENS, Document, View, escape, parse, views
-from pasta_async.tag_tokens import encode_segments
 from pasta_async.testing import Play, ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
 
@@ -126,13 +125,13 @@ def documents(*, nested: bool = False) -> st.SearchStrategy[Document]:
 def unrolled(document: Document, tokenizer: Tokenizer) -> list[Heard]:
     """Context and output of each thread, by the language's one rule."""
     return [
-        (view.thread, encode_segments(view.context, tokenizer), _output(view, document, tokenizer))
+        (view.thread, tokenizer.encode_segments(view.context), _output(view, document, tokenizer))
         for view in views(document)
     ]
 
 
 def _output(view: View, document: Document, tokenizer: Tokenizer) -> tuple[int, ...]:
-    output = encode_segments(view.target, tokenizer)
+    output = tokenizer.encode_segments(view.target)
     ended = view.ends_answer
     if view.thread:
         chunk = document.promises[view.thread - 1].chunk
