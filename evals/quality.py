@@ -18,7 +18,6 @@ Differences are taken prompt by prompt; "at least" is a one-sided bound: with 95
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -48,8 +47,6 @@ from pasta_async.evals.speed import counted_speedup
 from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
 from pasta_async.jobs import Journal, progress
 from pasta_async.lang import parse
-from pasta_async.protocol import Message
-from pasta_async.training.data.corpus import digest as answer_digest
 from pasta_async.training.endpoint import EndpointSettings, collect
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, count_faults, soundness
 from pasta_async.training.identity import model_digest, weights_of
@@ -65,7 +62,6 @@ SPEED = "theoretical speed-up"
 """The figure of a result that says what an engine would gain whose steps all take the same time."""
 
 _ORDER = ("parallel", "baseline", "original")
-_AT_ONCE = 32  # answers whose likelihood is computed together and then written to the journal
 
 
 class QualitySettings(EndpointSettings):
@@ -218,33 +214,35 @@ def counted(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
     return rows
 
 
-def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
-    """Bits a token of the visible text behind the plain prompt; None without text, or if it is too long."""
-    from pasta_async.training.likelihood import LanguageModel, bits_per_token
+def _asked(plain: Answer) -> SampledPrompt:
+    """The prompt of a plain answer, as judges take it."""
+    return SampledPrompt(
+        id=str(plain.prompt),
+        messages=({"role": "user", "content": plain.question},),
+        samples=(),
+        baseline=Plain(text=plain.text, tokens=plain.tokens),
+    )
 
-    def messages(answer: Answer) -> tuple[Message, ...]:
-        return ({"role": "user", "content": answer.question},)
 
-    def key(answer: Answer) -> str:
-        return answer_digest(messages(answer), answer.text)
+async def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
+    """Bits a token of the visible text behind the plain prompt; None without text, or if it is too long.
 
-    asked = {key(answer): answer for answers in forms.values() for answer in answers}
-    identity = {"benchmark": "likelihood", "model": model_digest(model)}
+    Cancelling it leaves what is under way to end by itself, unused.
+    """
+    from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge
+
+    figures: Figures = {form: [] for form in forms}
+    identity = {"judge": "likelihood", "model": model_digest(model)}
     with Journal(out / "bits.jsonl", identity) as journal:
-        bits: dict[str, float | None] = {row["key"]: row["bits"] for row in journal.rows}
-        due = [name for name in asked if name not in bits]
-        reader = LanguageModel(model) if due else None
-        with progress(len(asked), "likelihoods", done=len(asked) - len(due)) as advance:
-            for start in range(0, len(due) if reader else 0, _AT_ONCE):
-                batch = due[start : start + _AT_ONCE]
-                texts = [(messages(asked[name]), asked[name].text) for name in batch]
-                for name, figure in zip(batch, bits_per_token(reader, texts) if reader else (), strict=True):
-                    bits[name] = figure
-                    journal.append({"key": name, "bits": figure})
-                advance(len(batch))
-    return {
-        form: [{"bits a token": bits[key(answer)]} for answer in answers] for form, answers in forms.items()
-    }
+        judge = LikelihoodJudge(LanguageModel(model), journal)
+        with progress(len(forms["baseline"]), "likelihoods") as advance:
+            for index, plain in enumerate(forms["baseline"]):
+                texts = {form: answers[index].text for form, answers in forms.items()}
+                bits = await judge.figures(_asked(plain), texts.values())
+                for form, text in texts.items():
+                    figures[form].append({"bits a token": bits[text]})
+                advance()
+    return figures
 
 
 async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
@@ -267,14 +265,7 @@ async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
         for form, answers in forms.items():
 
             async def grade(index: int, answers: Sequence[Answer] = answers) -> float:
-                plain = forms["baseline"][index]
-                prompt = SampledPrompt(
-                    id=str(index),
-                    messages=({"role": "user", "content": plain.question},),
-                    samples=(),
-                    baseline=Plain(text=plain.text, tokens=plain.tokens),
-                )
-                return 100 * await judge.verdict(prompt, answers[index].text)
+                return 100 * await judge.verdict(_asked(forms["baseline"][index]), answers[index].text)
 
             grades, failures = await collect(range(len(answers)), grade, settings.in_flight)
             if failures:
@@ -304,7 +295,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
     if settings.ifeval:
         parts.append(check_answers(settings.ifeval, settings.out, forms))
     if settings.likelihood:
-        parts.append(await asyncio.to_thread(likelihoods, settings.likelihood, settings.out, forms))
+        parts.append(await likelihoods(settings.likelihood, settings.out, forms))
     parts.append({form: counted(answers) for form, answers in forms.items()})
     figures: Figures = {form: [{} for _ in answers] for form, answers in forms.items()}
     for part in parts:

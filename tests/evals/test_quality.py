@@ -122,7 +122,7 @@ def test_likelihoods_are_computed_once_for_each_answer(
     kept.write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
     judged(tmp_path, rows, f"--likelihood {PASTA_TINY}")
     assert capsys.readouterr().out == first
-    bits = [json.loads(line)["bits"] for line in lines[1:]]
+    bits = [json.loads(line)["figure"] for line in lines[1:]]
     tea, coffee = [value for value in bits if value is not None]
     assert 0 < tea < 30 and 0 < coffee < 30
     assert result["methods"]["baseline"]["bits a token"]["value"] == pytest.approx((tea + coffee) / 2)

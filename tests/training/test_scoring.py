@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_runs import run
-from judge_server import (
-    Judge,
+from chat_server import (
+    ChatServer,
     failing,
     first_is_better,
     forbidding,
@@ -22,6 +21,7 @@ from judge_server import (
     silent,
     talkative,
 )
+from command_runs import run
 
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
@@ -31,7 +31,7 @@ from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scor
 from pasta_async.training.score import ScoreSettings, main, score
 
 if TYPE_CHECKING:
-    from judge_server import Trouble
+    from chat_server import Trouble
 
 
 def sample_of(text: str, number: int, critical_path: int = 10, **changed: Any) -> Sample:
@@ -167,7 +167,7 @@ def test_an_interrupted_run_pays_for_no_reply_again(tmp_path: Path) -> None:
 
 
 def _held(arrived: threading.Event) -> Trouble:
-    def trouble(judge: Judge, handler: Any) -> None:
+    def trouble(judge: ChatServer, handler: Any) -> None:
         arrived.set()
         silent(judge, handler)
 
