@@ -14,10 +14,11 @@ from typing import Annotated
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
+from sse_starlette import EventSourceResponse, JSONServerSentEvent
 
 import pasta_async
 from pasta_async import After, Filled, Tokens
-from pasta_async.server import AnswerResponse, event_fields
+from pasta_async.server import event_fields
 
 
 class Review(BaseModel):
@@ -41,10 +42,16 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/ask")
-async def ask(prompt: str) -> AnswerResponse:
+async def ask(prompt: str) -> EventSourceResponse:
     """The answer as server-sent events. A browser that goes away ends it with all its threads."""
     client: pasta_async.Client = app.state.client
-    return AnswerResponse(client.stream(prompt, max_tokens=400))
+
+    async def events() -> AsyncGenerator[JSONServerSentEvent]:
+        async with client.stream(prompt, max_tokens=400) as answer:
+            async for event in answer:
+                yield JSONServerSentEvent(event_fields(event), event=event.type)
+
+    return EventSourceResponse(events())
 
 
 @app.websocket("/talk")

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import CheckpointFolder
-from pasta_async.backends.local.model import fast_bfloat16
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
@@ -26,7 +25,7 @@ from pasta_async.training.views import Trie
 
 
 def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
-    """A model of transformers' class `kind` that is not trained, in bfloat16 where that is fast.
+    """A model of transformers' class `kind` that is not trained, in bfloat16 on CUDA.
 
     Raises:
         UnsupportedModelError: The folder cannot be used; `refusal` says what not, as for `CheckpointFolder`.
@@ -35,7 +34,7 @@ def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
     keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = kind.from_pretrained(folder, dtype=torch.float32)
-    dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return model.to(device, dtype).eval()
 
 

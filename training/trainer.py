@@ -24,13 +24,11 @@ from typing import Any, ClassVar, Literal, Self, TextIO
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from pydantic import Field, Json
 
 from pasta_async.backends.local.adapter import base_of
 from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import read_config, read_json
-from pasta_async.backends.local.model import fast_bfloat16
 from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
@@ -497,10 +495,7 @@ def _make_loop(
     model = base.loaded()
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    half = settings.dtype == "bfloat16"
-    if settings.dtype == "auto":
-        half = fast_bfloat16(model.num_parameters(), accelerator.device)
-    half = gather_object([half])[0]  # processes may have measured different things: the first one decides
+    half = settings.dtype == "bfloat16" or (settings.dtype == "auto" and accelerator.device.type == "cuda")
     if half:
         _compute_in_half(model)
     loop = Loop(

@@ -6,12 +6,11 @@ tensors. Tensors that are quantised become float32 as they are read; others keep
 
 from __future__ import annotations
 
-import logging
 import math
 import mmap
 import struct
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -36,8 +35,6 @@ from pasta_async.backends.local.checkpoint import (
     model_config,
 )
 from pasta_async.errors import UnsupportedModelError
-
-_LOG = logging.getLogger(__name__)
 
 _BLOCK = 2**17  # weights that are dequantised at a time: they stay in the processor's cache
 _NONE = 2**31  # ids from here on are a negative number that was written without a sign
@@ -218,8 +215,6 @@ class GGUFFile(Checkpoint):
     def _rope_scaling(self, positions: int) -> dict[str, Any]:
         """`rope_scaling` of a config.json, where there is any."""
         kind, factor = self._get("rope.scaling.type", "none"), self._get("rope.scaling.factor")
-        if self._has("rope.scale_linear"):  # older files
-            kind, factor = "linear", self._get("rope.scale_linear")
         scaling: dict[str, Any] = {} if kind == "none" else {"rope_type": kind, "factor": factor}
         if (entry := self._tensors.get(_ROPE_DIVISORS)) is not None:
             # The divisors that Llama 3.1's scaling comes to; a config.json can list them as "longrope".
@@ -315,7 +310,7 @@ def _halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 # The tokenizer --------------------------------------------------------------------------------------------
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # types of tokens
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -351,39 +346,29 @@ class _Vocabulary:
         }
         self._tokens: list[str] = self._given["tokens"]
         self._bos, *ends = (self._id(name) for name in ("bos", "eos", "eot", "eom"))
-        self._kinds: list[int] = self._given.get("token_type") or self._guessed_kinds({self._bos, *ends})
+        self._kinds: list[int] = self._given["token_type"]
         if len(self._kinds) < len(self._tokens):
             raise ValueError(f"token_type has {len(self._kinds)} entries for {len(self._tokens)} tokens")
         control = {token: i for i, token in enumerate(self._tokens) if self._kinds[i] == _CONTROL}
         named = (*ends, *map(control.get, _ENDS))
         self._end_ids = tuple(dict.fromkeys(i for i in named if i is not None))
-        self._template = _template(metadata)
+        self._template: str | None = metadata.get("tokenizer.chat_template")
 
     def files(self) -> TokenizerFiles:
         """The tokenizer and the chat template, in the form of Hugging Face's files.
 
         Raises:
             KeyError: A key is missing.
-            ValueError: The tokenizer is of another kind than byte-level BPE or SentencePiece's BPE, or cuts
-                texts in another way than GPT-2, SmolLM, Llama 3 or Qwen2.
+            ValueError: The tokenizer is no byte-level BPE, or cuts texts in another way than GPT-2, SmolLM,
+                Llama 3 or Qwen2.
         """
-        match self._given["model"]:
-            case "gpt2":
-                tokenizer = self._byte_level()
-            case "llama":
-                tokenizer = self._sentencepiece()
-            case other:
-                raise ValueError(f"it is of the kind {other!r}, not 'gpt2' or 'llama'")
-        ids = {
-            "bos": self._bos,
-            "eos": self._id("eos"),
-            "unk": self._id("unknown"),
-            "pad": self._id("padding"),
-        }
+        if (kind := self._given["model"]) != "gpt2":
+            raise ValueError(f"it is of the kind {kind!r}; only 'gpt2', byte-level BPE, is supported")
+        ids = {"bos": self._bos, "eos": self._id("eos"), "pad": self._id("padding")}
         config: dict[str, Any] = {
             f"{name}_token": self._tokens[token] for name, token in ids.items() if token is not None
         }
-        return TokenizerFiles(tokenizer, config, self._template, self._end_ids)
+        return TokenizerFiles(self._byte_level(), config, self._template, self._end_ids)
 
     def special_ids(self) -> dict[str, int]:
         """Ids as a config.json has them."""
@@ -397,29 +382,13 @@ class _Vocabulary:
             return None
         if token < len(self._tokens):
             return token
-        if name in ("padding", "unknown"):  # unused here, so no reason to refuse a model
+        if name == "padding":  # unused here, so no reason to refuse a model
             return None
         raise ValueError(f"{name}_token_id is {token}, and there are {len(self._tokens)} tokens")
 
-    def _guessed_kinds(self, special: set[int | None]) -> list[int]:
-        """Types of the tokens, for a file that does not say."""
-        _LOG.warning("the GGUF file does not say which tokens are special; those written <|...|> are")
-        marked = [token.startswith("<|") and token.endswith("|>") for token in self._tokens]
-        kinds = [_CONTROL if m or i in special else _NORMAL for i, m in enumerate(marked)]
-        if self._given["model"] == "llama":
-            for i, token in enumerate(self._tokens):
-                if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-                    kinds[i] = _BYTE
-            if (unknown := self._id("unknown")) is not None:
-                kinds[unknown] = _UNKNOWN
-        return kinds
-
     def _byte_level(self) -> dict[str, Any]:
         """`tokenizer.json` of a byte-level tokenizer, GPT-2's kind."""
-        kind = self._given.get("pre", "default")
-        if kind == "default":
-            _LOG.warning("the GGUF file does not say how texts are cut into words; GPT-2's way is taken")
-            kind = "gpt-2"
+        kind = self._given["pre"]
         if kind not in _CUTS:
             raise ValueError(f"its pre-tokenizer is {kind!r}, not one of {', '.join(_CUTS)}")
         cut, gpt2 = _CUTS[kind]
@@ -440,34 +409,6 @@ class _Vocabulary:
             "decoder": bytes_,
         }
 
-    def _sentencepiece(self) -> dict[str, Any]:
-        """`tokenizer.json` of a SentencePiece tokenizer, Llama 2's kind."""
-        vocabulary = self._by_text()
-        prefix = [{"type": "Prepend", "prepend": "▁"}] if self._given.get("add_space_prefix", True) else []
-        replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-        decoders: list[dict[str, Any]] = [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-        ]
-        if prefix:
-            decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-        return {
-            "model": {
-                "type": "BPE",
-                "vocab": vocabulary,
-                "merges": self._merges(vocabulary, self._given["scores"]),
-                "unk_token": self._tokens[self._id("unknown") or 0],
-                "fuse_unk": True,
-                "byte_fallback": _BYTE in self._kinds,
-            },
-            "added_tokens": self._added(),
-            "normalizer": {"type": "Sequence", "normalizers": [*prefix, replace]},
-            "pre_tokenizer": None,
-            "post_processor": self._opening(default=True),
-            "decoder": {"type": "Sequence", "decoders": decoders},
-        }
-
     def _by_text(self) -> dict[str, int]:
         return {token: i for i, token in enumerate(self._tokens) if self._kinds[i] != _UNUSED}
 
@@ -478,20 +419,8 @@ class _Vocabulary:
         return [
             {"id": i, "content": token, "special": kind != _USER_DEFINED, **rest}
             for i, (token, kind) in enumerate(kinds)
-            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+            if kind in (_CONTROL, _USER_DEFINED)
         ]
-
-    def _merges(self, vocabulary: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-        """Every way to put a token together from two others, best token first, as the scores order them."""
-        unmerged = (_UNKNOWN, _CONTROL, _BYTE)
-        pieces = {token: i for token, i in vocabulary.items() if self._kinds[i] not in unmerged}
-        ways = [
-            (-scores[i], cut, pieces[token[:cut]], token[:cut], token[cut:])
-            for token, i in pieces.items()
-            for cut in range(1, len(token))
-            if token[:cut] in pieces and token[cut:] in pieces
-        ]
-        return [(left, right) for *_, left, right in sorted(ways)]
 
     def _opening(self, *, default: bool) -> dict[str, Any] | None:
         """The beginning-of-text token, where texts have one."""
@@ -506,16 +435,3 @@ class _Vocabulary:
             "pair": [first, text, other],
             "special_tokens": {token: {"id": token, "ids": [self._bos], "tokens": [token]}},
         }
-
-
-def _template(metadata: Mapping[str, Any]) -> str | None:
-    """The chat template: the one without a name, else the one named default, else the first."""
-    key = "tokenizer.chat_template"
-    if key in metadata:
-        return metadata[key]
-    named = {name: value for name, value in metadata.items() if name.startswith(f"{key}.")}
-    if not named:
-        return None
-    name = f"{key}.default" if f"{key}.default" in named else next(iter(named))
-    _LOG.info("the GGUF file has several chat templates; %s is taken", name)
-    return named[name]

@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from time import perf_counter
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -247,29 +246,6 @@ def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: tor
         )
         return "float32"
     return name
-
-
-def fast_bfloat16(weights: int, device: torch.device) -> bool:
-    """True if bfloat16 is the format to train and score in: on CUDA, and for a large model where faster."""
-    if device.type != "cpu":
-        return device.type == "cuda"
-    known = weights >= _LARGE_MODEL and _cpu_has_bfloat16()
-    return known and _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
-
-
-@cache
-def _product_seconds(dtype: torch.dtype) -> float:
-    """The time of a product as large as those of training. The CPU's instructions do not tell it.
-
-    With AVX512-BF16 and without AMX, bfloat16 takes half the time of float32 on one CPU and twice on another.
-    """
-    rows, weight = torch.ones(128, 576, dtype=dtype), torch.ones(1536, 576, dtype=dtype)
-    seconds: list[float] = []
-    for _ in range(30):  # others may be at work
-        start = perf_counter()
-        F.linear(rows, weight)
-        seconds.append(perf_counter() - start)
-    return min(seconds)
 
 
 def storage_dtype(name: DType) -> torch.dtype:

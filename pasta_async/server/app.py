@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -57,7 +56,7 @@ def create_app(
         InvalidRequestError: A setting or the backend's name is bad.
     """
     settings = settings or ServerSettings()
-    operations = Operations(settings)
+    operations, keys = Operations(settings), settings.keys()
 
     def make_client() -> Client:
         if isinstance(backend, Client):
@@ -99,28 +98,11 @@ def create_app(
         middleware=[
             *operations.middleware,
             Middleware(Responses, operations.responses, [route.path for route in routes]),
-            *_middleware(settings),
+            *([Middleware(Guard, refuse=_without_key(keys))] if keys else []),
         ],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
-
-
-def _middleware(settings: ServerSettings) -> list[Middleware]:
-    middleware: list[Middleware] = []
-    if settings.cors_origins:  # outside the keys: a browser asks for leave without one
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=settings.cors_origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],  # OpenAI's client sends some of its own; the origin is what counts
-                expose_headers=["x-pasta-mode", "Retry-After", "x-should-retry"],
-            )
-        )
-    if keys := settings.keys():
-        middleware.append(Middleware(Guard, refuse=_without_key(keys)))
-    return middleware
 
 
 async def _health(request: Request) -> Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -123,8 +124,8 @@ class _Reply:
 
     async def whole(self) -> bytes:
         """The reply of a request that does not stream; the first choice that fails ends the others."""
-        async with self._service.admission.enter(self._limits.timeout) as place:
-            calls = await self._calls(place.seconds)
+        async with self._service.admission.enter(self._limits.timeout) as seconds:
+            calls = await self._calls(seconds)
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._answer(call)) for call in calls]
@@ -149,8 +150,8 @@ class _Reply:
             held += [self._chunk(self._choice(i, role="assistant", content="")) for i in range(count)]
         done: dict[int, Generation] = {}
         begun = False
-        async with self._service.admission.enter(self._limits.timeout) as place:
-            calls = await self._calls(place.seconds)
+        async with self._service.admission.enter(self._limits.timeout) as seconds:
+            calls = await self._calls(seconds)
             streams = [self._stream(call) for call in calls]
             async with aclosing(merged(streams)) as events:
                 async for index, event in events:
@@ -160,8 +161,7 @@ class _Reply:
                     begun = begun or isinstance(event, _BEGINNING)
                     held += self._event_chunks(index, event)
                     if begun and held:
-                        async with place.while_read():
-                            yield b"".join(map(data_event, held))
+                        yield b"".join(map(data_event, held))
                         held = []
         stream_options = self._request.stream_options
         if stream_options and stream_options.include_usage:
@@ -387,16 +387,16 @@ class EngineReply:
         """
         http, loop = self._service.http, asyncio.get_running_loop()
         try:
-            async with self._service.admission.enter(self._timeout) as place:
+            async with self._service.admission.enter(self._timeout) as seconds:
+                ends = loop.time() + (math.inf if seconds is None else seconds)
                 async with http.stream(
-                    "POST", self._url, json=self._body, headers=self._headers, timeout=place.seconds
+                    "POST", self._url, json=self._body, headers=self._headers, timeout=seconds
                 ) as reply:
                     if reply.status_code != 200:
                         raise _refusal(reply, await reply.aread())
                     async for part in reply.aiter_bytes():
-                        async with place.while_read():
-                            yield part
-                        if place.ends and loop.time() > place.ends:  # httpx bounds each wait alone
+                        yield part
+                        if loop.time() > ends:  # httpx bounds each wait alone
                             raise httpx.ReadTimeout("too late")
         except httpx.TimeoutException as error:
             raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error

@@ -51,28 +51,23 @@ def service_of(request: Request) -> Service:
     return request.app.state.service
 
 
-_READER_SECONDS = 1.0
-"""A stream whose reader takes nothing for so long lets others have its place."""
-
-
 class Admission:
     """Lets some requests decode at once; others wait in a bounded queue, first come first served."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.max_answers)
-        self._stalled = 0  # requests that wait for their readers, without a place
         self.in_flight: int = 0
         """Requests that decode."""
         self.queued: int = 0
         """Requests that wait."""
 
     @asynccontextmanager
-    async def enter(self, seconds: float | None) -> AsyncGenerator[Place]:
+    async def enter(self, seconds: float | None) -> AsyncGenerator[float | None]:
         """Hold a place for a request that may take so many seconds in all (None: no limit).
 
         Yields:
-            The place, with the seconds that are left after the wait.
+            The seconds that are left after the wait; None: no limit.
 
         Raises:
             ApiError: 429: the queue is full, or the wait took too long.
@@ -95,46 +90,12 @@ class Admission:
         finally:
             self.queued -= 1
         self.in_flight += 1
-        place = Place(self, None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3))
+        left = None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
         try:
-            yield place
+            yield left
         finally:
-            if place.held:
-                self._free()
-            else:
-                self._stalled -= 1
-
-    def lend(self, place: Place) -> None:
-        """Let others have the place of a request that waits for its reader.
-
-        There are as many such requests as may wait in the queue, so that open requests are bounded.
-        """
-        if self._stalled < self._settings.max_queue:
-            self._stalled += 1
-            place.held = False
-            self._free()
-
-    async def take_again(self, place: Place) -> None:
-        """Wait for a place for a request whose reader goes on. Cancelling it is safe.
-
-        Raises:
-            GenerationTimeoutError: The request's own time was up before.
-        """
-        self.queued += 1
-        try:
-            async with asyncio.timeout_at(place.ends):
-                await self._places.acquire()
-        except TimeoutError:
-            raise GenerationTimeoutError("the time was up before a place became free again") from None
-        finally:
-            self.queued -= 1
-        self._stalled -= 1
-        self.in_flight += 1
-        place.held = True
-
-    def _free(self) -> None:
-        self.in_flight -= 1
-        self._places.release()
+            self.in_flight -= 1
+            self._places.release()
 
     def _busy(self, reason: str) -> ApiError:
         return ApiError(
@@ -143,34 +104,3 @@ class Admission:
             code="rate_limit_exceeded",
             retry_after=min(1 + self.queued / self._settings.max_answers, 60),
         )
-
-
-class Place:
-    """The place of one request.
-
-    Attributes:
-        seconds: Time that the request has left as it gets the place; None: no limit.
-        ends: The loop's time when that is over.
-        held: False while others may have it.
-    """
-
-    def __init__(self, admission: Admission, seconds: float | None) -> None:
-        self._admission = admission
-        self.seconds: float | None = seconds
-        self.ends: float | None = None if seconds is None else asyncio.get_running_loop().time() + seconds
-        self.held: bool = True
-
-    @asynccontextmanager
-    async def while_read(self) -> AsyncGenerator[None]:
-        """Around the `yield` of a part of a stream: a reader that is slow to take it lets others in.
-
-        The request then goes on once there is a place again, or fails with `GenerationTimeoutError` if its
-        time is up before. Cancelling it is safe.
-        """
-        timer = asyncio.get_running_loop().call_later(_READER_SECONDS, self._admission.lend, self)
-        try:
-            yield
-        finally:
-            timer.cancel()
-        if not self.held:
-            await self._admission.take_again(self)

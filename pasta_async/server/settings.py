@@ -50,8 +50,6 @@ class ServerSettings(Options, BaseSettings):
     api_keys_file: Path | None = None
     """A file of keys, one on each line; empty lines and lines that begin with # are skipped.
     `PASTA_SERVER_API_KEYS` has some too."""
-    cors_origins: Names = ()
-    """Origins whose pages may ask, `https://app.example` for instance; `*` allows every page."""
     model_names: Names = ()
     """Names for the model beside its own."""
     temperature: float = Field(default=1.0, ge=0, le=10)
@@ -59,7 +57,7 @@ class ServerSettings(Options, BaseSettings):
     parallel: Parallel = "auto"
     """Width of answers whose request does not say: `always`, `never`, or `auto`, by the load."""
     max_answers: int = Field(default=64, ge=1)
-    """Requests that decode at once; not those whose reader has taken nothing for a second."""
+    """Requests that decode at once."""
     max_queue: int = Field(default=256, ge=0)
     """Requests that wait for their turn; more are refused with 429."""
     queue_timeout: float = Field(default=60.0, gt=0)

@@ -1,4 +1,4 @@
-"""Answers as server-sent events, for this server and for one's own app."""
+"""Answers as server-sent events."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any, Protocol, Self, TypeVar
 import anyio
 from pydantic import TypeAdapter
 from pydantic_core import to_json
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from pasta_async.errors import PastaError
 from pasta_async.events import Event
-from pasta_async.server.errors import ApiError, api_error, log_failure, stopping
+from pasta_async.server.errors import ApiError, log_failure, stopping
 from pasta_async.server.settings import ServerSettings
-from pasta_async.streaming import AnswerStream
 
 _T = TypeVar("_T")
 
@@ -78,44 +76,6 @@ class _EventResponse(EventSourceResponse):
                         await generator.aclose()
         if open_body and self.active:  # and the client is still there
             await send({"type": "http.response.body", "body": self._last_words()})
-
-
-class AnswerResponse(_EventResponse):
-    """A Starlette or FastAPI response that streams an answer as server-sent events.
-
-    The name of each event is its `type` (`text.delta`, `thread.started`, ...), its data the JSON object that
-    `event_fields` makes of it. The last is `answer.done`, or `error` with OpenAI's error object. A reader
-    that goes away ends the answer with all its threads; one that reads slowly makes it wait.
-
-        @app.post("/ask")
-        async def ask(prompt: str) -> AnswerResponse:
-            return AnswerResponse(client.stream(prompt))
-
-    Args:
-        answer: A stream that was not entered yet.
-        drain: Seconds the stream may go on after the process was told to stop; then it ends with an `error`.
-            Let it be fewer than your ASGI server waits before it cancels open requests.
-    """
-
-    def __init__(self, answer: AnswerStream, *, drain: float = 30.0) -> None:
-        def last_words() -> bytes:
-            partial = answer.partial
-            return _sse("error", to_json(stopping(partial.text if partial else None).body)).encode()
-
-        super().__init__(_named_events(answer), {}, drain, last_words)
-
-
-async def _named_events(answer: AnswerStream) -> AsyncGenerator[ServerSentEvent, None]:
-    try:
-        async with answer:
-            async for event in answer:
-                yield _sse(event.type, _EVENTS.dump_json(event))
-    except PastaError as error:
-        yield _sse("error", to_json(api_error(error).body))
-
-
-def _sse(name: str, data: bytes) -> ServerSentEvent:
-    return ServerSentEvent(data.decode(), event=name, sep="\n")
 
 
 def data_event(value: Any) -> bytes:

@@ -96,12 +96,6 @@ def run(engine: Engine, *jobs: Job) -> None:
         check_scheduler(engine.scheduler)
 
 
-def run_unchecked(engine: Engine, task: Job) -> None:
-    engine.add(task)
-    while engine.step() is not None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def made() -> Any:
     return local_models.model()

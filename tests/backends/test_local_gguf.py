@@ -12,7 +12,6 @@ import gguf
 import local_models
 import numpy as np
 import pytest
-import sentencepiece  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType, GGUFWriter
@@ -39,12 +38,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], Type]] = {
         {"rope_parameters": local_models.LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True},
         Type.BF16,
     ),
-    "llama, positions divided": (
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0}},
-        Type.Q8_0,
-    ),
     "qwen2": ({"kind": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, Type.Q4_0),
-    "qwen2, tied": ({"kind": "qwen2", "tie_word_embeddings": True}, Type.Q4_1),
     "qwen3": ({"kind": "qwen3", "head_dim": 32}, Type.Q5_1),
 }
 PARTS = {
@@ -210,13 +204,12 @@ def test_logits_and_tokens_are_those_of_a_folder_and_of_transformers(variant: st
     assert tokens == expected == out[0, len(ids) :].tolist()
 
 
-QUANTISED = [
-    kind for kind in Type if kind.name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
-]
-
-
-@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
-def test_all_types_that_the_package_dequantises_are_read(kind: Type, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_1, Type.Q4_K, Type.Q6_K, Type.IQ4_NL],
+    ids=lambda kind: kind.name,
+)
+def test_types_that_the_package_dequantises_are_read(kind: Type, tmp_path: Path) -> None:
     model = local_models.model(hidden_size=256, intermediate_size=256, num_hidden_layers=1, vocabulary=600)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     data = np.random.default_rng(0).integers(0, 60, (600, 256 // block * size), np.uint8)
@@ -281,44 +274,6 @@ def test_byte_level_tokenizers_encode_as_hugging_faces(pre: str, tmp_path: Path)
     assert tokenizer.tags is not None
 
 
-def test_sentencepiece_tokenizers_encode_as_sentencepiece(tmp_path: Path) -> None:
-    library: Any = sentencepiece
-    (tmp_path / "texts").write_text("\n".join(local_models.CORPUS), "utf-8")
-    library.SentencePieceTrainer.train(
-        input=str(tmp_path / "texts"),
-        model_prefix=str(tmp_path / "trained"),
-        model_type="bpe",
-        vocab_size=380,
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=False,
-        minloglevel=2,
-    )
-    theirs = library.SentencePieceProcessor(model_file=str(tmp_path / "trained.model"))
-    count = theirs.get_piece_size()
-    checks = {"is_unknown": 2, "is_control": 3, "is_byte": 6}
-    types = [next((t for f, t in checks.items() if getattr(theirs, f)(i)), 1) for i in range(count)]
-    changes = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [theirs.id_to_piece(i) for i in range(count)],
-        "tokenizer.ggml.scores": [theirs.get_score(i) for i in range(count)],
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.bos_token_id": theirs.bos_id(),
-        "tokenizer.ggml.eos_token_id": theirs.eos_id(),
-        "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.chat_template": None,
-    }
-    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
-    for text in TEXTS:
-        assert tokenizer.encode(text) == theirs.encode(text)
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-    message: list[Message] = [{"role": "user", "content": "Both wars"}]
-    assert tokenizer.encode_chat(message, {}) == [theirs.bos_id(), *theirs.encode("Both wars")]
-    assert tokenizer.end_ids == (theirs.eos_id(),)
-
-
 # As found in the wild --------------------------------------------------------------------------------------
 
 KEY = "tokenizer.ggml."
@@ -350,15 +305,6 @@ def test_an_id_outside_the_vocabulary_is_named(name: str, tmp_path: Path) -> Non
         open_checkpoint(file)
 
 
-def test_without_types_of_tokens_what_is_written_as_special_is(tmp_path: Path) -> None:
-    changes: Metadata = {f"{KEY}token_type": None}
-    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
-    plain = open_checkpoint(write(tmp_path / "b.gguf", local_models.model())).tokenizer()
-    chat: list[Message] = [{"role": "user", "content": "<|im_end|> and so on"}]
-    assert tokenizer.encode_chat(chat, {}) == plain.encode_chat(chat, {})
-    assert tokenizer.end_ids == plain.end_ids
-
-
 def test_a_description_in_latin_1_is_nobodys_business(tmp_path: Path) -> None:
     file = write(tmp_path / "a.gguf", local_models.model(), changes={"general.description": "caf_"})
     file.write_bytes(file.read_bytes().replace(b"caf_", b"caf\xe9"))
@@ -383,15 +329,6 @@ def test_a_beginning_that_is_none_is_not_written(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("names", [["default", "rag"], ["rag", "default"], ["tool_use", "rag"]], ids=str)
-def test_of_templates_that_all_have_names_one_is_taken(names: list[str], tmp_path: Path) -> None:
-    changes: Metadata = {"tokenizer.chat_template": None, "tokenizer.chat_templates": names}
-    changes |= {f"tokenizer.chat_template.{name}": f"{name}: {{{{ messages[0].content }}}}" for name in names}
-    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
-    written = tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "x"}], {}))
-    assert written == ("default: x" if "default" in names else "tool_use: x")
-
-
 # Refused ---------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Metadata, str]] = {
@@ -408,7 +345,8 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     "unknown tensor": ({"extra.weight": (np.zeros(1, np.float32), Type.F32)}, "unknown tensors .*extra"),
     "type": ({"output_norm.weight": (np.zeros(64, np.int8), Type.I8)}, "of the type I8"),
     "alignment": ({"general.alignment": "none"}, "not a readable GGUF file"),
-    "tokenizer": ({"tokenizer.ggml.model": "bert"}, "'bert', not 'gpt2'"),
+    "tokenizer": ({"tokenizer.ggml.model": "llama"}, "'llama'; only 'gpt2'"),
+    "no types of tokens": ({"tokenizer.ggml.token_type": None}, "token_type"),
     "pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, "'tekken', not one of gpt-2, smollm, llama-bpe"),
 }
 
@@ -452,7 +390,7 @@ async def test_damaged_files_are_refused(damage: str, tmp_path: Path) -> None:
 def test_no_damage_to_a_header_does_more_than_refuse_the_file(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", local_models.model(num_hidden_layers=1), local_models.byte_level())
     data, draw = file.read_bytes(), np.random.default_rng(0)
-    for _ in range(300):
+    for _ in range(100):
         damaged = bytearray(data)
         for place in draw.integers(0, 1500, 3):
             damaged[place] = draw.integers(256)

@@ -19,18 +19,12 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_request, serving, serving_in_loop
-from sse_starlette.sse import AppStatus
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.routing import Route
+from live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_request, serving
 
-from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
-from pasta_async.clock import REAL_CLOCK
-from pasta_async.server import AnswerResponse, ServerSettings, create_app
+from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.running import http_protocol
-from pasta_async.testing import Fault, ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 from tests.pasta_tiny import LOCAL_TINY
 
 CHAT = {"model": "pasta-tiny", "messages": MESSAGES, "temperature": 0}
@@ -79,55 +73,6 @@ def test_a_reader_that_takes_nothing_is_cut_off(endless: Path) -> None:
                 pass
 
 
-class HastyLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock can be set forward."""
-
-    ahead = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.ahead
-
-
-def test_a_slow_reader_is_not_cut_off_and_loses_nothing() -> None:
-    """It takes a little each time shortly before it would count as one that takes nothing."""
-    long, settings, loop = "word " * 600, ServerSettings(timeout=1e6), HastyLoop()
-    engine = WatchedBackend(ScriptedBackend(long))
-    app = create_app(engine, settings)
-    body = {"model": "scripted", "messages": MESSAGES, "stream": True, "pasta": {"events": True}}
-
-    async def until_it_waits_for_its_reader() -> None:
-        before = None
-        while before != engine.pieces:
-            before = dict(engine.pieces)
-            for _ in range(100):
-                await asyncio.sleep(0)
-
-    async def read_slowly() -> bytes:
-        received = b""
-        async with serving_in_loop(app, send_buffer=2**13, http=http_protocol(settings)) as url:
-            with LiveServer(url, app).connect(receive_buffer=2**13) as connection:
-                connection.setblocking(False)
-                request = http_request("/v1/chat/completions", json.dumps(body).encode())
-                await loop.sock_sendall(connection, request)
-                while not received.endswith(b"0\r\n\r\n"):
-                    await until_it_waits_for_its_reader()
-                    enough = len(received) + 2**14
-                    while len(received) < enough and not received.endswith(b"0\r\n\r\n"):
-                        more = await loop.sock_recv(connection, 2**12)
-                        assert more, "it was cut off"
-                        received += more
-                    await until_it_waits_for_its_reader()
-                    loop.ahead += 0.9 * settings.stall_timeout
-        return received
-
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        received = runner.run(read_slowly())
-    assert loop.ahead > 10 * settings.stall_timeout
-    chunks = re.findall(rb"^data: (\{.*)$", received, re.MULTILINE)
-    choices = [choice for each in chunks for choice in json.loads(each)["choices"]]
-    assert "".join(choice["delta"].get("content", "") for choice in choices) == long
-
-
 # The program, and signals -----------------------------------------------------------------------------------
 
 STALLING = """
@@ -141,7 +86,7 @@ main(["serve", "--port", "0", "--drain-seconds", sys.argv[1]], backend=backend)
 SERVE = ["-m", "pasta_async", "serve", "--port", "0", "--backend"]
 
 
-@pytest.mark.parametrize("steps", range(24))
+@pytest.mark.parametrize("steps", range(0, 24, 2))
 async def test_a_client_that_leaves_as_its_stream_begins_leaves_no_place_behind(steps: int) -> None:
     """The app alone, so that the client leaves at each step of the loop around the response's first bytes."""
     app = create_app(ScriptedBackend("Fine, thanks."), ServerSettings(model_names="m", parallel="never"))
@@ -246,25 +191,10 @@ def test_a_signal_ends_a_server_that_still_waits_for_its_backend() -> None:
     assert "Traceback" not in log
 
 
-def test_a_stream_in_an_app_of_ones_own_is_told_so_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    stall = Fault(0, 2, "stall")
-    client = Client(ScriptedBackend("Tea is old.", clock=REAL_CLOCK, faults=[stall]))
-
-    async def ask(_: Request) -> AnswerResponse:
-        return AnswerResponse(client.stream("x"), drain=0.1)
-
-    monkeypatch.setattr(AppStatus, "should_exit", True)  # as SIGTERM sets it
-    with serving(Starlette(routes=[Route("/ask", ask)])) as url:
-        reply = httpx.get(f"{url}/ask", timeout=PATIENCE)
-    assert "event: error" in reply.text
-    assert last_event(reply)["error"]["code"] == "stopping"
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["local:/no/such"], 1, "/no/such"),
-        (["gopher:hole"], 2, "gopher:hole"),
         ([LOCAL_TINY, "--host", "0.0.0.0"], 2, "PASTA_SERVER_API_KEYS"),  # others could reach it
     ],
 )

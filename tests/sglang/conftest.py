@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import table_model
 from real_server import RealServer, require_sglang, running_server
 
 from pasta_async.backends.local import LocalBackend
@@ -19,14 +18,6 @@ from tests.pasta_tiny import PASTA_TINY
 def shipped() -> Path:
     """The folder of the model that ships with the package."""
     return PASTA_TINY
-
-
-@pytest.fixture(scope="session")
-def table_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the table model."""
-    folder = tmp_path_factory.mktemp("table-model")
-    table_model.make(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")

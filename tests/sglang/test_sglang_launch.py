@@ -12,7 +12,7 @@ import pytest
 
 from pasta_async.backends.sglang import LaunchedBackend, command
 from pasta_async.backends.sglang.command import ServerCommand, server_command
-from pasta_async.errors import BackendError
+from pasta_async.errors import BackendError, UnsupportedModelError
 from tests.pasta_tiny import PASTA_TINY
 
 
@@ -94,3 +94,21 @@ async def test_a_backend_that_is_closed_while_its_server_starts_starts_no_other(
         with pytest.raises(BackendError, match="closed"):
             await caller
     assert count == 1
+
+
+async def test_a_server_that_ends_as_it_starts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> ServerCommand:
+        return ServerCommand([sys.executable, "-c", "raise SystemExit(1)"], {}, {})
+
+    monkeypatch.setattr(command, "server_command", broken)
+    backend = LaunchedBackend(PASTA_TINY, device="cpu")
+    with pytest.raises(BackendError, match="ended with status 1"):
+        await backend.connect()
+    await backend.aclose()
+
+
+async def test_a_folder_without_a_model_starts_no_server(tmp_path: Path) -> None:
+    backend = LaunchedBackend(tmp_path, device="cpu")
+    with pytest.raises(UnsupportedModelError):
+        await backend.connect()
+    await backend.aclose()

@@ -63,17 +63,6 @@ async def test_ranks_together_and_a_server_that_has_not_decoded_yet(monkeypatch:
     assert load.step_doubles_at == pytest.approx(2 * 20)
 
 
-async def test_what_steps_took_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    early = [1000 * count for count in counted(0.010, 0.0005, steps=1600)]
-    late = counted(0.040, 0.001, steps=800)
-    readings = [
-        [RANK | {"decode_moments": [old + n * new for old, new in zip(early, late, strict=True)]}]
-        for n in range(60)
-    ]
-    load = await read_all(monkeypatch, *readings)
-    assert load.step_doubles_at == pytest.approx(40, rel=0.02)
-
-
 async def test_a_server_that_was_started_again_counts_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [[RANK | {"decode_moments": counted(0.01, 0.0005, steps=steps)}] for steps in (1600, 160)]
     load = await read_all(monkeypatch, *readings)

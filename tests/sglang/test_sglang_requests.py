@@ -16,7 +16,6 @@ from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
     BackendStatusError,
-    BackendTimeoutError,
     InvalidRequestError,
 )
 from pasta_async.options import Sampling
@@ -242,25 +241,6 @@ async def test_a_retry_after_is_handed_on() -> None:
         assert (caught.value.status, caught.value.retry_after) == (429, seconds)
 
 
-async def test_only_decoding_may_take_minutes() -> None:
-    timeouts: dict[str, Any] = {}
-
-    class Answer(OddServer):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            timeouts[request.url.path] = request.extensions["timeout"]["read"]
-            return await super().handle_async_request(request)
-
-    server = Answer({"/server_info": httpx.ReadTimeout("silent")})
-    made = backend(server)
-    with pytest.raises(BackendTimeoutError):
-        await made.connect()
-    server.routes["/server_info"] = {"version": "0.5.23"}
-    server.decoding = [good()]
-    await pieces_of(made)
-    assert timeouts.pop("/generate") == 300
-    assert max(timeouts.values()) <= 30
-
-
 # Ending early ---------------------------------------------------------------------------------------------
 
 
@@ -364,29 +344,3 @@ async def test_closing_ends_what_is_open_and_what_comes_after() -> None:
         with pytest.raises(BackendError):
             await work
     assert len(server.sent("/abort_request")) == 2 and answer.over and waiting.over
-
-
-async def test_closing_ends_a_connect_that_hangs() -> None:
-    asked = asyncio.Event()
-
-    class Silent(OddServer):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            asked.set()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    made = backend(Silent())
-    task = asyncio.create_task(made.connect())
-    await asked.wait()
-    await made.aclose()
-    with pytest.raises(BackendError):
-        await task
-
-
-async def test_a_finished_request_is_not_aborted() -> None:
-    server = OddServer()
-    server.decoding = [good()]
-    pieces = backend(server).decode(ONE)
-    assert (await anext(pieces)).finish_reason == "stop"
-    await pieces.aclose()
-    assert not server.sent("/abort_request")

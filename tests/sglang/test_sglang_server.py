@@ -11,7 +11,7 @@ import httpx
 import pytest
 from real_server import RealServer, require_sglang, running_server
 from server_contract import *  # noqa: F403 - the tests
-from server_contract import chat, ids_of, read, request, tags_of
+from server_contract import PROMPT, chat, ids_of, read, request, tags_of
 
 from pasta_async import Client, Generation
 from pasta_async.backends.local import LocalBackend
@@ -41,6 +41,13 @@ async def test_a_client_of_the_caller_is_used_and_left_open(server: RealServer) 
         await own.aclose()
         assert not client.is_closed
     assert "/generate" in seen and "/server_info" in seen
+
+
+def test_a_client_serves_in_one_event_loop_after_another(server: RealServer) -> None:
+    client = Client(server.url)
+    first, second = (asyncio.run(client.generate(PROMPT, max_tokens=8)) for _ in range(2))
+    asyncio.run(client.aclose())
+    assert first.text == second.text
 
 
 async def test_a_server_without_a_tokenizer_answers_alike(
