@@ -124,17 +124,6 @@ def sentencepiece(legacy: bool = True) -> PreTrainedTokenizerFast:
     return fast
 
 
-def word_level() -> PreTrainedTokenizerFast:
-    """Words, and every character alone; no decoder."""
-    text = "".join(CORPUS)
-    words = sorted({*text, *map(chr, range(32, 127)), *text.split()})
-    vocab = {"<unk>": 0, **{word: i + 1 for i, word in enumerate(words)}}
-    tokenizer = tk.Tokenizer(tk.models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = tk.pre_tokenizers.Split(tk.Regex(r"\w+|\W"), "isolated")
-    tokenizer.add_special_tokens(["<unk>", *SPECIAL, *TAG_TOKENS])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>")
-
-
 def model(kind: str = "llama", seed: int = 0, vocabulary: int = 512, **changes: Any) -> Any:
     """A small random model (`llama`, `qwen2`, `qwen3`) whose greedy texts vary."""
     kinds: dict[str, Any] = {

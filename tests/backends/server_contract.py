@@ -56,7 +56,7 @@ class Server(Protocol):
 
 AnyServerBackend = ServerBackend[ServedModel]
 
-PROMPTS = [example.prompt for example in examples()]
+PROMPTS = [example.prompt for example in examples()[::2]]
 PROMPT = examples("describe")[0].prompt
 
 
@@ -249,11 +249,11 @@ def check_caches(answer: Generation, block: int) -> None:
 async def test_the_server_answers_as_the_embedded_engine_does(
     backend: AnyServerBackend, local: LocalBackend, server: Server
 ) -> None:
-    assert len(PROMPTS) >= 50
+    assert len(PROMPTS) >= 25
     there, here = await answers(backend, PROMPTS), await answers(unconstrained(local), PROMPTS)
     assert written(there) == written(here)
-    assert sum(len(generation.threads) > 2 for generation in there) > 10
-    assert sum(len(generation.threads[0].requests) > 1 for generation in there) > 5
+    assert sum(len(generation.threads) > 2 for generation in there) > 5
+    assert sum(len(generation.threads[0].requests) > 1 for generation in there) > 2
     for generation in there:
         check_caches(generation, server.block)
 
@@ -262,7 +262,7 @@ async def test_the_server_answers_as_the_embedded_engine_does(
 async def test_every_way_to_ask_is_answered_alike(
     backend: AnyServerBackend, local: LocalBackend, options: dict[str, Any]
 ) -> None:
-    some = PROMPTS[:15]
+    some = PROMPTS[:8]
     there = await answers(backend, some, **options)
     assert written(there) == written(await answers(unconstrained(local), some, **options))
 

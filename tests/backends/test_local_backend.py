@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -17,11 +15,8 @@ import torch
 from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.local.adapter import CheckpointFolder
-from pasta_async.backends.local.checkpoint import TokenizerFiles
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.scheduler import Scheduler
-from pasta_async.backends.local.session import EngineLoop
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
@@ -206,24 +201,6 @@ async def test_a_slow_reader_pauses_itself_and_nobody_else(backend: LocalBackend
     assert len(all_ids([first, *rest])) == 300
 
 
-async def test_a_loop_that_falls_behind_while_its_reader_waits_goes_on(
-    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a busy machine: the engine fills the buffer, and pauses, before the reader gets a piece."""
-    loop, paused = asyncio.get_running_loop(), threading.Event()
-    run_until_nothing_moves = EngineLoop._run  # pyright: ignore[reportPrivateUsage]
-
-    def run(engine_loop: EngineLoop) -> None:
-        if not paused.is_set():
-            loop.call_soon_threadsafe(paused.wait, 30)
-        run_until_nothing_moves(engine_loop)
-        paused.set()
-
-    monkeypatch.setattr(EngineLoop, "_run", run)
-    async with asyncio.timeout(60):
-        assert len(await decoded(backend, request(range(40), 100))) == 100
-
-
 async def test_more_requests_than_slots_all_end_also_when_they_wait_for_each_other(folder: Path) -> None:
     backend = LocalBackend(folder, device="cpu", slots=128)
     try:
@@ -252,28 +229,6 @@ async def test_closing_the_backend_ends_open_requests_with_an_error(folder: Path
     with pytest.raises(BackendError):
         await backend.connect()
     await backend.aclose()
-
-
-async def test_a_backend_closed_while_it_loads_keeps_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend, loading, closed = LocalBackend(folder, device="cpu"), threading.Event(), threading.Event()
-    read = CheckpointFolder.tokenizer_files
-
-    def slow(checkpoint: CheckpointFolder) -> TokenizerFiles:
-        loading.set()
-        assert closed.wait(60)
-        return read(checkpoint)
-
-    monkeypatch.setattr(CheckpointFolder, "tokenizer_files", slow)
-    connecting = [asyncio.create_task(backend.connect()) for _ in range(2)]
-    assert await asyncio.to_thread(loading.wait, 60)
-    await backend.aclose()
-    closed.set()
-    for task in connecting:
-        with pytest.raises(BackendError):
-            await task
-    assert backend.engine is None
 
 
 def test_event_loops_share_a_backend_one_after_another(folder: Path) -> None:
@@ -315,18 +270,6 @@ def test_event_loops_share_a_backend_at_once_and_any_may_close_it(folder: Path) 
     assert len(asyncio.run(answer_and_close())) == 10
     reader.join(60)
     assert len(ended) == 1
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the generator's own end
-def test_a_loop_that_was_closed_holds_no_slots(folder: Path) -> None:
-    backend = LocalBackend(folder, device="cpu", slots=128)
-    loop = asyncio.new_event_loop()
-    abandoned = backend.decode(request(range(60), 60, answer="abandoned"))
-    loop.run_until_complete(anext(abandoned))
-    loop.close()
-    assert len(asyncio.run(decoded(backend, request(range(100, 160), 60)))) == 60
-    check_idle(backend)
-    asyncio.run(backend.aclose())
 
 
 # Failures ------------------------------------------------------------------------------------------------
@@ -439,9 +382,3 @@ async def test_the_rest_of_the_process_keeps_its_threads(folder: Path) -> None:
         await backend.aclose()
     finally:
         torch.set_num_threads(before)
-
-
-def test_importing_the_backend_loads_no_torch() -> None:
-    code = "import sys, pasta_async.backends.local; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -199,37 +199,6 @@ def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
     assert steps == 7  # 31 beside the decoded token
 
 
-def test_when_slots_run_out_the_youngest_wait_and_all_come_out_right(made: Any, folder: Path) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=128))
-    prompts = [prompt(30, seed) for seed in range(5)]
-    jobs = [job(ids, 60, group=i) for i, ids in enumerate(prompts)]
-    for task in jobs:
-        engine.add(task)
-    order: list[Job] = []
-    while (outputs := engine.step()) is not None:
-        check_scheduler(engine.scheduler)
-        order += [output.job for output in outputs if output.finish_reason]
-    assert order[0] is jobs[0]
-    assert [decoded(task) for task in jobs] == [reference(made, ids, 60) for ids in prompts]
-
-
-def test_a_paused_job_keeps_its_place_until_its_slots_are_needed(made: Any, folder: Path) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=128))
-    slow, other = job(prompt(30, 1), 40, group="a"), job(prompt(50, 2), 60, group="b")
-    engine.add(slow)
-    for _ in range(10):
-        engine.step()
-    slow.paused = True
-    assert engine.step() is None
-    run(engine, other)  # needs 109 of 128 slots; the paused job has 39
-    assert slow.length == 40
-    assert decoded(other) == reference(made, prompt(50, 2), 60)
-    slow.paused = False
-    while engine.step() is not None:
-        check_scheduler(engine.scheduler)
-    assert decoded(slow) == reference(made, prompt(30, 1), 40)
-
-
 def test_started_answers_go_before_new_ones(folder: Path) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_running=1))
     main = job(prompt(10), 2, group="first")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +16,7 @@ from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.checkpoint import model_config
-from pasta_async.backends.local.int8 import AVX2, Basis
+from pasta_async.backends.local.int8 import AVX2
 from pasta_async.backends.local.model import choose_dtype
 from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler
@@ -172,16 +171,3 @@ def test_auto_takes_what_the_device_does_well(shape: dict[str, Any], device: str
 def test_int8_is_refused_on_other_devices() -> None:
     with pytest.raises(InvalidRequestError):
         choose_dtype("int8", model_config(SMALL, Path("config.json")), torch.device("cuda"))
-
-
-@pytest.mark.parametrize("hidden", [64, 72, 576, 15])
-def test_another_basis_keeps_products_and_spreads_what_stands_out(hidden: int) -> None:
-    basis, draw = Basis(hidden), torch.Generator().manual_seed(0)
-    states, reads = torch.randn(5, hidden, generator=draw), torch.randn(7, hidden, generator=draw)
-    writes, bias = torch.randn(hidden, 3, generator=draw), torch.randn(hidden, generator=draw)
-    close: Any = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
-    close(basis.inputs(states) @ basis.inputs(reads).T, states @ reads.T)
-    close(basis.inputs(reads) @ basis.outputs(writes), reads @ writes)
-    close(basis.outputs(bias), basis.inputs(bias[None])[0])
-    peak = torch.eye(hidden)[:1] * 100
-    assert float(basis.inputs(peak).abs().max()) < 100 / hidden**0.25

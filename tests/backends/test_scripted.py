@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
@@ -94,12 +93,6 @@ async def test_a_context_that_is_in_no_view_leads_to_the_next_stretch() -> None:
     assert (await player.text(written=(*context, *some))).startswith(" together: ")
 
 
-async def test_what_the_script_does_not_have_is_empty() -> None:
-    player = await Player.ask(ScriptedBackend("No promise."))
-    pieces = await player.pieces(thread=3)
-    assert [(piece.ids, piece.finish_reason) for piece in pieces] == [(player.model.end_ids, "stop")]
-
-
 async def test_each_prompt_may_have_its_own_script() -> None:
     by_prompt = ScriptedBackend({"hi": "Hello.", "bye": Document((Text("Farewell."),))})
     assert await (await Player.ask(by_prompt, "hi")).text(answer="1") == "Hello."
@@ -124,12 +117,6 @@ async def test_any_text_is_data(text: str, known: bool) -> None:
         ids = tokenizer.encode(written)
         assert tokenizer.decode(ids) == written
         assert not {*ids} & {*(tokenizer.tags or ()), *tokenizer.end_ids}
-
-
-async def test_each_word_of_a_script_is_a_token() -> None:
-    tokenizer = ScriptedBackend({"Why not?": "Because é 1234."}).tokenizer
-    pieces = [tokenizer.decode([token]) for token in tokenizer.encode("Because é 1234. Why")]
-    assert pieces == ["Because", " é", " 123", "4", ".", " ", "Why"]
 
 
 # --- when a request ends ------------------------------------------------------------------------------
@@ -170,19 +157,6 @@ async def test_tokens_take_their_time_on_the_clock() -> None:
     tokens = {play.request.thread: len(play.ids) for play in backend.played}
     assert ended == {0: 0.5 + tokens[0], 1: 0.5 + tokens[1], 2: 0.5 + tokens[2] / 4}
     assert backend.max_open == 3
-
-
-async def test_without_latency_threads_take_turns() -> None:
-    player = await Player.ask(ScriptedBackend(WARS))
-    turns: list[int] = []
-
-    async def listen(thread: int) -> None:
-        nonlocal turns
-        async for _ in player.backend.decode(player.request(thread)):
-            turns += [thread]
-
-    await asyncio.gather(*map(listen, (0, 1, 2)))
-    assert turns[:9] == [0, 1, 2] * 3
 
 
 # --- leaving early ------------------------------------------------------------------------------------
@@ -270,14 +244,6 @@ async def test_a_stream_that_breaks_off_is_a_protocol_error() -> None:
     assert isinstance(error, BackendProtocolError)
 
 
-async def test_garbage_is_written_in_and_can_be_continued() -> None:
-    fault = Fault(0, 1, "garbage", text="</async>?!")
-    player = await Player.ask(ScriptedBackend("One two.", faults=[fault]))
-    first = ids_of(await player.pieces())
-    assert player.backend.tokenizer.decode(first) == "One</async>"
-    assert await player.text(written=first) == "?! two."
-
-
 # --- the cache ----------------------------------------------------------------------------------------
 
 
@@ -294,16 +260,3 @@ async def test_a_request_finds_what_earlier_ones_computed() -> None:
     assert await cached(player, 1, out[:5]) == prompt + 5 - 1, "the last token is always computed"
     assert await cached(player, 2, (*out, 9, 9)) == prompt + len(out) - 1, "the last output has no KV"
     assert await cached(player, 3, (*out[:3], 9, 9, 9)) == prompt + 3
-
-
-async def test_nothing_is_kept_without_a_record() -> None:
-    player = await Player.ask(ScriptedBackend(WARS, record=False))
-    objects: list[int] = []
-    for number in range(1200):
-        assert (await player.pieces(answer=str(number)))[-1].cached_tokens == 0
-        if number in (599, 1199):
-            gc.collect()
-            objects.append(len(gc.get_objects()))
-    assert objects[1] - objects[0] < 100
-    assert not player.backend.requests
-    assert not player.backend.open

@@ -123,7 +123,6 @@ def test_control_characters_of_an_answer_reach_a_pipe_but_no_terminal() -> None:
     ("shell", "arguments"),
     [
         ('"$@" > /dev/full', ["generate", "x"]),
-        ('"$@" > /dev/full', ["generate", "x", "--live"]),
         ('echo "<sync/>" | "$@" > /dev/full', ["check", "-"]),
     ],
 )

@@ -128,16 +128,6 @@ def test_errors_can_be_pickled_and_copied(error: pasta_async.PastaError) -> None
         assert (str(again), vars(again)) == (str(error), vars(error))
 
 
-async def test_results_and_events_can_be_pickled_and_copied() -> None:
-    written = 'One. <promise topic="a" tokens="13"/><async>Two.</async><sync/><sync/> Three.'
-    async with pasta_async.stream("Why?", backend=ScriptedBackend(written)) as stream:
-        seen = [event async for event in stream]
-        generation = await stream.result()
-    for value in (generation, seen, generation.document, pasta_async.Limits(), pasta_async.Sampling(seed=1)):
-        for again in (pickle.loads(pickle.dumps(value)), copy.copy(value), copy.deepcopy(value)):
-            assert again == value
-
-
 async def test_a_generation_comes_back_from_json() -> None:
     written = 'One. <promise topic="a" tokens="13"/><async>Two.</async><sync/><sync/> <\\sync/> Three.'
     generation = await pasta_async.generate("Why?", backend=ScriptedBackend(written))

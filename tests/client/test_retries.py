@@ -24,8 +24,6 @@ from pasta_async import (
 )
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 
-pytestmark = pytest.mark.loop_matrix
-
 BUSY = BackendStatusError("busy", status=429, retry_after=7.0)
 
 

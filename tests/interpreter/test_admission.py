@@ -16,7 +16,6 @@ from support import promise
 from pasta_async import Client, Generation, Limits
 from pasta_async.errors import BackendStatusError
 from pasta_async.events import ThreadStarted
-from pasta_async.interpreter.admission import Admission
 from pasta_async.lang import parse
 from pasta_async.load import LIGHT_THREADS, EngineLoad
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
@@ -128,9 +127,8 @@ async def test_the_clients_own_answers_count_where_the_engine_says_nothing() -> 
 
 
 @pytest.mark.parametrize("parallel", ["auto", "always"])
-@pytest.mark.parametrize("slots", [4, 16])
-async def test_a_new_answer_waits_for_one_chunk_of_others_at_most(slots: int, parallel: Any) -> None:
-    backend = Busy()
+async def test_a_new_answer_waits_for_one_chunk_of_others_at_most(parallel: Any) -> None:
+    backend, slots = Busy(), 4
     backend.capacity = 1000
     async with on(backend, client_threads=slots) as client:
         wide = [asyncio.create_task(client.generate(f"Why {n}?", parallel=parallel)) for n in range(2)]
@@ -181,15 +179,6 @@ async def test_a_load_that_cannot_be_read_ends_no_answer_and_is_not_taken_for_an
             assert [(answer.text, answer.width) for answer in answers] == [(TEXT, width)] * count
             assert all(any("not known" in note for note in answer.notes) for answer in answers)
             assert backend.max_open <= LIGHT_THREADS
-
-
-async def test_a_load_that_is_lost_before_a_promise_is_in_a_note() -> None:
-    backend = Busy()
-    async with on(backend) as client:
-        answer = asyncio.create_task(client.generate("Why?"))
-        await backend.clock.sleep(0.002)  # main writes its first words
-        backend.error = BackendStatusError("the load is not told", status=500)
-        assert any("the load is not told" in note for note in (await answer).notes)
 
 
 async def test_nothing_is_left_of_answers_that_failed_or_were_cancelled_while_they_waited() -> None:
@@ -286,50 +275,3 @@ async def test_a_thread_that_waits_to_be_sent_again_gives_its_slot_back() -> Non
         assert backend.clock.time() < 50
         assert (await refused).text == "Because."
         assert backend.clock.time() >= 50
-
-
-@pytest.mark.parametrize("waits_for", ["reader", "retry"])
-async def test_an_answer_that_is_cancelled_while_it_has_no_slot_leaves_nothing(waits_for: str) -> None:
-    error = BackendStatusError("come back later", status=429, retry_after=50.0)
-    faults = [Fault(0, 0, error=error)] if waits_for == "retry" else []
-    script = {"long": LONG, "Why?": "Because."}
-    backend = ScriptedBackend(script, clock=VirtualClock(), faults=faults)
-    async with Client(backend, clock=backend.clock, limits=Limits(client_threads=1)) as client:
-        async with client.stream("long", parallel="always"):
-            await backend.clock.sleep(10.0)
-        assert not backend.open
-        assert (await client.generate("Why?")).text == "Because."
-
-
-async def test_threads_that_are_cancelled_in_the_queue_or_with_a_slot_in_hand_take_none_away() -> None:
-    async def silent() -> EngineLoad | None:
-        return None
-
-    admission, decoding = Admission(2, silent), set[int]()
-
-    async def decode(number: int) -> None:
-        async with slots.thread() as slot:
-            decoding.add(number)
-            await asyncio.sleep(0)
-            async with slot.released():
-                decoding.remove(number)
-                await asyncio.sleep(0)
-            decoding.add(number)
-            await asyncio.sleep(0)
-            decoding.remove(number)
-
-    for turns in range(12):
-        with admission.answer(limited=True) as slots:
-            tasks = [asyncio.create_task(decode(number)) for number in range(8)]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            for task in tasks[::2]:
-                task.cancel()
-            await asyncio.wait(tasks)
-            assert not any(task.cancelled() for task in tasks[1::2])
-            decoding.clear()
-            tasks = [asyncio.create_task(decode(number)) for number in range(3)]
-            await asyncio.sleep(0)
-            assert decoding == {0, 1}
-            await asyncio.wait(tasks)
-            assert slots.held == 0

@@ -24,8 +24,6 @@ from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer
 
-pytestmark = pytest.mark.loop_matrix
-
 
 async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> PastaError:
     """The error that an answer ends with; nothing is left behind."""
@@ -55,10 +53,10 @@ async def test_a_request_is_sent_again_if_it_fails_before_its_first_token(thread
 async def test_it_is_sent_again_so_often_and_no_more() -> None:
     fault = Fault(1, 0, retryable=True, times=3)
     assert (
-        await answer(ScriptedBackend(RICH, faults=[fault]), limits=Limits(retries=3))
+        await answer(ScriptedBackend(RICH, latency=1.0, faults=[fault]), limits=Limits(retries=3))
     ).finish_reason == "stop"
     for limits in (Limits(retries=2), Limits(retries=0)):
-        backend = ScriptedBackend(RICH, faults=[fault])
+        backend = ScriptedBackend(RICH, latency=1.0, faults=[fault])
         assert isinstance(await failing(backend, limits), ThreadFailedError)
         sent = [request for request in backend.requests if request.thread == 1]
         assert len(sent) == limits.retries + 1
@@ -121,10 +119,10 @@ async def test_a_stalled_request_ends_with_the_time_out(thread: int) -> None:
 
 
 async def test_a_broken_stream_is_a_failure_like_any_other() -> None:
-    backend = ScriptedBackend(RICH, faults=[Fault(2, 1, "cut", times=3)])
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(2, 1, "cut", times=3)])
     error = await failing(backend)
     assert isinstance(error.__cause__, BackendProtocolError)
-    backend = ScriptedBackend(RICH, faults=[Fault(2, 1, "cut")])
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(2, 1, "cut")])
     assert (await answer(backend)).text == parse(RICH).text
 
 
@@ -162,15 +160,9 @@ class Odd(ScriptedBackend):
 @pytest.mark.parametrize("how", ["aborts", "says nothing at its end"])
 @pytest.mark.parametrize("thread", [0, 1])
 async def test_a_request_that_ends_oddly_fails_its_thread(thread: int, how: str) -> None:
-    backend = Odd(RICH)
+    backend = Odd(RICH, latency=1.0)
     backend.thread, backend.how = thread, how
     error = await failing(backend)
     assert isinstance(error, ThreadFailedError)
     assert isinstance(error.__cause__, BackendProtocolError)
     assert error.thread == thread
-
-
-async def test_a_failure_before_any_token_has_an_empty_partial_answer() -> None:
-    error = await failing(ScriptedBackend(RICH, faults=[Fault(0, 0)]))
-    assert error.partial is not None
-    assert (error.partial.text, error.partial.usage.completion_tokens) == ("", 0)

@@ -13,8 +13,6 @@ from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, promise
 from tests.interpreter.vocabularies import tokenizer
 
-pytestmark = pytest.mark.loop_matrix
-
 TWO = f"One. {promise('a', 'Alpha beta gamma.')} {promise('b', 'Delta.')}<sync/> End."
 
 

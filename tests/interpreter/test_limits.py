@@ -71,13 +71,6 @@ async def test_chunks_of_started_answers_go_before_new_answers() -> None:
         assert earlier == [0, 1, 2]
 
 
-async def test_the_chunk_cap_can_be_set() -> None:
-    generation = await answer(ScriptedBackend(WIDE), limits=Limits(chunk_tokens=4))
-    assert [thread.tokens for thread in generation.threads[1:]] == [4] * 12
-    assert {thread.closed_by for thread in generation.threads[1:]} == {"budget"}
-    assert generation.text == "a b c d" * 12 + "Done."
-
-
 async def test_the_context_of_the_model_is_a_limit_too() -> None:
     for room in range(1, 60, 4):
         probe = ScriptedBackend(RICH)
@@ -108,13 +101,6 @@ async def test_each_thread_has_a_seed_of_its_own_and_the_same_one_every_time() -
     assert seeds == {(thread, thread_seed(7, thread)) for thread in range(6)}
     assert len({seed for _, seed in seeds}) == 6
     assert thread_seed(None, 3) is None
-
-
-async def test_a_seed_that_the_backend_cannot_honour_is_noted() -> None:
-    sampling = Sampling(seed=7, temperature=1.0)
-    assert (await answer(ScriptedBackend(RICH), sampling=sampling)).notes == ()
-    (note,) = (await answer(ScriptedBackend(RICH, honours_seeds=False), sampling=sampling)).notes
-    assert "seed" in note
 
 
 class _Ending(ScriptedBackend):

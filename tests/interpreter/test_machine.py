@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,15 +115,6 @@ def test_the_outcome_does_not_depend_on_the_interleaving(
     assert outcome[0].text == document.text
     assert comparable(outcome) == comparable(run(Writer(document, tokenizer(name)), first))
     assert comparable(outcome) == comparable(run(Writer(document, tokenizer(name)), last))
-
-
-@pytest.mark.parametrize("order", [first, last])
-@given(document=documents(), name=st.sampled_from(["words", "merged"]))
-@settings(max_examples=15)
-def test_the_contexts_are_those_of_the_views(document: Document, name: str, order: Choose) -> None:
-    writer = Writer(document, tokenizer(name))
-    contexts = set(run(writer, order)[1].values())
-    assert contexts >= {context for _, context, _ in unrolled(document, writer.tokenizer)}
 
 
 def test_the_critical_path_is_the_longest_chain_of_each_round_in_tokens() -> None:

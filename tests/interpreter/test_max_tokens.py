@@ -135,8 +135,3 @@ async def test_the_total_of_all_threads_is_a_limit_of_its_own(total: int) -> Non
     assert generation.usage.completion_tokens <= total
     assert generation.finish_reason == "length"
     assert not backend.open
-
-
-async def test_a_total_that_is_not_reached_changes_nothing() -> None:
-    generation = await answer(ScriptedBackend(RICH), limits=Limits(total_tokens=1000))
-    assert kept(generation) == kept(await answer(ScriptedBackend(RICH)))

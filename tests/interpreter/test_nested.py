@@ -59,18 +59,6 @@ async def test_the_chunk_ends_there_and_its_request_too(name: str, tag: str) -> 
     )
 
 
-@pytest.mark.parametrize("name", TAGGED)
-async def test_later_contexts_are_those_of_the_written_form(name: str) -> None:
-    backend = forgetful(promise("coffee"), name)
-    await answer(backend)
-    expected = sorted((thread, ids) for thread, ids, _ in unrolled(WRITTEN, backend.tokenizer))
-    assert contexts(backend) == expected
-    for piece in (2, 3, 1000):
-        pieces = forgetful(promise("coffee"), name, piece=piece)
-        await answer(pieces)
-        assert contexts(pieces) == contexts(backend)
-
-
 @given(
     name=st.sampled_from(TAGGED),
     tag=st.sampled_from([*TAGS]),
@@ -102,25 +90,6 @@ async def test_a_stop_text_is_looked_for_in_what_stays() -> None:
     assert (await answer(backend, sampling=Sampling(stop=("- ",)))).document == WRITTEN
     stopped = await answer(forgetful("<sync/>"), sampling=Sampling(stop=(" mild",)))
     assert (stopped.text, stopped.matched_stop) == ("Drinks:\n1. Tea is", " mild")
-
-
-async def test_max_tokens_cuts_where_it_cuts_the_answer_in_sequence() -> None:
-    texts: list[str] = []
-    for most in range(9, 90, 5):
-        cut = [
-            await answer(
-                forgetful(promise("coffee"), latency=1.0, thread_latency={1: latency}),
-                sampling=Sampling(max_tokens=most),
-                parallel="always" if latency > 1 else "never",
-            )
-            for latency in (1.0, 30.0)
-        ]
-        assert cut[0].document == cut[1].document
-        assert cut[0].text == cut[1].text
-        used = [each.usage.completion_tokens - each.usage.discarded_tokens for each in cut]
-        assert used[0] == used[1] <= most
-        texts.append(cut[0].text)
-    assert len(set(texts)) >= 5
 
 
 @given(document=documents(nested=True), name=st.sampled_from(TAGGED), piece=st.sampled_from([1, 3, 1000]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, Generation, Sampling
+from pasta_async import Generation, Sampling
 from pasta_async.interpreter.transcript import StopSearch, Visible
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
@@ -43,13 +43,6 @@ async def test_a_stop_text_is_found_across_pieces_and_threads(stop: str, piece: 
         assert not backend.open
 
 
-async def test_the_document_ends_there_as_well() -> None:
-    generation = await answer(ScriptedBackend(RICH), sampling=stopping("many"))
-    assert generation.document.format() == (
-        'Both wars reshaped Europe. <promise topic="causes" tokens="60"/><async>The causes were </async>'
-    )
-
-
 async def test_what_comes_behind_it_is_cancelled_and_what_comes_before_is_not() -> None:
     chunks = promise("a", "Alpha beta gamma STOP delta.") + promise("b", "long " * 60)
     backend = ScriptedBackend(f"One. {chunks} two " + "on " * 60, latency=1.0, thread_latency={1: 3.0})
@@ -80,17 +73,6 @@ async def test_tags_are_no_visible_text() -> None:
     assert generation.finish_reason == "stop"
 
 
-async def test_the_stream_never_shows_a_part_of_it() -> None:
-    backend = ScriptedBackend(RICH)
-    async with (
-        Client(backend) as client,
-        client.stream("Why?", sampling=stopping("and old. The out")) as stream,
-    ):
-        deltas = [delta async for delta in stream.text_deltas()]
-        generation = await stream.result()
-    assert "".join(deltas) == generation.text == "Both wars reshaped Europe. The causes were many, "
-
-
 @pytest.mark.parametrize("latencies", [{}, {1: 5.0, 2: 0.1}, {0: 5.0}])
 async def test_the_events_and_the_records_end_at_it_as_well(latencies: dict[int, float]) -> None:
     chunks = promise("a", "Alpha STOP beta.") + promise("b", "Gamma.") + promise("c", "long " * 60)
@@ -103,17 +85,6 @@ async def test_the_events_and_the_records_end_at_it_as_well(latencies: dict[int,
     assert all(
         record.ended is not None and record.ended <= generation.elapsed for record in generation.threads
     )
-
-
-@given(document=documents(nested=True), stop=st.sampled_from(["a", "is", ".", "\n", "é"]), timing=TIMES)
-@settings(max_examples=25)
-async def test_the_events_add_up_to_what_is_kept(
-    document: Document, stop: str, timing: dict[int, float]
-) -> None:
-    backend = ScriptedBackend(document, latency=1.0, thread_latency=timing)
-    generation, text, threads = await read_by_events(backend, sampling=stopping(stop))
-    assert text == generation.text
-    assert threads == {record.thread: record.text for record in generation.threads if record.text}
 
 
 def figures(generation: Generation) -> object:
@@ -146,16 +117,6 @@ async def test_the_figures_are_those_of_the_answer_in_sequence(
     slow = ScriptedBackend(document, latency=1.0, thread_latency=timing, piece=piece)
     expected = await answer(ScriptedBackend(document), sampling=stopping(stop), parallel="never")
     assert figures(await answer(slow, sampling=stopping(stop))) == figures(expected)
-
-
-async def test_what_is_decoded_behind_it_counts_as_discarded() -> None:
-    script = f"Tea: old. STOP {promise('a', 'word ' * 100)}" + " and on" * 50
-    for latencies in ({}, {0: 0.1}):
-        backend = ScriptedBackend(script, latency=1.0, thread_latency=latencies, piece=7)
-        generation = await answer(backend, sampling=stopping("STOP"))
-        usage = generation.usage
-        assert (generation.text, generation.text_tokens, generation.critical_path) == ("Tea: old. ", 5, 5)
-        assert usage.completion_tokens - usage.discarded_tokens == 5
 
 
 @given(

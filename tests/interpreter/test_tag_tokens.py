@@ -72,17 +72,6 @@ def test_a_sync_needs_something_to_wait_for(open_promise: bool, may: bool) -> No
     assert TAGS.sync in excluded(state)
 
 
-def test_a_promise_begun_in_the_request_before_can_be_joined() -> None:
-    state = TagGrammar(TAGS, (END,), chunk=False).begin([WORD, TAGS.promise, WORD])
-    state.add(TAGS.end)
-    assert TAGS.sync not in excluded(state)
-
-
-def test_half_a_promise_stands_nowhere_else() -> None:
-    state = TagGrammar(TAGS, (END,), chunk=False, open=True).begin([WORD])
-    assert {TAGS.tokens, TAGS.end} <= excluded(state)
-
-
 def test_a_request_that_goes_on_inside_a_tag_still_closes_it() -> None:
     state = TagGrammar(TAGS, (END,), chunk=False).begin([WORD, TAGS.promise, WORD])
     assert state.rule.instead == TAGS.end

@@ -63,8 +63,8 @@ def test_a_thread_of_single_characters_is_read_in_one_go(name: str, kind: type[T
 
 @pytest.mark.parametrize("name", [*REPEATED, *ENDLESS])
 def test_megabytes(name: str) -> None:
-    """Ten of those that are all text; less of those that are all tags, since each becomes a node."""
-    text = hostile(name, 10_000_000 if name in ENDLESS else 500_000)
+    """Three of those that are all text; less of those that are all tags, since each becomes a node."""
+    text = hostile(name, 3_000_000 if name in ENDLESS else 300_000)
     document = parse(text)
     assert sum(len(node.format()) for node in document.nodes) >= len(text)
     assert len(document.diagnostics) <= MAX_DIAGNOSTICS

@@ -55,13 +55,6 @@ def test_literal_text_is_text(text: str, kind: type[ThreadParser]) -> None:
 
 @thorough
 @given(texts)
-def test_check_gives_the_diagnostics_in_the_order_of_the_text(text: str) -> None:
-    found = check(text)
-    assert found == list(parse(text).diagnostics) == sorted(found, key=lambda diagnostic: diagnostic.offset)
-
-
-@thorough
-@given(texts)
 @example("<\\\\sync/>")
 @example(f"<\\\\\\sync{' ' * (MAX_TAG - 7)}/>")
 def test_what_was_read_is_written_as_it_was(text: str) -> None:

@@ -231,13 +231,6 @@ def test_literal_tags(literal: str) -> None:
     assert parse(written).format() == written
 
 
-def test_an_escape_may_be_longer_than_the_limit_by_its_backslashes() -> None:
-    longest = f"<\\{'sync'}{' ' * (MAX_TAG - 7)}/>"
-    assert parse(longest).text == longest.replace("\\", "")
-    too_long = f"<\\{'sync'}{' ' * (MAX_TAG - 6)}/>"
-    assert parse(too_long).text == too_long
-
-
 # Threads --------------------------------------------------------------------------------------------------
 
 OPEN, TOKENS, END, ASYNC, CLOSE, SYNC = TAG_TOKENS

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from live_server import MESSAGES, official, running
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from samples import DOCUMENT, Samples
+from samples import DOCUMENT
 
 from pasta_async.testing import ScriptedBackend
 
@@ -60,34 +60,6 @@ def collector() -> Iterator[Collector]:
     made.server.shutdown()
     thread.join()
     made.server.server_close()
-
-
-async def test_a_scrape_after_answers() -> None:
-    with running(ScriptedBackend(DOCUMENT)) as live:
-        async with official(live.url) as client:
-            reply = await client.chat.completions.create(model="scripted", messages=MESSAGES)
-            async with await client.chat.completions.create(
-                model="scripted", messages=MESSAGES, stream=True
-            ) as stream:
-                async for _ in stream:
-                    pass
-            await client.models.list()
-        async with httpx.AsyncClient(base_url=live.url) as http:
-            await http.get("/somewhere/else")
-            scrape = await http.get("/metrics")
-            openmetrics = await http.get("/metrics", headers={"accept": "application/openmetrics-text"})
-    assert scrape.headers["content-type"].startswith("text/plain")
-    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
-    samples = Samples(scrape.text)
-    assert reply.usage
-    assert samples.value("pasta_answers_total", finish_reason="stop", model_name="scripted") == 2
-    assert samples.value("pasta_generation_tokens_total") == 2 * reply.usage.completion_tokens
-    assert samples.value("pasta_answers_in_flight") == samples.value("pasta_server_answers_in_flight") == 0
-    assert samples.value("pasta_server_answers_limit") == 64
-    chat = samples.value("pasta_http_responses_total", path="/v1/chat/completions", status="200")
-    assert chat == 2
-    assert samples.value("pasta_http_responses_total", path="other", status="404") == 1
-    assert 2**24 < samples.value("process_resident_memory_bytes") < 2**35, "of a Python with this library"
 
 
 async def test_spans_continue_the_callers_trace(

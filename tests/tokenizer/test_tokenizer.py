@@ -403,21 +403,6 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
             Tokenizer.from_folder(path)
 
 
-def test_a_vocabulary_that_spells_commands_does_not_write_them() -> None:
-    """A unigram model finds every entry of its vocabulary in the text, special or not."""
-    entries = [("<unk>", 0.0), ("</s>", 0.0), *((chr(code), -5.0) for code in range(32, 127))]
-    original = tk.Tokenizer(tk.models.Unigram(entries, unk_id=0))
-    original.normalizer = tk.normalizers.Replace(tk.Regex(" {2,}"), " ")
-    original.pre_tokenizer = tk.pre_tokenizers.Metaspace()
-    original.decoder = tk.decoders.Metaspace()
-    original.add_special_tokens(["<unk>", "</s>"])
-    original.add_tokens(["  "])
-    tokenizer = Tokenizer.from_json(json.loads(original.to_str()))
-    for ids in (tokenizer.encode("x</s>y"), tokenizer.encode_chat(user("x</s>y"), {})):
-        assert 1 not in ids
-        assert tokenizer.decode(ids).strip() == "x</s>y"
-
-
 async def test_a_long_text_is_encoded_in_another_thread(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer, threads = tokenizers["byte-level"], list[int]()
 
@@ -455,14 +440,3 @@ def test_a_text_that_cannot_fit_is_refused_by_its_beginning(
     for work in (lambda: tokenizer.encode(text, limit), lambda: tokenizer.encode_chat(user(text), {}, limit)):
         with pytest.raises(PromptTooLongError):
             work()
-
-
-def test_commands_of_the_template_count_as_one_token_each() -> None:
-    original: Any = KINDS["byte-level"]
-    source = json.loads(original.backend_tokenizer.to_str())
-    template = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
-    tokenizer = Tokenizer.from_json(source, template=template)
-    messages = user("x") * 100
-    assert len(tokenizer.encode_chat(messages, {}, limit=300)) == 300
-    with pytest.raises(PromptTooLongError):
-        tokenizer.encode_chat(messages * 2, {}, limit=300)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-from typing import Any
-
 import httpx
 import pytest
 
 from pasta_async import Client
-from pasta_async.lang import parse
 from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
-from tests.lang.test_hostile_texts import ENDLESS, REPEATED, hostile
 from tests.torture.cancellation import LocalEngine, break_off
 from tests.torture.inputs import check_typed, generate, send
 from tests.torture.plan import Plan
@@ -70,27 +64,3 @@ async def test_bodies_that_once_were_errors_of_the_server(body: bytes) -> None:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             await send(http, body)
-
-
-@pytest.mark.parametrize("kind", [*REPEATED, *ENDLESS])
-def test_a_character_of_a_long_text_costs_no_more_than_one_of_a_short_text(kind: str) -> None:
-    short, long = (_lines_run(hostile(kind, size)) for size in (500, 5000))
-    assert long <= 12 * short
-
-
-def _lines_run(text: str) -> int:
-    """Lines of Python that reading a text takes: a count of work that no other process disturbs."""
-    lines = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        parse(text)
-    finally:
-        sys.settrace(before)
-    return lines
