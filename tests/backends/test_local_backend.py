@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -243,35 +242,6 @@ def test_event_loops_share_a_backend_one_after_another(folder: Path) -> None:
     asyncio.run(backend.aclose())
 
 
-def test_event_loops_share_a_backend_at_once_and_any_may_close_it(folder: Path) -> None:
-    backend, opened = LocalBackend(folder, device="cpu", slots=8192), threading.Event()
-    ended: list[BaseException] = []
-
-    def wait(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        if len(generated) == 5:
-            opened.set()
-        threading.Event().wait(0.01)
-        return logits
-
-    async def read() -> None:
-        try:
-            await decoded(backend, request(range(40), 900, extra={"logits_processor": wait}))
-        except BackendError as error:
-            ended.append(error)
-
-    async def answer_and_close() -> list[int]:
-        result = await decoded(backend, request(range(30), 10))
-        await backend.aclose()
-        return result
-
-    reader = threading.Thread(target=lambda: asyncio.run(read()))
-    reader.start()
-    assert opened.wait(60)
-    assert len(asyncio.run(answer_and_close())) == 10
-    reader.join(60)
-    assert len(ended) == 1
-
-
 # Failures ------------------------------------------------------------------------------------------------
 
 
@@ -324,23 +294,6 @@ async def test_a_token_that_cannot_be_chosen_ends_no_other_request(
     assert results[: len(beside)] == alone
     assert [type(result) for result in results[len(beside) :]] == [BackendError] * len(SAMPLINGS)
     check_idle(backend)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "drawn"])
-async def test_what_was_decoded_before_comes_before_the_error(
-    backend: LocalBackend, sampling: Sampling
-) -> None:
-    def force(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        if len(generated) == 2:
-            raise RuntimeError("nothing more to write")
-        return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor([1 + len(generated)]), 0)
-
-    asked = request(range(20), 10, sampling=sampling, extra={"logits_processor": force})
-    stream = backend.decode(asked)
-    assert all_ids([await anext(stream), await anext(stream)]) == [1, 2]
-    with pytest.raises(BackendError) as caught:
-        await anext(stream)
-    assert type(caught.value.__cause__) is RuntimeError
 
 
 # Options -------------------------------------------------------------------------------------------------

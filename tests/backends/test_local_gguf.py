@@ -305,12 +305,6 @@ def test_an_id_outside_the_vocabulary_is_named(name: str, tmp_path: Path) -> Non
         open_checkpoint(file)
 
 
-def test_a_description_in_latin_1_is_nobodys_business(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.gguf", local_models.model(), changes={"general.description": "caf_"})
-    file.write_bytes(file.read_bytes().replace(b"caf_", b"caf\xe9"))
-    assert open_checkpoint(file).tokenizer().encode("x")
-
-
 @pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}", None])
 def test_a_text_begins_once_whoever_writes_the_beginning(template: str | None, tmp_path: Path) -> None:
     begin: Any = local_models.byte_level().convert_tokens_to_ids("<|im_start|>")
@@ -319,14 +313,6 @@ def test_a_text_begins_once_whoever_writes_the_beginning(template: str | None, t
     tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
     ids = tokenizer.encode_chat([{"role": "user", "content": "x"}], {})
     assert ids[0] == begin and ids.count(begin) == 1
-
-
-def test_a_beginning_that_is_none_is_not_written(tmp_path: Path) -> None:
-    changes: Metadata = {f"{KEY}bos_token_id": NONE, f"{KEY}add_bos_token": True}
-    changes["tokenizer.chat_template"] = "{{ bos_token }}" + local_models.TEMPLATE
-    tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
-    ids = tokenizer.encode_chat([{"role": "user", "content": "x"}], {})
-    assert tokenizer.decode(ids) == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
 
 
 # Refused ---------------------------------------------------------------------------------------------------

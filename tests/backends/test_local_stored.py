@@ -191,8 +191,3 @@ def test_a_full_disk_is_said_and_the_model_runs_from_memory(
     assert greedy(Engine(folder, INT8)) == expected
     assert "GB are free there" in caplog.text
     assert files(cache) == []
-
-
-def test_models_in_floating_numbers_are_not_stored(folder: Path, cache: Path) -> None:
-    Engine(folder, EngineOptions(device="cpu", slots=256, dtype="float32"))
-    assert not cache.exists()

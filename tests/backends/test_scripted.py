@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_player import WARS, WRITTEN, Player, ids_of, plain
 
-from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
+from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -23,7 +23,7 @@ from pasta_async.lang import (
     escape,
     views,
 )
-from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 # --- what is played -----------------------------------------------------------------------------------
 
@@ -188,60 +188,7 @@ async def test_cancelling_whoever_listens_aborts_the_request() -> None:
     assert len(backend.played[0].ids) == 3
 
 
-@pytest.mark.parametrize("faults", [(), (Fault(0, 2, "stall"),)], ids=["running", "stalled"])
-async def test_closing_the_backend_ends_open_requests(faults: tuple[Fault, ...]) -> None:
-    backend = ScriptedBackend(WARS, latency=1, faults=faults)
-    player = await Player.ask(backend)
-    task = asyncio.create_task(player.text())
-    await backend.clock.sleep(5.5)
-    await backend.aclose()
-    with pytest.raises(BackendError):
-        await task
-    assert not backend.open
-    with pytest.raises(BackendError):
-        await player.text()
-
-
 # --- faults -------------------------------------------------------------------------------------------
-
-
-async def heard(player: Player, thread: int = 0) -> tuple[int, Exception | None]:
-    """Number of tokens that came, and the error that ended them."""
-    count = 0
-    try:
-        async for piece in player.backend.decode(player.request(thread)):
-            count += len(piece.ids)
-    except BackendError as error:
-        return count, error
-    return count, None
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 5])
-@pytest.mark.parametrize("piece", [1, 4])
-async def test_a_failure_comes_after_so_many_tokens(tokens: int, piece: int) -> None:
-    player = await Player.ask(ScriptedBackend(WARS, faults=[Fault(0, tokens)], piece=piece))
-    count, error = await heard(player)
-    assert count == tokens
-    assert isinstance(error, BackendError)
-    assert not error.retryable
-    assert player.backend.played[0].finish_reason == "error"
-    assert not player.backend.aborted
-
-
-async def test_failures_count_the_requests_of_their_thread() -> None:
-    fault = Fault(1, 0, skip=1, times=2, retryable=True)
-    player = await Player.ask(ScriptedBackend(WARS, faults=[fault]))
-    await heard(player, 0)
-    outcomes = [(await heard(player, 1))[1] for _ in range(4)]
-    assert [outcome is None for outcome in outcomes] == [True, False, False, True]
-    assert all(isinstance(error, BackendError) and error.retryable for error in outcomes[1:3])
-
-
-async def test_a_stream_that_breaks_off_is_a_protocol_error() -> None:
-    player = await Player.ask(ScriptedBackend(WARS, faults=[Fault(0, 2, "cut")]))
-    count, error = await heard(player)
-    assert count == 2
-    assert isinstance(error, BackendProtocolError)
 
 
 # --- the cache ----------------------------------------------------------------------------------------

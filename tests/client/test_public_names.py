@@ -17,21 +17,6 @@ from pasta_async import errors, events
 from pasta_async.lang import check, parse
 from pasta_async.testing import Fault, ScriptedBackend
 
-NAMES = """
-After AnswerDone AnswerObserver AnswerOptions AnswerStart AnswerStream Backend BackendConnectError
-BackendError
-BackendOptions BackendProtocolError BackendStatusError BackendTimeoutError BackendTransportError Client Clock
-DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutError InvalidRequestError
-InvalidStateError Limits Message Model Observer ParseError PastaError Piece PromiseOpened Prompt
-PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
-ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted TrainingError UnsupportedModelError
-Parallel Usage Width __version__ ErrorInfo ReasoningDelta ThreadReplaced
-fill generate stream
-Bounds FieldDelta FieldDone FieldStarted FillDone FillEvent FillOptions FillStream Filled Finding Grammar
-InvalidPlanError Plan PlanCode PlanReport Together Tokens ValidationFailedError
-ClosedBy Code Diagnostic Document EngineLoad Tokenizer Turn
-"""
-
 TYPES = {
     "AnswerDone": "answer.done",
     "DiagnosticFound": "diagnostic.found",
@@ -46,11 +31,6 @@ TYPES = {
     "ThreadFailed": "thread.failed",
     "ThreadStarted": "thread.started",
 }
-
-
-def test_the_public_names_are_these() -> None:
-    assert sorted(pasta_async.__all__) == sorted(NAMES.split())
-    assert all(hasattr(pasta_async, name) for name in pasta_async.__all__)
 
 
 def test_the_events_are_one_union_told_apart_by_type() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pasta_async
 from pasta_async import (
@@ -14,16 +12,11 @@ from pasta_async import (
     Event,
     InvalidStateError,
     Limits,
-    TextDelta,
-    ThreadDelta,
-    ThreadDone,
     ThreadFailedError,
 )
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, promise
-
-LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
 
 
 async def events_of(backend: ScriptedBackend) -> list[Event]:
@@ -32,21 +25,6 @@ async def events_of(backend: ScriptedBackend) -> list[Event]:
         client.stream("Why?", limits=Limits(timeout=None)) as stream,
     ):
         return [event async for event in stream]
-
-
-@given(latencies=LATENCIES)
-@settings(max_examples=15)
-async def test_deltas_add_up_to_the_text_and_to_what_each_thread_wrote(latencies: dict[int, float]) -> None:
-    events = await events_of(ScriptedBackend(RICH, latency=1.0, thread_latency=latencies))
-    text, threads = "", dict.fromkeys(range(6), "")
-    for event in events:
-        if isinstance(event, TextDelta):
-            text += event.delta
-        elif isinstance(event, ThreadDelta):
-            threads[event.thread] += event.delta
-        elif isinstance(event, ThreadDone):
-            assert event.record.text == threads[event.thread]
-    assert text == parse(RICH).text
 
 
 async def test_the_last_event_has_the_generation_that_result_gives() -> None:
@@ -141,12 +119,3 @@ async def test_an_error_comes_after_the_events_before_it_and_again_whenever_one_
             await stream.result()
     assert caught.value.partial is not None
     assert caught.value.partial.text == "Both wars reshaped"
-
-
-async def test_many_answers_share_a_client() -> None:
-    backend = ScriptedBackend({"one": "First.", "two": RICH, "three": "Third."}, latency=1.0)
-    async with Client(backend, clock=backend.clock) as client:
-        prompts = ["one", "two", "three"] * 3
-        answers = await asyncio.gather(*(client.generate(prompt) for prompt in prompts))
-    assert [answer.text for answer in answers] == ["First.", parse(RICH).text, "Third."] * 3
-    assert len({request.answer for request in backend.requests}) == 9

@@ -110,14 +110,6 @@ async def test_an_answer_with_a_seed_has_the_same_form_whatever_the_load() -> No
     assert set(sent[:42]) == set(sent[42:])
 
 
-async def test_threads_that_wait_go_on_as_others_end() -> None:
-    backend = Busy(others=0)
-    async with on(backend) as client:
-        answers = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(3)))
-    assert [(answer.text, answer.width) for answer in answers] == [(TEXT, "limited")] * 3
-    assert backend.max_open == 64
-
-
 async def test_the_clients_own_answers_count_where_the_engine_says_nothing() -> None:
     backend = ScriptedBackend(WIDE, latency=1.0, thread_latency={0: 0.001})
     async with Client(backend, clock=backend.clock, limits=Limits(timeout=None, client_threads=16)) as client:
@@ -156,17 +148,6 @@ async def test_new_answers_without_end_starve_no_chunk_that_main_waits_for(paral
         generation = await wide
     decoded = sum(thread.tokens for thread in generation.threads)
     assert generation.elapsed <= 1.5 * decoded  # one chunk after another, at the worst
-
-
-async def test_who_is_parallel_whatever_the_load_does_not_wait_behind_those_who_are_not() -> None:
-    backend = Busy(others=70)
-    async with on(backend) as client:
-        limited = asyncio.create_task(client.generate(await ids_of(backend)))
-        await backend.clock.sleep(1.5)
-        assert len(backend.open) == 1
-        generation = await client.generate("Why?", parallel="always")
-        assert (generation.width, backend.max_open) == ("full", 1 + 41)
-        assert (await limited).width == "limited"
 
 
 async def test_a_load_that_cannot_be_read_ends_no_answer_and_is_not_taken_for_an_idle_engine() -> None:

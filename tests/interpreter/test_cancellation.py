@@ -15,12 +15,11 @@ from pasta_async import (
     Generation,
     GenerationTimeoutError,
     Limits,
-    Model,
     Piece,
     ThreadFailedError,
 )
 from pasta_async.lang import parse
-from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer
 
 pytestmark = pytest.mark.loop_matrix
@@ -137,30 +136,6 @@ async def test_a_time_out_at_any_moment_ends_everything_and_has_the_partial_answ
         partial = getattr(caught.value, "partial")  # noqa: B009
         is_part_of_the_answer(partial)
         assert partial.text == partial.document.text
-
-
-class SlowToConnect(ScriptedBackend):
-    """Takes a minute until the model is there."""
-
-    async def connect(self) -> Model:
-        await self.clock.sleep(60.0)
-        return await super().connect()
-
-
-async def test_a_time_out_ends_the_connecting_too() -> None:
-    backend = SlowToConnect(RICH, clock=VirtualClock())
-    with pytest.raises(GenerationTimeoutError):
-        await answer(backend, limits=Limits(timeout=5.0))
-    nothing_is_left(backend)
-    assert backend.clock.time() == 5.0
-    assert (await answer(backend, limits=Limits(timeout=70.0))).finish_reason == "stop"
-
-
-async def test_cancelling_while_the_model_is_connected_leaves_nothing() -> None:
-    for turns in range(8):
-        backend = SlowToConnect(RICH, clock=VirtualClock())
-        await cancelled_after(turns, backend, limits=Limits(timeout=50.0))
-        assert backend.clock.time() == 0
 
 
 async def test_a_stream_that_is_left_at_once_leaves_nothing() -> None:

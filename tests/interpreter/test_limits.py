@@ -49,16 +49,6 @@ async def test_threads_over_all_answers_of_a_client_are_limited() -> None:
     assert {generation.text for generation in answers} == {parse(WIDE).text}
 
 
-@pytest.mark.loop_matrix
-async def test_one_slot_and_a_hundred_answers_come_to_an_end() -> None:
-    script = f"One. {promise('a', 'Alpha.')}{promise('b', 'Beta.')}<sync/> Two."
-    backend = ScriptedBackend(script)
-    async with Client(backend, limits=Limits(client_threads=1)) as client:
-        answers = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(100)))
-    assert backend.max_open == 1
-    assert {generation.text for generation in answers} == {parse(script).text}
-
-
 async def test_chunks_of_started_answers_go_before_new_answers() -> None:
     script = f"One. {promise('a', 'Alpha.')}{promise('b', 'Beta.')}<sync/> Two."
     backend = ScriptedBackend(script, latency=1.0)

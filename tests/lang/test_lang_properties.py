@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from language_texts import canonical_documents, closing, outcome, texts, thorough, token_streams, without_tags
+from language_texts import canonical_documents, closing, outcome, texts, thorough, token_streams
 
 from pasta_async.lang import (
     MAX_TAG,
@@ -61,12 +61,6 @@ def test_what_was_read_is_written_as_it_was(text: str) -> None:
     document = parse(text)
     assert document.format() == text + closing(document)
     assert parse(document.format()) == document
-
-
-@thorough
-@given(texts)
-def test_removing_tags_changes_no_other_character(text: str) -> None:
-    assert parse(text).text == without_tags(text)
 
 
 @thorough

@@ -196,15 +196,6 @@ def test_an_answers_own_time_covers_the_queue(stream: bool) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
 
 
-def test_an_app_starts_as_often_as_it_is_asked_to() -> None:
-    app = create_app(ScriptedBackend("Fine."), ServerSettings(model_names=("m",)))
-    for _ in range(3):
-        with TestClient(app) as client:
-            reply = client.post(CHAT, json={"model": "m", "messages": [USER]})
-            assert reply.json()["choices"][0]["message"]["content"] == "Fine."
-            assert client.get("/metrics").status_code == 200
-
-
 def test_thinking_stands_beside_an_answer_and_in_the_text_of_a_completion() -> None:
     with running(ScriptedBackend("<think>Tea first.</think>Both are fine."), model_names=("m",)) as server:
         message = ask(server).json()["choices"][0]["message"]

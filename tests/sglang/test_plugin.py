@@ -113,17 +113,6 @@ def test_it_hooks_into_a_scheduler_that_it_knows(registry: Registry) -> None:
     assert reported_state(registry, suitable()) == ON
 
 
-def test_it_does_nothing_unasked_and_nothing_in_other_processes(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(VARIABLE)
-    plugin.register()
-    monkeypatch.setenv(VARIABLE, "1")
-    monkeypatch.delitem(sys.modules, SCHEDULER)
-    plugin.register()
-    assert registry.hooks == {}
-
-
 def test_with_another_sglang_it_stays_off_and_says_so_once(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,7 +24,6 @@ from pasta_async.errors import (
     InvalidStateError,
     UnsupportedModelError,
 )
-from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from tests.pasta_tiny import PASTA_TINY
 
 
@@ -148,39 +147,7 @@ async def test_an_end_that_the_tokenizer_does_not_know_is_no_text(tmp_path: Path
     [piece] = await pieces_of(made)
     assert (piece.ids, piece.finish_reason) == (tuple(odd_server.encode("a")), "stop")
 
-
-# Proxies and event loops ------------------------------------------------------------------------------------
-
-BAD_PROXIES = {
-    "ALL_PROXY": "garbage://x",
-    "all_proxy": "socks5://127.0.0.1:1080",
-    "HTTP_PROXY": "ftp://127.0.0.1:1",
-    "NO_PROXY": "[::1]",
-}
-
-
-@pytest.fixture
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("all", "http", "https", "no"):
-        monkeypatch.delenv(f"{name}_proxy", raising=False)
-        monkeypatch.delenv(f"{name.upper()}_PROXY", raising=False)
-
-
-@pytest.mark.usefixtures("no_proxies")
-@pytest.mark.parametrize("name", BAD_PROXIES)
-def test_proxy_settings_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, BAD_PROXIES[name])
-    if name == "NO_PROXY":
-        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    with pytest.raises(InvalidRequestError, match=name):
-        SGLangBackend("http://odd:30000")
-    with pytest.raises(InvalidRequestError, match=name):
-        Endpoint("http://odd:30000/v1", "a model", EndpointSettings())
-    for url in ("http://127.0.0.1:30000", "http://localhost:30000", "http://[::1]:30000"):
-        assert SGLangBackend(url).url == url  # a server on this machine needs no proxy
-
-
-def test_an_httpx_client_of_another_event_loop_is_refused() -> None:
+    # Proxies and event loops ------------------------------------------------------------------------------------
     server = OddServer()
     made = backend(server)
     server.decoding = [stream([sse([event([END], finish_reason=STOP)])]) for _ in range(2)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from pasta_async import Backend, Client, Sampling
+from pasta_async import Backend, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.answers import Answer
-from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
+from pasta_async.evals.forcing import force
 from pasta_async.evals.methods import METHODS, Case, open_engine, play
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
@@ -26,15 +26,6 @@ LISTED = parse(
     )
     + "<sync/>\n\nBoth were long."
 )
-
-
-async def test_the_server_writes_the_given_document(backend: SGLangBackend):
-    async with Client(ForcedBackend(backend, {"Well?": DOCUMENT}), limits=FORCED_LIMITS) as client:
-        answer = await client.generate("Well?", sampling=FORCED_SAMPLING)
-        baseline = await client.generate("Well?", sampling=FORCED_SAMPLING, baseline=True)
-    assert answer.document == DOCUMENT
-    assert answer.finish_reason == baseline.finish_reason == "stop"
-    assert baseline.text == DOCUMENT.text
 
 
 async def decode(

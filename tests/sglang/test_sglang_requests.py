@@ -101,16 +101,6 @@ async def test_extra_fields_of_a_request_are_merged_into_its_body() -> None:
         await pieces_of(backend(server), extra={"priority": object()})
 
 
-async def test_ids_of_requests_are_no_prefixes_of_each_other() -> None:
-    server = OddServer()
-    server.decoding = [good() for _ in range(40)]
-    for made in (backend(server), backend(server)):
-        for _ in range(20):
-            await pieces_of(made)
-    rids = [body["rid"] for body in server.sent("/generate")]
-    assert len(set(rids)) == 40 and len({len(rid) for rid in rids}) == 1
-
-
 async def test_all_threads_of_an_answer_meet_one_cache() -> None:
     server = OddServer({"/server_info": {"version": "0.5.23", "dp_size": 4}})
     answers = [f"answer {number}" for number in range(20)]
@@ -299,33 +289,6 @@ async def test_cancelling_aborts_the_request_and_stays_a_cancellation(first: byt
     assert task.cancelled() and answer.over
     assert server.sent("/abort_request") == [{"rid": server.sent("/generate")[-1]["rid"]}]
     await made.aclose()
-
-
-async def test_a_second_cancellation_does_not_stop_the_abort() -> None:
-    answer, asked, answered = Endless(), asyncio.Event(), asyncio.Event()
-
-    class Slow(OddServer):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            if request.url.path == "/abort_request":
-                asked.set()
-                await answered.wait()
-            return await super().handle_async_request(request)
-
-    server = Slow()
-    server.decoding = [stream(answer)]
-    made = backend(server)
-    task = asyncio.create_task(pieces_of(made))
-    await answer.reading.wait()
-    task.cancel()
-    await asked.wait()
-    task.cancel()
-    await asyncio.wait([task], timeout=0)
-    assert not task.done(), "nothing is left when it returns"
-    answered.set()
-    await asyncio.wait([task])
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    await made.aclose()
-    assert task.cancelled() and len(server.sent("/abort_request")) == 1 and answer.over
 
 
 async def test_closing_ends_what_is_open_and_what_comes_after() -> None:
