@@ -147,7 +147,8 @@ async def test_an_end_that_the_tokenizer_does_not_know_is_no_text(tmp_path: Path
     [piece] = await pieces_of(made)
     assert (piece.ids, piece.finish_reason) == (tuple(odd_server.encode("a")), "stop")
 
-    # Proxies and event loops ------------------------------------------------------------------------------------
+
+def test_an_httpx_client_of_another_event_loop_is_refused() -> None:
     server = OddServer()
     made = backend(server)
     server.decoding = [stream([sse([event([END], finish_reason=STOP)])]) for _ in range(2)]
