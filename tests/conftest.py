@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissing
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-settings.register_profile("usual", derandomize=True, deadline=None, database=None)
+settings.register_profile("usual", max_examples=50, derandomize=True, deadline=None, database=None)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 

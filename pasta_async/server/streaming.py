@@ -46,12 +46,12 @@ class _EventResponse(EventSourceResponse):
         headers: Mapping[str, str],
         drain: float,
         last_words: Callable[[], bytes],
-        source: AsyncGenerator[Any, None] | None = None,
+        source: AsyncGenerator[Any, None],
     ) -> None:
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - its dict has no type arguments
             events, headers=headers, shutdown_grace_period=drain
         )
-        self._generators = [events] if source is None else [events, source]
+        self._generators = (events, source)
         self._last_words = last_words
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -73,7 +73,7 @@ async def test_a_sync_with_nothing_open_has_no_effect() -> None:
     assert not backend.open
 
 
-@pytest.mark.parametrize("name", ["words", "pieces"])
+@pytest.mark.parametrize("name", ["words", "bytes"])
 async def test_syncs_with_nothing_open_cost_one_request_at_most(name: str) -> None:
     idle = "<sync/> and" * 300
     for between in (idle, f"{promise('b', 'Beta.')} and {idle}", f"{promise('b', '')}<sync/>{idle}"):

@@ -102,7 +102,7 @@ def comparable(outcome: tuple[Generation, Outcome]) -> object:
     )
 
 
-@given(document=documents(), name=st.sampled_from(["words", "pieces"]), data=st.data())
+@given(document=documents(), name=st.sampled_from(["words", "bytes"]), data=st.data())
 @settings(max_examples=25)
 def test_the_outcome_does_not_depend_on_the_interleaving(
     document: Document, name: str, data: st.DataObject

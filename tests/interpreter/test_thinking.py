@@ -32,7 +32,7 @@ async def test_a_thinking_block_that_never_ends_is_all_reasoning() -> None:
     assert (generation.reasoning, generation.text) == ("Hm, and so on", "")
 
 
-@pytest.mark.parametrize(("name", "piece"), [("words", 1), ("pieces", 3), ("merged", 2)])
+@pytest.mark.parametrize(("name", "piece"), [("words", 1), ("bytes", 3), ("merged", 2)])
 async def test_reasoning_is_streamed_apart_from_the_text(name: str, piece: int) -> None:
     written = f"<think>Hm, </thi or so.</think>One {promise('a', 'Alpha.')}<sync/> two."
     backend = ScriptedBackend(written, tokenizer=tokenizer(name), piece=piece)

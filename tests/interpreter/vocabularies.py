@@ -1,10 +1,9 @@
-"""Tokenizers made on the spot: byte-level, SentencePiece-like; the tags are tokens of theirs."""
+"""Tokenizers made on the spot, of words and of bytes; the tags are tokens of theirs."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -43,31 +42,16 @@ def _merged(texts: list[str]) -> Any:
     return _bytes(texts, use_regex=False)
 
 
-def _pieces(texts: list[str]) -> Any:
-    """SentencePiece's BPE: spaces are letters, and characters outside the alphabet are spelled in bytes."""
-    library = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-    _train(library, texts, list(_LETTERS), [f"<0x{n:02X}>" for n in range(256)])
-    state = json.loads(library.to_str())
-    state["added_tokens"] = []  # the bytes stay in the vocabulary; nobody can type them
-    library = tokenizers.Tokenizer.from_str(json.dumps(state))
-    make = tokenizers.decoders
-    library.decoder = make.Sequence([make.Replace("\u2581", " "), make.ByteFallback(), make.Fuse()])
-    return library
-
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789\u2581\n.,;:!?-'\"<>/=`*\\#()"
-_MADE = {"bytes": _bytes, "merged": _merged, "pieces": _pieces}
-TAGGED = ("words", "bytes", "pieces", "merged")
+_MADE = {"bytes": _bytes, "merged": _merged}
+TAGGED = ("words", "bytes", "merged")
 """Models that were trained to annotate."""
 
 
-def _train(library: Any, texts: list[str], alphabet: list[str], special: Sequence[str] = ()) -> None:
+def _train(library: Any, texts: list[str], alphabet: list[str]) -> None:
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=len(alphabet) + len(special) + 220,
+        vocab_size=len(alphabet) + 220,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
-        special_tokens=list(special),
         show_progress=False,
     )
     library.train_from_iterator(texts, trainer)

@@ -25,7 +25,7 @@ from pasta_async.lang import (
 )
 
 thorough = settings(
-    max_examples=100,
+    max_examples=60,
     derandomize=True,
     deadline=None,
     database=None,

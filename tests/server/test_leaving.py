@@ -139,7 +139,7 @@ def until(process: subprocess.Popen[str], wanted: str) -> str:
 
 
 def test_sigterm_lets_open_answers_end() -> None:
-    body = {**CHAT, "stream": True, "n": 8}
+    body = {**CHAT, "stream": True, "n": 4}
     with program(*SERVE, LOCAL_TINY) as process:
         url = until(process, r"http://[\d.:]+")
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:

@@ -82,11 +82,10 @@ async def test_stop_ends_the_visible_text(client: openai.AsyncOpenAI, library: C
 
 
 async def test_choices_have_seeds_of_their_own(client: openai.AsyncOpenAI, library: Client) -> None:
-    values: Any = {"temperature": 1.5, "seed": 5}
+    values: Any = {"temperature": 1.5, "seed": 5, "max_tokens": 40}
     reply = await ask(client, n=3, **values)
-    expected = [
-        await library.generate(PROMPT, sampling=Sampling(temperature=1.5, seed=seed)) for seed in (5, 6, 7)
-    ]
+    sampling = [Sampling(temperature=1.5, seed=seed, max_tokens=40) for seed in (5, 6, 7)]
+    expected = [await library.generate(PROMPT, sampling=each) for each in sampling]
     assert [choice.message.content for choice in reply.choices] == [answer.text for answer in expected]
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
     assert reply.usage.prompt_tokens == expected[0].usage.prompt_tokens

@@ -187,12 +187,12 @@ def too_many() -> list[tuple[str, dict[str, Any]]]:
     return [
         (CHAT, {"messages": [message] * (MAX_MESSAGES + 1)}),
         (CHAT, {"messages": [{"role": "user", "content": parts}]}),
-        (CHAT, {"messages": [message], "stop": ["x"] * 300_000}),
-        (CHAT, {"messages": [5] * 300_000}),
-        (CHAT, {"messages": [message], "tools": [{}] * 300_000}),
-        (COMPLETIONS, {"prompt": ["x"] * 300_000}),
-        (COMPLETIONS, {"prompt": [[1]] * 300_000}),
-        (COMPLETIONS, {"prompt": [1, "x"] * 150_000}),
+        (CHAT, {"messages": [message], "stop": ["x"] * 30_000}),
+        (CHAT, {"messages": [5] * 30_000}),
+        (CHAT, {"messages": [message], "tools": [{}] * 30_000}),
+        (COMPLETIONS, {"prompt": ["x"] * 30_000}),
+        (COMPLETIONS, {"prompt": [[1]] * 30_000}),
+        (COMPLETIONS, {"prompt": [1, "x"] * 15_000}),
     ]
 
 
