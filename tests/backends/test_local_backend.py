@@ -299,23 +299,6 @@ async def test_a_token_that_cannot_be_chosen_ends_no_other_request(
 # Options -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"slots": value} for value in (0, 1.5, True)),
-        *({"threads": value} for value in (0, 1025)),
-        {"max_running": -1},
-        {"max_prefill_tokens": "256"},
-        *({"dtype": value} for value in ("int3", 5)),
-        *({"device": value} for value in ("gpu", 0)),
-    ],
-    ids=str,
-)
-def test_bad_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError):
-        LocalBackend("/nowhere", **options)
-
-
 @pytest.mark.parametrize("device", ["xpu:7", "cuda:200", "cuda:99999999999999999999"])
 async def test_a_device_that_is_not_there_is_refused(folder: Path, device: str) -> None:
     backend = LocalBackend(folder, device=device)

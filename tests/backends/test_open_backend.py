@@ -31,11 +31,6 @@ async def test_a_name_makes_a_backend_without_reaching_it(url: str) -> None:
     await backend.aclose()
 
 
-async def test_options_go_to_the_backend() -> None:
-    with pytest.raises(InvalidRequestError, match="slots"):
-        open_backend("local:/nowhere", slots=0)
-
-
 def test_a_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
     """In a process of its own, where torch cannot be found."""
     code = f"""
@@ -51,12 +46,3 @@ except BackendError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "needs torch" in done.stdout
     assert "pip install 'pasta_async[local]'" in done.stdout
-
-
-def test_naming_a_backend_imports_nothing_heavy() -> None:
-    code = """
-import sys, pasta_async.backends, pasta_async.testing
-print([name for name in ("torch", "sglang", "transformers", "httpx") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pasta_async import Message
 from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
@@ -29,22 +28,6 @@ async def test_a_prompt_with_tags_is_encoded_without_a_tag_id_and_decodes_to_wha
     assert backend.tokenizer.decode(request.ids) == f"<|user|>{typed}<|end|><|answer|>"
     assert len(generation.threads) == 1
     assert not generation.document.promises
-
-
-@pytest.mark.parametrize("name", TAGGED)
-async def test_so_are_assistant_turns_and_the_system_message(name: str) -> None:
-    messages: list[Message] = [
-        {"role": "system", "content": f"Mind {TYPED}"},
-        {"role": "user", "content": "Compare."},
-        {"role": "assistant", "content": RICH},
-        {"role": "user", "content": "Again."},
-    ]
-    backend = ScriptedBackend(RICH, tokenizer=tokenizer(name))
-    generation = await answer(backend, messages)
-    assert not tag_ids(backend, backend.requests[0].ids)
-    typed = backend.tokenizer.decode(backend.requests[0].ids)
-    assert all(message["content"] in typed for message in messages)
-    assert generation.document == parse(RICH)
 
 
 async def test_an_untrained_model_answers_in_sequence_with_a_note() -> None:

@@ -14,7 +14,6 @@ from pasta_async.lang import (
     Document,
     Ignored,
     MainParser,
-    Node,
     Promise,
     Reading,
     Sync,
@@ -332,19 +331,3 @@ def test_what_is_no_list_marker_stays_in_front_of_such_a_tag(kept: str) -> None:
     parser = ChunkParser()
     feed(parser, *kept, SYNC)
     assert parser.nodes == (Text(kept),)
-
-
-# Documents made by hand -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        (Text("a"), Promise("b", None), Text(" c")),
-        (Promise("b", 20, Chunk(closed_by="budget")), Promise("c d e f", 30), Sync(), Ignored("<sync/>")),
-        (Text("<sync/> <\\sync/> <sync"), Ignored("</async>"), Text("<promise ")),
-        (Promise("", 10, Chunk((Text("</async>"), Ignored("<async>"), Text("<"))), gap="\n\n"),),
-    ],
-)
-def test_documents_made_by_hand_are_read_back(nodes: tuple[Node, ...]) -> None:
-    assert parse(Document(nodes).format()) == Document(nodes)

@@ -113,14 +113,10 @@ def serving(app: ASGIApp, *, send_buffer: int | None = None, **options: Any) -> 
 
 
 @asynccontextmanager
-async def serving_in_loop(
-    app: ASGIApp, *, send_buffer: int | None = None, **options: Any
-) -> AsyncGenerator[str]:
+async def serving_in_loop(app: ASGIApp) -> AsyncGenerator[str]:
     """Serve an app in the event loop of the test; its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", ws="none", log_level="warning", **options))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", ws="none", log_level="warning"))
     with socket.create_server(("127.0.0.1", 0)) as listener:  # who connects early waits in its queue
-        if send_buffer:  # which accepted connections inherit
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         task = asyncio.create_task(server.serve([listener]))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/"

@@ -8,11 +8,6 @@ from pasta_async.evals.answers import Answer
 from pasta_async.evals.methods import METHODS, Case, open_engine, play
 from pasta_async.lang import parse
 
-WRITTEN = (
-    'Two wars. <promise topic="causes" tokens="10"/><async>Trade, and of course pride.</async> and '
-    '<promise topic="outcome" tokens="20"/><async>Nobody won.</async><sync/> Both were long.'
-)
-DOCUMENT = parse(WRITTEN)
 LISTED = parse(
     "Two wars:\n\n"
     + "\n".join(
