@@ -177,13 +177,6 @@ def test_many_long_threads_beside_their_parent_decode_as_each_alone(made: Any, f
         assert decoded(task) == reference(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
 
 
-def test_prompts_computed_at_once_end_up_shared(engine: Engine) -> None:
-    twins = [job(prompt(50), 10, group=i) for i in range(3)]
-    run(engine, *twins)
-    assert len({tuple(decoded(task)) for task in twins}) == 1
-    assert engine.scheduler.pool.free == 1024 - 59  # once: 50 + 10, but for the last
-
-
 def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_prefill_tokens=32))
     running, long = job(prompt(5), 50, group="a"), job(prompt(200), 1, group="b")

@@ -73,13 +73,6 @@ async def test_a_chunk_goes_on_where_its_context_ends() -> None:
     assert await player.text(1, (*opened, *some)) == " were many." + ASYNC_CLOSE
 
 
-async def test_an_ignored_sync_ends_a_request_but_not_the_stretch() -> None:
-    player = await Player.ask(ScriptedBackend("One<sync/> two."))
-    first = ids_of(await player.pieces())
-    assert first[-1:] == (player.model.tags or ())[-1:]
-    assert await player.text(written=first) == " two."
-
-
 async def test_a_context_that_is_in_no_view_leads_to_the_next_stretch() -> None:
     """A chunk that its budget cut is shorter than the script's."""
     player = await Player.ask(ScriptedBackend(WARS))
@@ -173,19 +166,6 @@ async def test_closing_early_aborts_the_request() -> None:
     assert not backend.open
     assert backend.aborted == [request]
     assert backend.played[0].finish_reason == "abort"
-
-
-@pytest.mark.loop_matrix
-async def test_cancelling_whoever_listens_aborts_the_request() -> None:
-    backend = ScriptedBackend(WARS, latency=1)
-    player = await Player.ask(backend)
-    task = asyncio.create_task(player.text())
-    await backend.clock.sleep(3.5)
-    task.cancel()
-    await asyncio.wait([task])
-    assert not backend.open
-    assert len(backend.aborted) == 1
-    assert len(backend.played[0].ids) == 3
 
 
 # --- faults -------------------------------------------------------------------------------------------

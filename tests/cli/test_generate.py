@@ -126,13 +126,6 @@ def test_a_failure_leaves_the_text_so_far_and_words_on_stderr() -> None:
     assert partial["text"].startswith(INTRO)
 
 
-def test_a_seed_that_cannot_be_honoured_is_noted() -> None:
-    backend = ScriptedBackend(WRITTEN, clock=RealClock(), honours_seeds=False)
-    result = generate("x", "--seed", "1", "--temperature", "1", backend=backend)
-    assert (result.code, result.out) == (0, TEXT + "\n")
-    assert result.err.startswith("pasta-async: note: ")
-
-
 # Files ------------------------------------------------------------------------------------------------------
 
 

@@ -64,17 +64,6 @@ async def test_and_no_oftener_than_the_limit_says(retries: int) -> None:
     assert backend.calls == retries + 1
 
 
-async def test_each_of_several_answers_has_its_own_limit() -> None:
-    backend = Flaky([BackendConnectError("reset")] * 2)
-    async with Client(backend, clock=backend.clock, limits=Limits(retries=9)) as client:
-        limits = [Limits(retries=retries) for retries in (0, 1, 2)]
-        ended = await asyncio.gather(
-            *(client.generate("Why?", limits=limit) for limit in limits), return_exceptions=True
-        )
-    assert isinstance(ended[0], BackendConnectError)
-    assert isinstance(ended[2], Generation)
-
-
 @pytest.mark.parametrize("error", [BackendTimeoutError("silent"), BackendStatusError("no", status=400)])
 async def test_a_time_out_and_a_refusal_are_final(error: BackendError) -> None:
     backend = Flaky([error])
@@ -151,28 +140,8 @@ async def test_an_answer_does_not_join_an_attempt_to_connect_that_was_given_up()
             await first
 
 
-async def test_limits_of_one_answer_are_laid_over_the_client_s() -> None:
-    backend = ScriptedBackend("Because.", latency=1.0, faults=[Fault(0, 1, "stall")])
-    async with Client(backend, clock=backend.clock, limits=Limits(timeout=5, max_threads=4)) as client:
-        with pytest.raises(GenerationTimeoutError):
-            await client.generate("Why?", limits=Limits(max_threads=2))
-    assert backend.clock.time() == 5
-
-
 @pytest.mark.parametrize("errors", [[], [BackendStatusError("no", status=400)]], ids=["silent", "refused"])
 async def test_an_error_before_decoding_has_an_empty_partial_answer(errors: list[BaseException]) -> None:
     with pytest.raises(PastaError) as caught:
         await ask(Flaky(errors, silent=not errors), timeout=5)
     assert caught.value.partial == Generation.empty()
-
-
-async def test_an_answer_s_task_that_others_cancel_ends_the_stream_with_an_error() -> None:
-    backend = ScriptedBackend("Because.", faults=[Fault(0, 1, "stall")])
-    async with Client(backend) as client, client.stream("Why?") as stream:
-        before = asyncio.all_tasks()
-        await anext(stream)
-        for task in before - {asyncio.current_task()}:
-            task.cancel()
-        with pytest.raises(PastaError) as caught:
-            await stream.result()
-        assert caught.value.partial is not None

@@ -62,12 +62,6 @@ async def test_it_is_sent_again_so_often_and_no_more() -> None:
         assert len(sent) == limits.retries + 1
 
 
-async def test_it_is_not_sent_again_if_that_cannot_help() -> None:
-    backend = ScriptedBackend(RICH, faults=[Fault(1, 0)])
-    await failing(backend)
-    assert [request.thread for request in backend.requests].count(1) == 1
-
-
 @pytest.mark.parametrize("thread", range(6))
 async def test_else_the_answer_fails_with_the_partial_answer_on_the_error(thread: int) -> None:
     backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 0 if thread == 4 else 1)])

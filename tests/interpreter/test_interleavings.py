@@ -146,12 +146,6 @@ async def test_in_turn_the_text_is_the_same_and_the_views_come_in_document_order
     assert [k for n, k in enumerate(order) if n == 0 or order[n - 1] != k] == [0, 1, 2, 0, 3, 4, 0, 5]
 
 
-async def test_without_contention_the_time_is_the_critical_path() -> None:
-    for script in (TWO, RICH, "Plain."):
-        generation = await answer(scripted(script))
-        assert generation.elapsed == generation.critical_path
-
-
 async def test_the_text_streams_in_document_order_and_what_is_ready_early_comes_at_once() -> None:
     backend = scripted(TWO, thread_latency={1: 10.0})
     async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:

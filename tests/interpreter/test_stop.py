@@ -22,11 +22,6 @@ def stopping(*stop: str) -> Sampling:
     return Sampling(stop=stop)
 
 
-async def test_the_text_ends_before_the_stop_text() -> None:
-    generation = await answer(ScriptedBackend("One two. Three four."), sampling=stopping("Three"))
-    assert (generation.text, generation.finish_reason) == ("One two. ", "stop")
-
-
 @pytest.mark.parametrize("piece", [1, 2, 50])
 @pytest.mark.parametrize(
     "stop", ["y. Ta", "reshaped", "peace.", "peace. Taken", "and old. The", "ended an age. More"]
@@ -64,13 +59,6 @@ async def test_a_stop_text_while_main_waits_at_its_sync_ends_the_answer() -> Non
     generation = await answer(backend, sampling=stopping("STOP"))
     assert (generation.text, generation.finish_reason) == ("One. Alpha ", "stop")
     assert [request.thread for request in backend.requests] == [0, 1]
-
-
-async def test_tags_are_no_visible_text() -> None:
-    generation = await answer(
-        ScriptedBackend(RICH), sampling=stopping("promise", "sync", "<async>", 'tokens="')
-    )
-    assert generation.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("latencies", [{}, {1: 5.0, 2: 0.1}, {0: 5.0}])

@@ -32,12 +32,6 @@ async def check_requests(document: Document, name: str, mode: str, piece: int = 
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", TAGGED)
-async def test_the_requests_are_the_views_of_the_document(name: str, mode: str) -> None:
-    await check_requests(parse(RICH), name, mode)
-
-
-@pytest.mark.parametrize("mode", MODES)
 @given(document=documents(), name=st.sampled_from(TAGGED))
 @settings(max_examples=25)
 async def test_the_requests_are_the_views_of_any_document(document: Document, name: str, mode: str) -> None:

@@ -119,13 +119,6 @@ def test_a_part_that_the_engine_does_not_support_is_named(server: LiveServer) ->
     assert "image_url" in error["message"]
 
 
-@pytest.mark.parametrize("kind", ["application/vnd.api+json", "application/json; charset=utf-8"])
-def test_what_is_json_by_its_content_type(server: LiveServer, kind: str) -> None:
-    content = json.dumps({"model": "m", "messages": [USER]})
-    reply = httpx.post(server.url + CHAT, content=content, headers={"Content-Type": kind}, timeout=PATIENCE)
-    assert reply.status_code == 200
-
-
 def test_a_slash_at_the_end_changes_nothing() -> None:
     with running(ScriptedBackend("Fine."), model_names=("m",), api_keys=("k",)) as server:
         key = {"Authorization": "Bearer k"}

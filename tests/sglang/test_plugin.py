@@ -51,15 +51,6 @@ async def test_a_fork_names_its_running_parent_where_the_server_can_use_that() -
         assert ":" not in fork
 
 
-async def test_what_has_ended_is_no_parent_and_neither_is_another_fork() -> None:
-    server = server_that_says(ON)
-    server.decoding = [good(), good(), good()]
-    made = backend(server)
-    for thread in (0, 1, 2):
-        await pieces_of(made, thread=thread)
-    assert not any(":" in body["rid"] for body in server.sent("/generate"))
-
-
 @pytest.mark.parametrize(
     ("state", "notes"), [(None, 0), (ON, 0), ("this SGLang has no tree", 1)], ids=["none", "on", "off"]
 )
@@ -111,19 +102,6 @@ def test_it_hooks_into_a_scheduler_that_it_knows(registry: Registry) -> None:
     plugin.register()
     assert set(registry.hooks) == {"get_internal_state", "handle_generate_request"}
     assert reported_state(registry, suitable()) == ON
-
-
-def test_with_another_sglang_it_stays_off_and_says_so_once(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sys.modules["sglang"], "__version__", "0.5.99")
-    plugin.register()
-    assert set(registry.hooks) == {"get_internal_state"}
-    assert "0.5.99" in reported_state(registry, suitable()) and "0.5.99" in reported_state(
-        registry, suitable()
-    )
-    [record] = caplog.records
-    assert "0.5.99" in record.getMessage()
 
 
 # In a scheduler ---------------------------------------------------------------------------------------------
