@@ -1,6 +1,6 @@
 """The embedded engine beside llama.cpp, with a model of the same shape, in one run.
 
-    python -m pasta_async.evals.engine FOLDER --llama-cpp model-Q8_0.gguf --out engine.jsonl
+    python -m pasta_async.evals.engine FOLDER --llama-cpp model-Q8_0.gguf
 
 llama.cpp is given files that it can read, and asked through its own low-level API. All engines get token ids
 and choose the likeliest token, and none stops at an end-of-text token, so they do the same work. One works at
@@ -28,8 +28,8 @@ from pasta_async import Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.options import DType
 from pasta_async.cli.command import Command, CommandSettings, Count, command
-from pasta_async.errors import InvalidRequestError, PastaError
-from pasta_async.evals.report import cores, environment, grouped, markdown_table, measurements, opened_journal
+from pasta_async.errors import PastaError
+from pasta_async.evals.report import cores, environment, grouped, markdown_table
 from pasta_async.evals.statistics import estimate
 from pasta_async.jobs import progress
 from pasta_async.protocol import DecodeRequest
@@ -53,7 +53,6 @@ class EngineSettings(CommandSettings):
     steps: Count = Field(default=32, description="tokens that each decodes")
     rounds: Count = Field(default=10, description="number of times that everything is measured")
     cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
-    out: Path | None = Field(default=None, description="file for the raw figures")
 
 
 class Local:
@@ -197,7 +196,7 @@ def _quiet_llama_cpp() -> Any:
     return api
 
 
-def _measure(settings: EngineSettings, engines: Sequence[Local | LlamaCpp]) -> Generator[Row]:
+def measure(settings: EngineSettings, engines: Sequence[Local | LlamaCpp]) -> Generator[Row]:
     """A row for each engine and round: milliseconds to the first token, and tokens a second."""
     vocabulary = min(engine.vocabulary for engine in engines)
     draw = random.Random(0)
@@ -231,22 +230,16 @@ def table(rows: Sequence[Row]) -> str:
 
 def _run(settings: EngineSettings) -> str:
     cpus = settings.cpus or cores()
-    measured = settings.model_dump(mode="json", exclude={"out"}) | {"benchmark": "engine"}
-    rows: list[Row] = []
-    with opened_journal(settings.out, measured) as journal, ExitStack() as stack:
-        if measurements(journal):
-            raise InvalidRequestError(f"{settings.out} has figures: a run measures all, into its own file")
+    makers = [
+        *(partial(Local, settings.model, dtype) for dtype in settings.dtypes),
+        *(partial(LlamaCpp, path) for path in settings.llama_cpp),
+    ]
+    with ExitStack() as stack:
         engines: list[Local | LlamaCpp] = []
-        for make in (
-            *(partial(Local, settings.model, dtype) for dtype in settings.dtypes),
-            *(partial(LlamaCpp, path) for path in settings.llama_cpp),
-        ):
+        for make in makers:
             engines.append(make(cpus))
             stack.callback(engines[-1].close)
-        for row in _measure(settings, engines):
-            rows.append(row)
-            if journal:
-                journal.append(row)
+        rows = [*measure(settings, engines)]
     return f"{table(rows)}\n\n{cpus} CPU threads; {environment()}"
 
 
