@@ -1,14 +1,12 @@
-"""Draws over scripted answers, for tests and for the process that is killed in one."""
+"""Draws over scripted answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pasta_async import Client
-from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend
 from pasta_async.training.data.corpus import Record
@@ -35,8 +33,6 @@ def draw(
     prompts: list[Record] | None = None,
     *,
     plain: ScriptedBackend | None = None,
-    clock: Clock = REAL_CLOCK,
-    after_each: Callable[[Drawing], None] = lambda _: None,
     **changes: Any,
 ) -> tuple[list[SampledPrompt], Drawing]:
     """Draw, in a loop of its own; `changes` are settings."""
@@ -44,12 +40,12 @@ def draw(
     settings = SampleSettings.model_validate({**given, **changes})
 
     async def run() -> tuple[list[SampledPrompt], Drawing]:
-        client = Client(Recording(backend), clock=clock)
+        client = Client(Recording(backend))
         baseline = Client(plain) if plain else client
         with Journal(journal, {"made": "up"}, held=False) as kept:
             drawing = Drawing(settings, client, baseline, kept)
             wanted = prompts or records()
-            await drawing.run(wanted, lambda steps=1, note=None: after_each(drawing))
+            await drawing.run(wanted, lambda steps=1, note=None: None)
             return [*drawing.prompts(wanted)], drawing
 
     return asyncio.run(run())

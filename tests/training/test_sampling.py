@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -214,24 +212,6 @@ def test_a_backend_that_is_lost_ends_the_run_and_what_is_there_is_kept(
     _, drawn = draw(healthy, tmp_path / "j.jsonl", n=20)
     assert drawn.totals["resumed"] == len(answers) - most > 0
     assert drawn.totals["answers"] == 3 * 21 - drawn.totals["resumed"]
-
-
-def test_a_killed_run_goes_on_and_draws_nothing_twice(tmp_path: Path) -> None:
-    journal = tmp_path / "j.jsonl"
-    program = Path(__file__).with_name("killed_sampling.py")
-    killed = subprocess.run([sys.executable, program, journal, "5"], check=False, cwd=program.parent)
-    assert killed.returncode == -9
-    with journal.open("a") as file:
-        file.write('{"prompt": "cut whi')  # as if killed in the middle of a line
-    prompts, drawn = draw(ScriptedBackend(WRITTEN), journal)
-    assert drawn.totals["resumed"] == 5
-    assert drawn.totals["answers"] == 7
-    whole, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "other.jsonl")
-    for one, other in zip(prompts, whole, strict=True):
-        assert one.baseline == other.baseline
-        for mine, theirs in zip(one.samples, other.samples, strict=True):  # ids are the processes' own
-            assert (mine.seed, mine.written, mine.parents) == (theirs.seed, theirs.written, theirs.parents)
-            assert mine.exact
 
 
 def _timeless(sample: Sample) -> Sample:
