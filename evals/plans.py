@@ -9,6 +9,8 @@ the fields are free text on given subjects, four or six of them, and nothing is 
 
     object      the whole object in one thread, its keys decoded as well
     sequence    a field after the other, each of which sees all before it; keys are given, not decoded
+    together    two neighbours in one thread, these threads at once
+    after       the first field, then all others at once, which see it
     parallel    all fields at once
 
 `sooner` is the time of `sequence` divided by that of the method, for each item, as a geometric mean.
@@ -39,7 +41,7 @@ from pasta_async.jobs import Journal
 from pasta_async.plans import Plan
 from pasta_async.plans.annotations import KEY
 
-METHODS = ("object", "sequence", "parallel")
+METHODS = ("object", "sequence", "together", "after", "parallel")
 
 _TYPES = {"float": "number", "dict": "object", "tuple": "array"}
 
@@ -142,9 +144,15 @@ def plan_of(item: Item, method: str) -> Plan:
         whole = (item.tokens + 10) * len(item.fields)
         return Plan.in_sequence({**schema, "properties": item.fields}, whole)
     fields: dict[str, Any] = {}
-    for key, field in item.fields.items():
-        after = {"after": list(fields)} if method == "sequence" and fields else {}
-        fields[key] = {**field, KEY: {"tokens": item.tokens, **after}}
+    for number, (key, field) in enumerate(item.fields.items()):
+        said: dict[str, Any] = {"tokens": item.tokens}
+        if method == "sequence":
+            said["after"] = list(fields)
+        elif method == "after":
+            said["after"] = list(fields)[:1]
+        elif method == "together":
+            said["together"] = str(number // 2)
+        fields[key] = {**field, KEY: said}
     return Plan.of({**schema, "properties": fields})
 
 

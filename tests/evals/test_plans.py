@@ -64,6 +64,8 @@ def test_plans_differ_in_what_is_seen(data: Path) -> None:
     assert len(plan_of(item, "object").holes) == 1
     assert plan_of(item, "sequence").seen["kind"] == {"name", "size"}
     assert set(plan_of(item, "parallel").seen.values()) == {frozenset()}
+    assert plan_of(item, "after").seen["kind"] == plan_of(item, "after").seen["size"] == {"name"}
+    assert [hole.keys for hole in plan_of(item, "together").holes] == [("name", "size"), ("kind", "extra")]
 
 
 def test_values_are_compared_by_bfcls_rules() -> None:
