@@ -24,6 +24,7 @@ from pasta_async.errors import InvalidRequestError, PastaError
 S = TypeVar("S", bound=BaseModel)
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Command = Callable[..., None]
 """The `main` of a module: it reads a command line (None: that of the process), and ends the process."""

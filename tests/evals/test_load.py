@@ -6,6 +6,7 @@ import json
 import re
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from pasta_async.evals.load import Mode
 
 LATENCY = 0.01
 NAMES = ["sequential", "pasta"]
@@ -57,31 +60,48 @@ async def opened(documents: Mapping[str, Document] = DOCUMENTS) -> AsyncGenerato
 
 async def test_a_closed_loop_keeps_so_many_answers_under_way():
     async with opened() as (engine, backend):
-        single = await drive(engine, METHODS["sequential"], CASES[:1] * 6, 1)
-        three = await drive(engine, METHODS["sequential"], CASES[:1] * 6, 3)
+        single = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=1)
+        three = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=3)
     assert backend.max_open == 3
     assert single.seconds == pytest.approx(3 * three.seconds, rel=0.02)
     tokens = single.answers[0].tokens
     assert {answer.tokens for answer in single.answers} == {tokens}
     for answer in (*single.answers, *three.answers):
         assert answer.seconds == pytest.approx(tokens * LATENCY, rel=0.02)
+    assert three.arrived == pytest.approx([0] * 3 + [tokens * LATENCY] * 3, rel=0.02)
+
+
+async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_method():
+    async with opened() as (engine, _):
+        blocks = [
+            await drive(engine, METHODS[name], CASES[:1] * 400, mode="open", level=20, number=number)
+            for name, number in (("sequential", 1), ("pasta", 1), ("sequential", 2))
+        ]
+    first, again, other = (block.arrived for block in blocks)
+    assert first == pytest.approx(again)
+    assert first != pytest.approx(other)
+    gaps = [b - a for a, b in pairwise(first)]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(1 / 20, rel=0.2)
+    spread = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert spread == pytest.approx(mean**2, rel=0.4)  # of an exponential distribution
 
 
 async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
     file = tmp_path / "load.jsonl"
-    settings = settings_of(NAMES, at_once=(2, 3), answers=4, rounds=2)
+    settings = settings_of(NAMES, at_once=(2,), rates=(5.0,), answers=4, rounds=2)
     async with opened() as (engine, backend):
         with Journal(file, {"benchmark": "load"}) as journal:
             blocks = await measure(engine, CASES, settings, journal)
-        assert [(block.round, block.at_once, block.method) for block in blocks] == [
-            (0, 2, "sequential"),
-            (0, 2, "pasta"),
-            (0, 3, "pasta"),
-            (0, 3, "sequential"),
-            (1, 2, "pasta"),
-            (1, 2, "sequential"),
-            (1, 3, "sequential"),
-            (1, 3, "pasta"),
+        assert [(block.round, block.mode, block.method) for block in blocks] == [
+            (0, "closed", "sequential"),
+            (0, "closed", "pasta"),
+            (0, "open", "pasta"),
+            (0, "open", "sequential"),
+            (1, "closed", "pasta"),
+            (1, "closed", "sequential"),
+            (1, "open", "sequential"),
+            (1, "open", "pasta"),
         ]
         asked = len(backend.requests)
         with Journal(file, {"benchmark": "load"}) as journal:
@@ -105,9 +125,9 @@ async def test_rounds_go_on_with_the_next_documents_and_the_same_answers_are_com
     assert 1 < sooner["low"] <= sooner["value"] <= sooner["high"], "ten prompts"
 
 
-def block(method: str, at_once: int, *seconds: float, over: float = 10) -> Block:
+def block(method: str, level: float, *seconds: float, mode: Mode = "closed", over: float = 10) -> Block:
     timed = (Answer(n, method, seconds=each, first_token=0.1, tokens=50) for n, each in enumerate(seconds))
-    return Block(at_once, method, over, tuple(timed))
+    return Block(mode, level, method, over, (0.0,) * len(seconds), tuple(timed))
 
 
 def test_figures_of_known_blocks():
@@ -117,8 +137,8 @@ def test_figures_of_known_blocks():
         *(block("sequential", 4, 4.0, 6.0), block("pasta", 4, 3.0, 5.0)),
     ]
     rows = summarise(blocks)
-    assert [(row["at once"], row["method"]) for row in rows] == [
-        (at_once, method) for at_once in (1, 4, 16) for method in ("sequential", "pasta")
+    assert [(row["load"], row["method"]) for row in rows] == [
+        (f"{level} at once", method) for level in (1, 4, 16) for method in ("sequential", "pasta")
     ]
     assert (rows[0]["p50 s"], rows[0]["p99 s"], rows[0]["answers a second"]) == pytest.approx(
         (3.0, 3.98, 0.2)
@@ -135,18 +155,22 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
         "written": f"A{chunk('b', 2)} c.",
     }
     documents.write_text(json.dumps(record) + "\n")
-    options = "--rounds 1 --at-once 2 --answers 4 --methods sequential --methods auto"
+    options = "--rounds 1 --at-once 2 --rates 50 --answers 4 --methods sequential --methods auto"
     run(main, f"--backend {LOCAL_TINY} --documents {documents} {options} --out {out}")
     head, _, *rows = map(json.loads, out.read_text().splitlines())
     assert head["benchmark"] == "load"
-    assert [(row["at_once"], row["method"], len(row["answers"])) for row in rows] == [
-        (2, "sequential", 4),
-        (2, "auto", 4),
+    assert [(row["mode"], row["level"], row["method"], len(row["answers"])) for row in rows] == [
+        (mode, level, method, 4)
+        for mode, level, methods in (
+            ("closed", 2, ("sequential", "auto")),
+            ("open", 50, ("auto", "sequential")),
+        )
+        for method in methods
     ]
-    assert "| 2 | auto | 4 |" in capsys.readouterr().out
+    assert "| 2 at once | auto | 4 |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", ["--at-once 0", "--sample 0"])
+@pytest.mark.parametrize("arguments", ["--at-once 0", "--rates -1", "--rates inf", "--sample 0"])
 def test_numbers_that_make_no_sense_are_refused_before_anything_starts(arguments: str):
     with pytest.raises(SystemExit) as ended:
         main(f"--backend {LOCAL_TINY} --documents none {arguments}".split())
