@@ -1,4 +1,4 @@
-"""AlpacaEval's own command compares the files that quality writes; its judge is a server that knows the answers."""
+"""AlpacaEval's own command compares what quality writes; its judge is a server that knows the answers."""
 
 from __future__ import annotations
 
