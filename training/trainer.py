@@ -305,7 +305,7 @@ class Loop:
                 param.grad[unused] = 0.0
         return total
 
-    def run(self, checkpoint: Checkpoint) -> bool:
+    def run(self, checkpoint: Path, identity: Mapping[str, Any]) -> bool:
         """Update to the end of the schedule, with a progress bar, metrics and checkpoints.
 
         SIGTERM (as a scheduler sends it) or Ctrl-C, to any process, writes a checkpoint and leaves.
@@ -337,9 +337,16 @@ class Loop:
                     metrics.write(json.dumps(report) + "\n")
                 if self.step == stop or self._leaving or self.step % settings.save_every == 0:
                     if first:
-                        checkpoint.save(self.step, self.trained, self.optimizer)
+                        self._save(checkpoint, identity)
                     self.accelerator.wait_for_everyone()
         return self.step == last
+
+    def _save(self, path: Path, identity: Mapping[str, Any]) -> None:
+        """Write a checkpoint, first under another name: a run that is killed goes on from a whole one."""
+        weights = {name: param.detach() for name, param in self.trained.items()}
+        state = {"identity": dict(identity), "step": self.step, "model": weights}
+        torch.save({**state, "optimizer": self.optimizer.state_dict()}, path.with_suffix(".partial"))
+        path.with_suffix(".partial").replace(path)
 
     def _leave(self, *_: object) -> None:
         """Set a flag for the next update, which shares it: the handler of SIGTERM and Ctrl-C."""
@@ -357,46 +364,22 @@ def _open_metrics(folder: Path, start: int) -> TextIO:
 # --- runs and checkpoints
 
 
-class Checkpoint:
-    """The last checkpoint of a run: one file, which has what is trained, moments and the update.
+def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The last checkpoint of a run: its identity, what is trained, moments and the update; None at the start.
 
-    It is written under another name first, so a run that is killed at any moment goes on from a whole one;
-    the `identity`, by the names of settings, must be the same then.
+    Raises:
+        InvalidRequestError: It belongs to a run with other settings or data.
     """
-
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        self._path = path
-        self._identity: dict[str, Any] = json.loads(json.dumps(identity))
-
-    def load(self) -> dict[str, Any] | None:
-        """The state after `step` updates; None at the start.
-
-        Raises:
-            InvalidRequestError: It belongs to a run with other settings or data.
-        """
-        if not self._path.is_file():
-            return None
-        state: dict[str, Any] = torch.load(self._path, map_location="cpu", weights_only=True)
-        for name, value in self._identity.items():
-            if (old := state["identity"].get(name)) != value:
-                raise InvalidRequestError(
-                    f"{self._path} is of a run with {name} {old!r}, now it is {value!r}: "
-                    "take the old value to go on, or another --out to start anew"
-                )
-        return state
-
-    def save(self, step: int, trained: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint in the place of the one before."""
-        weights = {name: param.detach() for name, param in trained.items()}
-        state = {
-            "identity": self._identity,
-            "step": step,
-            "model": weights,
-            "optimizer": optimizer.state_dict(),
-        }
-        partial = self._path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self._path)
+    if not path.is_file():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    for name, value in identity.items():
+        if (old := state["identity"].get(name)) != value:
+            raise InvalidRequestError(
+                f"{path} is of a run with {name} {old!r}, now it is {value!r}: "
+                "take the old value to go on, or another --out to start anew"
+            )
+    return state
 
 
 # --- a whole run
@@ -448,13 +431,13 @@ def train(
             "model": [model_digest(folder) for folder in dict.fromkeys((settings.model, base.folder))],
             "tokenizer": model_digest(tokenizer),
         }
-        checkpoint = Checkpoint(settings.out / "checkpoint.pt", identity)
-        state, out = checkpoint.load(), settings.out / "model"
+        checkpoint, out = settings.out / "checkpoint.pt", settings.out / "model"
+        state = load_checkpoint(checkpoint, identity)
         steps = Schedule(settings, list(sizes)).steps
         finished = state is not None and state["step"] == steps and out.is_dir()
         if not finished:
             loop = _make_loop(settings, base, codec, task, sizes, state, accelerator)
-            finished = loop.run(checkpoint)
+            finished = loop.run(checkpoint, identity)
             if finished and first:
                 export_model(loop.model.model, base, tokenizer, codec.end, out, start_share)
             accelerator.wait_for_everyone()
