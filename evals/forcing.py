@@ -140,6 +140,7 @@ class ForcedBackend(WrappingBackend):
 
     Attributes:
         model: The model of the inner backend, once it is connected.
+        plans: Of each template under way, by its prompt, what its holes are to be, in place of a document.
 
     Raises:
         InvalidRequestError: A document is not complete.
@@ -152,6 +153,7 @@ class ForcedBackend(WrappingBackend):
             if any(promise.chunk is None for promise in document.promises):
                 raise InvalidRequestError(f"the answer to {prompt!r:.80} has a promise without its chunk")
         super().__init__(backend)
+        self.plans: dict[Ids, Sequence[Ids]] = {}
         self._documents = documents
         self._views: dict[str, _EncodedViews] = {}  # by question
         self._answers: dict[str, tuple[int, _EncodedViews]] = {}  # tokens of its prompt, and its views
@@ -218,7 +220,9 @@ class ForcedBackend(WrappingBackend):
         Raises:
             InvalidRequestError: The context is not that of the document.
         """
-        tokens = self._next(request)
+        plans = (holes for prompt, holes in self.plans.items() if request.ids[: len(prompt)] == prompt)
+        holes = next(plans, None)
+        tokens = holes[request.thread - 1] if holes else self._next(request)
         # one more than needed: an engine may look at the limit before it looks at the stop token
         limit = min(request.max_tokens, len(tokens) + 1)
         forced = force(self.inner, replace(request, max_tokens=limit), tokens)

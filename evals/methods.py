@@ -47,6 +47,7 @@ from pasta_async.evals.report import cores, markdown_table, opened_journal
 from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document, Promise, Sync, Text, parse
+from pasta_async.plans import After, Plan, Tokens
 from pasta_async.protocol import DecodeRequest
 
 Ids = tuple[int, ...]
@@ -272,6 +273,38 @@ def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
     return work
 
 
+def _plan(forced: ForcedBackend, case: Case) -> Work:
+    """A plan of the library (docs/plans.md): a template with a hole for each part, which sees earlier rounds.
+
+    Headings and tags are given by the template, and decoded by no model. An answer of one part needs no plan,
+    and is decoded in sequence.
+    """
+    holes: list[Ids] = []
+    template = ""
+    annotations: dict[str, tuple[After, Tokens]] = {}
+    for parts in rounds(case.document):
+        earlier = After(*annotations)
+        for part in parts:
+            heading = (part.topic or "Conclusion").replace("{", "{{").replace("}", "}}")
+            template += f"[{len(holes) + 1}: {heading}]\n{{part{len(holes)}}}\n\n"
+            holes.append((*forced.encode(part.text), forced.tags.close_async))
+            annotations[f"part{len(holes) - 1}"] = earlier, Tokens(len(holes[-1]))
+    if len(holes) < 2:
+        return _sequential(forced, case)
+    plan = Plan(template, **annotations)
+    ids = forced.ask(f"{case.prompt}\n\n{plan.instruction()}", plain=False)
+
+    async def work(track: Track) -> int:
+        forced.plans[ids] = holes
+        try:
+            filled = await track.engine.client.fill(ids, plan, instruct=False, sampling=FORCED_SAMPLING)
+        finally:
+            del forced.plans[ids]
+        return track.take(filled.generation)
+
+    return work
+
+
 def _skeleton(forced: ForcedBackend, case: Case) -> Work:
     """Skeleton-of-Thought (arXiv 2307.15337): an outline, then all points at once, each from its own prompt.
 
@@ -358,6 +391,7 @@ SEQUENTIAL = "sequential"
 METHODS: dict[str, Method] = {
     SEQUENTIAL: Method(SEQUENTIAL, _sequential),
     "pasta": Method("pasta", _pasta),
+    "plan": Method("plan", _plan),
     "auto": Method("auto", _auto),
     "skeleton": Method("skeleton", _skeleton),
     "apar": Method("apar", _apar),
