@@ -3,6 +3,7 @@
 uvicorn examples.fastapi_app:app
 curl -N -X POST "http://127.0.0.1:8000/ask?prompt=..."
 curl -X POST "http://127.0.0.1:8000/review?text=..."
+curl -N -X POST "http://127.0.0.1:8000/review/stream?text=..."
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse, JSONServerSentEvent
 
@@ -76,13 +76,13 @@ async def review(text: str) -> Filled[Review]:
 
 
 @app.post("/review/stream")
-async def review_stream(text: str) -> StreamingResponse:
-    """A form as JSON that grows: each piece continues what came before."""
+async def review_stream(text: str) -> EventSourceResponse:
+    """A form as server-sent events: the fields as they come, at last the whole (`fill.done`)."""
     client: pasta_async.Client = app.state.client
 
-    async def pieces() -> AsyncGenerator[str]:
-        async with client.fill_stream(f"Sum up this review of a hotel.\n\n{text}", Review) as stream:
-            async for piece in stream.json_deltas():
-                yield piece
+    async def events() -> AsyncGenerator[JSONServerSentEvent]:
+        async with client.fill_stream(f"Sum up this review of a hotel.\n\n{text}", Review) as form:
+            async for event in form:
+                yield JSONServerSentEvent(event_fields(event), event=event.type)
 
-    return StreamingResponse(pieces(), media_type="application/json")
+    return EventSourceResponse(events())

@@ -25,6 +25,7 @@ class Journal:
         path: The file; missing folders are made.
         identity: The settings that the rows come from. It is the first line; rows of other settings are never
             mixed in.
+        durable: Force each row to the disk, which takes milliseconds: for rows that cost money.
         held: Keep the rows in `rows`. For large ones the file is enough: `stored` and `read` give them.
 
     Raises:
@@ -32,10 +33,12 @@ class Journal:
             It is left as it was.
     """
 
-    def __init__(self, path: Path | str, identity: Mapping[str, Any], *, held: bool = True) -> None:
+    def __init__(
+        self, path: Path | str, identity: Mapping[str, Any], *, durable: bool = False, held: bool = True
+    ) -> None:
         self.path: Path = Path(path)
         self.rows: list[dict[str, Any]] = []
-        self._held = held
+        self._durable, self._held = durable, held
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a+b")
         try:
@@ -95,6 +98,8 @@ class Journal:
         place = self._file.seek(0, os.SEEK_END)
         self._file.write(_line(row))
         self._file.flush()
+        if self._durable:
+            os.fsync(self._file.fileno())
         return place
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:

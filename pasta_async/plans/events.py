@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
 from pasta_async.errors import PastaError
 from pasta_async.results import Generation, ThreadRecord, Usage
@@ -49,7 +49,7 @@ class FieldDone:
 class FillDone:
     """Everything is written. Always the last event, unless it fails."""
 
-    filled: Filled[Any]
+    filled: SerializeAsAny[Filled[Any]]
     type: Literal["fill.done"] = "fill.done"
 
 

@@ -38,11 +38,15 @@ class FillStream(ResultStream[FillEvent, Filled[T]], Generic[T]):
         """
         return self.run.snapshot() if self.run else {}
 
+    @property
+    def text(self) -> str:
+        """The text in order, up to what is not written yet: always a beginning of the final one."""
+        return self.run.document() if self.run else ""
+
     async def json_deltas(self) -> AsyncIterator[str]:
         """The text in order, piece by piece: what came so far is always a beginning of the final JSON."""
         written = 0
         async for _ in self:
-            text = self.run.document() if self.run else ""
-            if len(text) > written:
-                yield text[written:]
-                written = len(text)
+            if delta := self.text[written:]:
+                written += len(delta)
+                yield delta

@@ -27,7 +27,7 @@ from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.errors import ApiError
 from pasta_async.server.operations import Operations
-from pasta_async.server.replies import HttpEngine, respond
+from pasta_async.server.replies import HttpEngine, check, respond
 from pasta_async.server.requests import ChatRequest, CompletionRequest
 from pasta_async.server.service import Admission, Service, service_of
 from pasta_async.server.settings import ServerSettings
@@ -92,6 +92,7 @@ def create_app(
         Route("/v1/models/{name:path}", _models),
         Route("/v1/chat/completions", partial(respond, form=ChatRequest), methods=["POST"]),
         Route("/v1/completions", partial(respond, form=CompletionRequest), methods=["POST"]),
+        Route("/v1/plans/check", check, methods=["POST"]),
     ]
     return Starlette(
         routes=routes,

@@ -19,7 +19,7 @@ from uuid import uuid4
 import httpx
 from pydantic_core import from_json, to_json
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from pasta_async.backends.http.client import retry_seconds
 from pasta_async.errors import (
@@ -29,7 +29,7 @@ from pasta_async.errors import (
     GenerationTimeoutError,
 )
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
-from pasta_async.plans import FillStream, Plan
+from pasta_async.plans import FieldDelta, FillDone, FillEvent, FillStream, Plan
 from pasta_async.plans.annotations import KEY
 from pasta_async.prompts import check_json, most_tokens
 from pasta_async.results import Generation
@@ -37,6 +37,7 @@ from pasta_async.server.errors import ApiError, log_failure, stopping
 from pasta_async.server.requests import (
     ChatRequest,
     GenerateRequest,
+    PlanRequest,
     answer_limits,
     check_request,
     parse_body,
@@ -62,7 +63,7 @@ _SUMMARY = {"critical_path", "text_speedup", "elapsed", "width", "notes"}
 _OBJECT_TOKENS = 4_096
 """Tokens of an object that nothing bounds."""
 
-_BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, AnswerDone)
+_BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, FieldDelta, AnswerDone)
 """A stream begins with one of these; an error before it has an HTTP status."""
 
 
@@ -88,6 +89,19 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
         return stopping().response
     except Exception as error:
         return log_failure(error, text=service.settings.log_text).response
+
+
+async def check(request: Request) -> Response:
+    """Say what `Client.check` does of the plan in a schema, as JSON. Cancelling it is safe."""
+    service = service_of(request)
+    settings = service.settings
+    try:
+        body = parse_body(await read_body(request, settings), PlanRequest)
+        most = body.max_tokens or settings.max_tokens
+        report = await service.client.check(body.json_schema, max_tokens=most)
+        return JSONResponse(report.model_dump(mode="json"))
+    except Exception as error:
+        return log_failure(error, text=settings.log_text).response
 
 
 def _reply(service: Service, body: GenerateRequest, raw: bytes) -> _Reply | EngineReply:
@@ -196,7 +210,7 @@ class _Reply:
                 calls.append({**shared, **seed, "prompt": prompt})
         return calls
 
-    def _event_chunks(self, index: int, event: Event) -> Iterator[Json]:
+    def _event_chunks(self, index: int, event: Event | FillEvent) -> Iterator[Json]:
         """The chunks for one event of a choice."""
         if self._options.events and not isinstance(event, AnswerDone):
             pasta: Json = {"mode": self.mode, "choices": [], "event": event_fields(event), "index": index}
@@ -290,30 +304,36 @@ class _FilledReply(_Reply):
 
 
 class _FilledEvents:
-    """A plan's stream as that of an answer: its JSON text in order, then its record."""
+    """A plan's stream as that of an answer: the events of its fields, its text in order, then its record."""
 
     def __init__(self, stream: FillStream[Any]) -> None:
         self._stream = stream
-        self._deltas = stream.json_deltas()
-        self._is_over = False
+        self._events = self._told()
+
+    async def _told(self) -> AsyncGenerator[Event | FillEvent, None]:
+        written = 0
+        async for event in self._stream:
+            if not isinstance(event, FillDone):
+                yield event
+            if delta := self._stream.text[written:]:
+                written += len(delta)
+                yield TextDelta(delta)
+            if isinstance(event, FillDone):
+                yield AnswerDone(event.filled.generation)
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await self._events.aclose()
         await self._stream.__aexit__(*exc)
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Event:
-        if self._is_over:
-            raise StopAsyncIteration
-        if (delta := await anext(self._deltas, None)) is not None:
-            return TextDelta(delta)
-        self._is_over = True
-        return AnswerDone((await self._stream.result()).generation)
+    async def __anext__(self) -> Event | FillEvent:
+        return await anext(self._events)
 
 
 def _cached_tokens(generation: Generation) -> int:

@@ -22,7 +22,7 @@ from pasta_async.server.settings import ServerSettings
 
 Message = dict[str, Any]
 _T = TypeVar("_T")
-_Form = TypeVar("_Form", bound="GenerateRequest")
+_Form = TypeVar("_Form", bound="_Body")
 _Options = TypeVar("_Options", bound=Options)
 
 MAX_MESSAGES = 2048
@@ -65,7 +65,7 @@ class PastaOptions(_Body):
     record: bool | None = None
     """Ask for the whole record: threads, timeline, written form."""
     events: bool | None = None
-    """In a stream, ask for every event as it happens, in chunks without choices."""
+    """In a stream, ask for every event as it happens, in chunks without choices; those of fields too."""
     plan: bool | None = None
     """Whether the fields of a `response_format` are written in parallel. None: as its schema says, which has
     `x-pasta` where they are."""
@@ -83,6 +83,13 @@ class ResponseFormat(_Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
+
+
+class PlanRequest(_Body):
+    """`POST /v1/plans/check`."""
+
+    json_schema: dict[str, Any] = Field(alias="schema")
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
 class StreamOptions(_Body):

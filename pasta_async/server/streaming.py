@@ -15,21 +15,22 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from pasta_async.events import Event
+from pasta_async.plans import FillEvent
 from pasta_async.server.errors import ApiError, log_failure, stopping
 from pasta_async.server.settings import ServerSettings
 
 _T = TypeVar("_T")
 
 
-def event_fields(event: Event) -> dict[str, Any]:
-    """An event as a JSON object: its fields by their names, `type` among them.
+def event_fields(event: Event | FillEvent) -> dict[str, Any]:
+    """An event of an answer, or of a plan, as a JSON object: its fields by their names, `type` among them.
 
-    `pydantic.TypeAdapter(pasta_async.Event)` reads it again.
+    `pydantic.TypeAdapter(pasta_async.Event)` reads an answer's again.
     """
     return _EVENTS.dump_python(event, mode="json")
 
 
-_EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
+_EVENTS: TypeAdapter[Event | FillEvent] = TypeAdapter(Event | FillEvent)
 
 
 class _EventResponse(EventSourceResponse):
@@ -151,7 +152,7 @@ async def _gone(request: Request) -> None:
 
 
 class Events(Protocol):
-    """An answer's events: `AnswerStream`, or what stands for one."""
+    """An answer's events, those of its fields among them: `AnswerStream`, or what stands for one."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -159,15 +160,15 @@ class Events(Protocol):
 
     def __aiter__(self) -> Self: ...
 
-    async def __anext__(self) -> Event: ...
+    async def __anext__(self) -> Event | FillEvent: ...
 
 
-async def merged(answers: Sequence[Events]) -> AsyncGenerator[tuple[int, Event], None]:
+async def merged(answers: Sequence[Events]) -> AsyncGenerator[tuple[int, Event | FillEvent], None]:
     """The events of several answers as they come, each with its answer's index in the sequence.
 
     Raises the error that ends any of the answers. Closing it ends them all.
     """
-    waiting: dict[asyncio.Future[Event], int] = {}
+    waiting: dict[asyncio.Future[Event | FillEvent], int] = {}
     async with AsyncExitStack() as stack:
         for answer in answers:
             await stack.enter_async_context(answer)

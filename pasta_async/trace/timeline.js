@@ -84,6 +84,7 @@ const pasta = (() => {
 
   /** Lines from each promise to its thread and from there to where main went on. */
   function links(svg, answer, rounds, at, rows) {
+    if (answer.threads[0].thread) return; // the fields of a plan: no thread forks another
     const middle = (index) => (index + 0.5) * (100 / rows);
     const curve = (kind, thread, from, to) => {
       const [x1, y1, x2, y2] = [from.time, middle(from.row), to.time, middle(to.row)];
@@ -172,5 +173,5 @@ const pasta = (() => {
     );
   }
 
-  return { make, tint, nameOf, seconds, times, tokens, timeline, inSequence, showNumbers };
+  return { make, draw, tint, nameOf, seconds, times, tokens, timeline, inSequence, showNumbers };
 })();

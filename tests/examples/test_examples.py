@@ -65,8 +65,7 @@ def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:
 def test_a_web_backend_answers_with_events_and_over_a_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASTA_BACKEND", LOCAL_TINY)
     with serving(app) as url:
-        lines = httpx.post(f"{url}/ask", params={"prompt": PROMPT}, timeout=60).text.splitlines()
-        events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        events = events_of(httpx.post(f"{url}/ask", params={"prompt": PROMPT}, timeout=60))
         with connect(f"{url.replace('http', 'ws')}/talk") as connection:
             connection.send(PROMPT)
             talked = [json.loads(connection.recv())]
@@ -79,8 +78,16 @@ def test_a_web_backend_fills_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASTA_BACKEND", LOCAL_TINY)
     with serving(app) as url:
         filled = httpx.post(f"{url}/review", params={"text": "Clean."}, timeout=60).json()
-        streamed = httpx.post(f"{url}/review/stream", params={"text": "Clean."}, timeout=60).json()
-    assert Review.model_validate(filled["value"]) == Review.model_validate(streamed)
+        events = events_of(httpx.post(f"{url}/review/stream", params={"text": "Clean."}, timeout=60))
+    value = {event["path"]: event["value"] for event in events if event["type"] == "field.done"}
+    assert [event["type"] for event in events[:2]] == ["field.started", "field.started"]
+    assert events[-1]["type"] == "fill.done"
+    assert value == events[-1]["filled"]["value"] == filled["value"]
+    assert Review.model_validate(value).model_dump() == value
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
 
 
 def text_of(events: list[dict[str, Any]]) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import json
+import re
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 import pytest
@@ -11,12 +14,16 @@ from playground_server import WatchedBackend, serving
 from playwright.async_api import expect
 
 from pasta_async import Client, Sampling
-from pasta_async.testing import Fault
+from pasta_async.testing import Fault, RandomBackend
 from tests.cli.written import CAUSES, END, INTRO, OUTCOME, TEXT
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from playwright.async_api import BrowserContext, Locator, Page
+
+    from pasta_async import DecodeRequest, Piece
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -186,6 +193,152 @@ async def test_on_a_phone_nothing_sticks_out_and_a_tap_asks(page: Page) -> None:
         for button in await page.get_by_role("button").all():
             box = await button.bounding_box()
             assert box is None or (box["height"] >= 32 and box["x"] + box["width"] <= 390)
+
+
+# Plans ------------------------------------------------------------------------------------------------------
+
+COLOURS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "sky": {"enum": ["blue", "grey"]},
+        "sea": {"enum": ["green", "black"]},
+        "mood": {"type": "integer", "minimum": 1, "maximum": 5, "x-pasta": {"after": ["sky", "sea"]}},
+    },
+}
+
+
+class HeldBackend(RandomBackend):
+    """Holds the tokens of the second field back until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(words=("green", "black"))
+        self.go_on = asyncio.Event()
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        async with aclosing(super().decode(request)) as pieces:
+            async for piece in pieces:
+                if request.thread == 1:
+                    await self.go_on.wait()
+                yield piece
+
+
+async def write_plan(page: Page, form: Any) -> None:
+    await page.get_by_label("Plan", exact=True).check()
+    await page.get_by_label("Form").fill(form if isinstance(form, str) else json.dumps(form))
+
+
+def graph(page: Page) -> Locator:
+    return page.locator("#graph").get_by_role("img")
+
+
+async def object_of(page: Page) -> Any:
+    return json.loads(await page.locator("#answer").text_content() or "")
+
+
+async def test_the_example_of_a_plan_is_filled_by_the_real_engine(page: Page) -> None:
+    async with Client(LOCAL_TINY) as client, serving(client) as url:
+        await open_page(page, url)
+        await page.get_by_label("Plan", exact=True).check()
+        await expect(graph(page)).to_have_accessible_name(
+            "strengths at once; weaknesses at once; stars after strengths, weaknesses; "
+            "verdict after strengths, weaknesses, stars"
+        )
+        schema = json.loads(await page.get_by_label("Form").input_value())
+        bounds = (await client.check(schema)).bounds
+        assert bounds
+        await expect(page.locator("#verdict")).to_have_text(
+            f"This plan can be kept: at most {bounds.tokens} tokens, "
+            f"{bounds.critical_path} one after another, 2 fields at once."
+        )
+        prompt = await page.get_by_label("Prompt").input_value()
+        filled = await client.fill(prompt, schema, sampling=Sampling())
+        await page.get_by_role("button", name="Fill").click()
+        tokens = filled.usage.completion_tokens
+        await expect(state(page)).to_contain_text(
+            f"4 threads, {filled.critical_path} of {tokens} tokens one after another."
+        )
+        assert await object_of(page) == filled.value
+        await expect(lane(page, "4 verdict")).to_have_text(filled.value["verdict"])
+        names = ["1 strengths", "2 weaknesses", "3 stars", "4 verdict"]
+        await expect(page.locator(".timeline-name")).to_have_text(names)
+        await expect(page.locator("[data-hole][data-state='done']")).to_have_count(4)
+
+
+async def test_a_field_is_shown_while_another_one_is_silent_and_who_sees_both_waits(page: Page) -> None:
+    backend = HeldBackend()
+    async with serving(backend) as url:
+        await open_page(page, url)
+        await write_plan(page, COLOURS)
+        await expect(graph(page)).to_have_accessible_name("sky at once; sea at once; mood after sky, sea")
+        await page.get_by_role("button", name="Fill").click()
+        await expect(page.locator("[data-hole='sky']")).to_have_attribute("data-state", "done")
+        await expect(lane(page, "1 sky")).to_have_text(re.compile("blue|grey"))
+        await expect(page.locator("[data-hole='sea']")).to_have_attribute("data-state", "decodes")
+        await expect(page.get_by_role("region", name="3 mood")).to_have_count(0)
+        await expect(page.locator("#answer")).to_contain_text('"sky"')
+        backend.go_on.set()
+        await expect(state(page)).to_contain_text("Done in")
+        written = await object_of(page)
+        assert list(written) == ["sky", "sea", "mood"]
+        await expect(lane(page, "3 mood")).to_have_text(str(written["mood"]))
+
+        await page.get_by_role("button", name="Compare with baseline").click()
+        await expect(state(page)).to_contain_text("The parallel answer was")
+        names = ["1 sky", "2 sea", "3 mood", "baseline"]
+        await expect(page.locator(".timeline-name")).to_have_text(names)
+        await expect(lane(page, "baseline")).to_contain_text('"mood"')
+
+
+async def test_threads_of_items_share_a_node_and_a_group_is_one_thread(page: Page) -> None:
+    kind = {"enum": ["x"]}
+    item: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": kind, "b": {**kind, "x-pasta": {"after": []}}},
+    }
+    fields: dict[str, Any] = {"list": {"type": "array", "items": item, "minItems": 2, "maxItems": 2}}
+    fields |= {key: {**kind, "x-pasta": {"together": "pair"}} for key in ("c", "d")}
+    async with serving(RandomBackend()) as url:
+        await open_page(page, url)
+        await write_plan(page, {"type": "object", "properties": fields})
+        await page.get_by_role("button", name="Fill").click()
+        await expect(state(page)).to_contain_text("Done in")
+        pair = {"a": "x", "b": "x"}
+        assert await object_of(page) == {"list": [pair, pair], "c": "x", "d": "x"}
+        names = ["1 list", "2 c+d", "3 list[0].b", "4 list[1].b"]
+        await expect(page.locator(".timeline-name")).to_have_text(names)
+        await expect(page.locator("[data-hole][data-state='done']")).to_have_count(3)
+
+
+async def test_what_check_finds_stands_at_the_form(page: Page) -> None:
+    async with serving(RandomBackend()) as url:
+        await open_page(page, url)
+        fields = {"a": {"enum": ["x"], "x-pasta": {"after": ["b"]}}}
+        await write_plan(page, {"type": "object", "properties": fields})
+        findings = page.get_by_role("list", name="Findings")
+        await expect(page.locator("#verdict")).to_have_text(
+            re.compile("^This plan cannot be kept: at most 5 tokens")
+        )
+        await expect(findings).to_have_text("a After('b') names no field here unknown-hole")
+        await page.get_by_role("button", name="Fill").click()
+        await expect(page.get_by_role("alert")).to_contain_text("names no field here")
+        fields["b"] = {"enum": ["x"], "x-pasta": {"after": ["a"]}}
+        await write_plan(page, {"type": "object", "properties": fields})
+        await expect(findings).to_contain_text("a, b wait for one another cycle")
+        await write_plan(page, {"type": "object", "properties": {"a": {"x-pasta": {"befor": 1}}}})
+        await expect(page.locator("#verdict")).to_contain_text("x-pasta of 'a' cannot be used: befor")
+        await write_plan(page, "{")
+        await expect(page.locator("#verdict")).to_contain_text("The form is no JSON")
+        await page.get_by_role("button", name="Fill").click()
+        await expect(page.get_by_role("alert")).to_contain_text("The form is no JSON")
+        await expect(page.get_by_label("Form")).to_be_focused()
+
+
+async def test_a_link_carries_the_plan(page: Page) -> None:
+    async with serving(RandomBackend()) as url:
+        await page.goto(f"{url}#prompt=Why%3F&schema={quote(json.dumps(COLOURS), safe='')}")
+        await expect(page.get_by_label("Plan", exact=True)).to_be_checked()
+        await expect(page.get_by_label("Prompt")).to_have_value("Why?")
+        await expect(graph(page)).to_have_accessible_name("sky at once; sea at once; mood after sky, sea")
 
 
 async def background(page: Page) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
+import httpx
 import openai
 import pytest
-from live_server import MESSAGES, read
+from live_server import MESSAGES, LiveServer, read
 from pydantic import BaseModel, Field
 
+from pasta_async import Client
 from pasta_async.plans import After, Tokens
 
 MODEL = "pasta-tiny"
@@ -82,6 +85,39 @@ async def test_a_stream_brings_the_same_object(client: openai.AsyncOpenAI, form:
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_a_stream_tells_what_becomes_of_each_field(client: openai.AsyncOpenAI) -> None:
+    create: Any = client.chat.completions.create
+    chunks = await read(
+        create(
+            model=MODEL,
+            messages=MESSAGES,
+            response_format=schema_of(Parallel),
+            stream=True,
+            extra_body={"pasta": {"events": True}},
+        )
+    )
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    events = [chunk.pasta["event"] for chunk in chunks if "event" in getattr(chunk, "pasta", {})]
+    started = [event["path"] for event in events if event["type"] == "field.started"]
+    done = {event["path"]: event["value"] for event in events if event["type"] == "field.done"}
+    assert (sorted(started[:2]), started[2]) == (["count", "kind"], "last")
+    assert done == json.loads(text)
+    written = "".join(event["delta"] for event in events if event.get("path") == "kind" and "delta" in event)
+    assert written == done["kind"]
+
+
+async def test_a_plan_is_checked_without_being_filled(server: LiveServer, library: Client) -> None:
+    async with httpx.AsyncClient(base_url=server.url, verify=False) as http:
+        path, schema = "/v1/plans/check", Parallel.model_json_schema()
+        report = (await http.post(path, json={"schema": schema, "max_tokens": 10})).json()
+        assert report == (await library.check(Parallel, max_tokens=10)).model_dump(mode="json")
+        assert (report["verdict"], report["sees"]["last"]) == ("no", ["kind", "count"])
+        mistakes: list[Any] = [{}, {"schema": 5}, {"schema": {}}, {"schema": schema, "max": 1}]
+        for wrong in mistakes:
+            refused = await http.post(path, json=wrong)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 async def test_what_is_cut_off_is_closed_and_says_so(client: openai.AsyncOpenAI) -> None:

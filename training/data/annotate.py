@@ -146,7 +146,7 @@ async def _by_endpoint(
 ) -> tuple[list[Document | Rejected], Counter[str], Counter[str]]:
     """The outcomes by the endpoint's model, the totals, and the codes of what was wrong with replies."""
     identity = {"model": settings.model, "prompt": prompt_digest()}
-    with Journal(journal, identity) as replies:
+    with Journal(journal, identity, durable=True) as replies:
         async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
             annotator = Annotator(endpoint, replies, count, settings.tries, settings.ask_from)
             outcomes = await annotate_by_endpoint(records, annotator, settings.in_flight)

@@ -9,21 +9,24 @@
   const NARROW = matchMedia("(max-width: 60rem)");
 
   const EXAMPLES = {
-    Compare: "Compare tea and coffee: taste, caffeine, and how each is made.",
-    Plan: "Plan a weekend in Lisbon for two: food, sights and evenings.",
-    Explain: "Explain photosynthesis to a child, to a student and to a chemist.",
+    Compare: { prompt: "Compare tea and coffee: taste, caffeine, and how each is made." },
+    Plan: { prompt: "Plan a weekend in Lisbon for two: food, sights and evenings." },
+    Explain: { prompt: "Explain photosynthesis to a child, to a student and to a chemist." },
   };
 
   let model = null;
   let running = null; // the run under way
-  let answered = null; // the last answer that is whole: { generation, rounds, prompt }
+  let answered = null; // the last answer that is whole: { generation, rounds, prompt, schema }
+  let graph = null; // of the plan in the form, as the server has checked it
+  let checking = null; // the check under way
 
   // One run -----------------------------------------------------------------------------------------------
 
   /** One answer, from the request to the last event. */
   class Run {
-    constructor(prompt) {
+    constructor(prompt, schema = null) {
       this.prompt = prompt;
+      this.schema = schema; // of the object that is asked for, if it is one
       this.stopper = new AbortController();
       this.clock = new Clock();
       this.lanes = [];
@@ -38,6 +41,7 @@
         messages: [{ role: "user", content: this.prompt }],
         temperature: Number(by("temperature").value || 0),
         ...(by("tokens").value ? { max_tokens: Number(by("tokens").value) } : {}),
+        ...(this.schema ? { response_format: { type: "json_schema", json_schema: { name: "form", schema: this.schema } } } : {}),
         pasta: { events: true, record: true, limits, ...this.options },
       };
     }
@@ -79,9 +83,7 @@
 
     constructor(prompt) {
       super(prompt);
-      by("lanes").replaceChildren();
-      by("numbers").replaceChildren();
-      by("timeline").replaceChildren();
+      clear();
       by("times-key").hidden = false;
       this.prose = new Prose(by("answer"));
       this.clock.promise(0, "", 0);
@@ -165,12 +167,77 @@
     };
   }
 
-  /** The same prompt answered without any tag, beside the answer. */
-  class Baseline extends Run {
-    options = { baseline: true };
+  /** A form, whose fields are written in parallel. A field's thread counts from 1 here: none of them is main. */
+  class Filling extends Run {
+    options = { plan: true };
 
-    constructor(prompt) {
-      super(prompt);
+    constructor(prompt, schema) {
+      super(prompt, schema);
+      clear();
+      by("answer").classList.add("json");
+      by("answer").replaceChildren();
+      graph?.clear();
+      this.writers = new Map(); // by the path of what they write
+    }
+
+    show(delta) {
+      by("answer").append(delta);
+    }
+
+    picture() {
+      const whole = this.generation;
+      if (whole || this.clock.timeline.length) timeline(by("timeline"), whole ? plans.counted(whole) : this.clock.answer);
+    }
+
+    finish() {
+      const whole = plans.counted(this.generation);
+      by("answer").textContent = JSON.stringify(JSON.parse(whole.text), null, 2);
+      for (const record of whole.threads) this.lanes[record.thread].done(record);
+      showNumbers(by("numbers"), whole, null);
+      this.draw({ now: true });
+      answered = { generation: whole, rounds: [], prompt: this.prompt, schema: this.schema };
+      const path = `${whole.critical_path} of ${whole.usage.completion_tokens} tokens one after another`;
+      tell(`Done in ${seconds(whole.elapsed)}: ${whole.threads.length} threads, ${path}.`);
+    }
+
+    on = {
+      "field.started"({ path, thread: number, time }) {
+        const thread = number + 1;
+        const open = new Set(plans.fieldsOf(path));
+        for (const field of [path, ...open]) this.writers.set(field, { thread, path, open });
+        if (!this.lanes[thread]) {
+          const name = pasta.nameOf({ thread, topic: path });
+          this.lanes[thread] = new Lane(by("lanes"), thread, name, graph?.tokens(path));
+          this.clock.promise(thread, path, time);
+          graph?.begin(path, thread);
+        }
+        this.lanes[thread].replaced(""); // it may have failed, and begin anew
+        this.lanes[thread].state("decodes");
+        this.clock.pause(thread, time);
+        this.clock.start(thread, time);
+        tell(`${this.clock.running.size === 1 ? "One field is" : `${this.clock.running.size} fields are`} being written …`);
+      },
+      "field.delta"({ path, delta }) {
+        const { thread } = this.writers.get(path);
+        this.clock.heard(thread);
+        this.lanes[thread].add(delta);
+      },
+      "field.done"({ path }) {
+        const { thread, path: whole, open } = this.writers.get(path);
+        open.delete(path);
+        if (open.size) return;
+        this.clock.pause(thread, this.clock.now);
+        this.lanes[thread].state("done");
+        graph?.end(whole);
+      },
+    };
+  }
+
+  /** The same prompt answered without any tag, or the same form filled in sequence, beside the answer. */
+  class Baseline extends Run {
+    constructor(prompt, schema) {
+      super(prompt, schema);
+      this.options = schema ? { plan: false } : { baseline: true };
       by("lanes").querySelector('[data-thread="baseline"]')?.remove();
       this.clock.promise(0, "", 0);
       this.lanes.push(new Lane(by("lanes"), "baseline", "baseline", answered.generation.text_tokens));
@@ -178,7 +245,9 @@
       this.lanes[0].card.scrollIntoView({ block: "nearest" });
     }
 
-    show() {}
+    show(delta) {
+      if (this.schema) this.lanes[0].add(delta);
+    }
 
     picture() {
       const { generation, rounds } = answered;
@@ -187,6 +256,7 @@
     }
 
     finish() {
+      this.lanes[0].done(this.generation.threads[0]);
       this.draw({ now: true });
       showNumbers(by("numbers"), answered.generation, this.generation);
       const ratio = inSequence(answered.generation, this.generation).elapsed / answered.generation.elapsed;
@@ -205,7 +275,13 @@
       },
       "thread.done"({ record }) {
         this.clock.done(record);
-        this.lanes[0].done(record);
+      },
+      "field.started"({ time }) {
+        this.clock.start(0, time);
+        this.lanes[0].state("decodes");
+      },
+      "field.delta"() {
+        this.clock.heard(0);
       },
     };
   }
@@ -215,6 +291,15 @@
   const tell = (words) => {
     by("state").textContent = words;
   };
+
+  const asksForPlan = () => by("ask").elements.kind.value === "plan";
+
+  /** Make room for another answer. */
+  function clear() {
+    for (const id of ["lanes", "numbers", "timeline"]) by(id).replaceChildren();
+    by("times-key").hidden = true;
+    by("answer").classList.remove("json");
+  }
 
   function complain(error) {
     const known = error instanceof api.Trouble;
@@ -236,7 +321,7 @@
     gone.hidden = true;
     if (moves) shown.focus();
     by("compare").disabled = Boolean(run) || !answered;
-    const isAnswer = run instanceof Answer;
+    const isAnswer = Boolean(run) && !(run instanceof Baseline);
     by("answer").setAttribute("aria-busy", String(isAnswer));
     document.querySelector(".answer").toggleAttribute("data-busy", isAnswer);
   }
@@ -265,14 +350,53 @@
       by("prompt").focus();
       return;
     }
+    let schema = null;
+    try {
+      if (asksForPlan()) schema = plans.read(by("schema").value);
+    } catch (error) {
+      complain(error);
+      by("schema").focus();
+      return;
+    }
     answered = null;
-    perform(new Answer(prompt));
+    perform(schema ? new Filling(prompt, schema) : new Answer(prompt));
     if (NARROW.matches) by("state").scrollIntoView({ block: "start" });
+  }
+
+  /** Show the plan as it is written: what the server's check says of it, and its graph. */
+  async function examine() {
+    checking?.abort();
+    if (!asksForPlan()) return;
+    checking = new AbortController();
+    const { signal } = checking;
+    const limit = by("tokens").value ? { max_tokens: Number(by("tokens").value) } : {};
+    let report = null;
+    let trouble = "";
+    try {
+      report = await api.check({ schema: plans.read(by("schema").value), ...limit }, { key: by("key").value, signal });
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      trouble = error.message;
+    }
+    plans.showVerdict(by("verdict"), by("findings"), report, trouble);
+    if (running) return; // its graph stays
+    by("graph").replaceChildren();
+    graph = report && new plans.Graph(by("graph"), report);
+  }
+
+  /** Ask for a text or for a plan; of the latter there is an example, unless something is written already. */
+  function choose(kind) {
+    by("ask").elements.kind.value = kind;
+    by("plan").hidden = kind !== "plan";
+    by("run").textContent = kind === "plan" ? "Fill" : "Answer";
+    offerExamples();
+    examine();
   }
 
   async function share() {
     const link = new URL(location.href);
-    link.hash = `prompt=${encodeURIComponent(by("prompt").value)}`;
+    const schema = asksForPlan() ? `&schema=${encodeURIComponent(by("schema").value)}` : "";
+    link.hash = `prompt=${encodeURIComponent(by("prompt").value)}${schema}`;
     history.replaceState(null, "", link);
     try {
       await navigator.clipboard.writeText(link.href);
@@ -284,14 +408,15 @@
 
   /** The prompt of a link stands behind the #, which browsers do not send to servers. */
   function readLink() {
-    const found = /^#prompt=(.*)$/s.exec(location.hash);
-    if (!found) return false;
+    const found = /^#prompt=([^&]*)(?:&schema=(.*))?$/s.exec(location.hash);
+    if (!found) return;
     try {
       by("prompt").value = decodeURIComponent(found[1]);
+      if (found[2]) by("schema").value = decodeURIComponent(found[2]);
     } catch {
       complain(new api.Trouble("The prompt in this link cannot be read."));
     }
-    return true;
+    if (found[2]) choose("plan");
   }
 
   function theme(choice) {
@@ -323,16 +448,22 @@
   }
 
   function offerExamples() {
-    const chips = Object.entries(EXAMPLES).map(([name, prompt]) => {
-      const chip = make("button", { type: "button", title: prompt }, name);
+    const examples = asksForPlan() ? plans.EXAMPLES : EXAMPLES;
+    const write = ({ prompt, schema }) => {
+      by("prompt").value = prompt;
+      if (schema) by("schema").value = JSON.stringify(schema, null, 1);
+    };
+    const chips = Object.entries(examples).map(([name, example]) => {
+      const chip = make("button", { type: "button", title: example.prompt }, name);
       chip.addEventListener("click", () => {
-        by("prompt").value = prompt;
+        write(example);
         by("prompt").focus();
+        examine();
       });
       return chip;
     });
     by("examples").replaceChildren(...chips);
-    if (!by("prompt").value) by("prompt").value = Object.values(EXAMPLES)[0];
+    if (!by("prompt").value || (asksForPlan() && !by("schema").value)) write(Object.values(examples)[0]);
   }
 
   async function meetModel() {
@@ -347,7 +478,7 @@
       engine.textContent = error.needsKey ? "needs a key" : "not reached";
       complain(error);
     }
-    offerExamples();
+    examine();
   }
 
   by("ask").addEventListener("submit", (event) => {
@@ -356,11 +487,14 @@
   });
   by("stop").addEventListener("click", () => running?.stopper.abort());
   by("compare").addEventListener("click", () => {
-    if (!running && answered) perform(new Baseline(answered.prompt));
+    if (!running && answered) perform(new Baseline(answered.prompt, answered.schema));
   });
   by("share").addEventListener("click", share);
   by("theme").addEventListener("click", () => remember(by("theme").dataset.next));
   by("key").addEventListener("change", meetModel);
+  by("schema").addEventListener("input", examine);
+  by("tokens").addEventListener("change", examine);
+  for (const kind of by("ask").elements.kind) kind.addEventListener("change", () => choose(kind.value));
   addEventListener("hashchange", readLink);
   addEventListener("keydown", (event) => {
     if (event.key === "Escape" && running) running.stopper.abort();
@@ -368,6 +502,7 @@
   });
 
   theme(remembered());
+  choose(by("ask").elements.kind.value);
   readLink();
   meetModel();
 })();

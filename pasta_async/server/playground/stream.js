@@ -46,6 +46,14 @@ const api = (() => {
     return (await response.json()).data[0].id;
   }
 
+  /** What the server's check says of the plan in a schema. */
+  async function check(plan, { key, signal }) {
+    const options = { method: "POST", headers: headers(key), body: JSON.stringify(plan), signal };
+    const response = await reach("v1/plans/check", options);
+    if (!response.ok) throw await refusal(response);
+    return response.json();
+  }
+
   /** The lines of a body, as they come. */
   async function* lines(body) {
     const reader = body.pipeThrough(new TextDecoderStream()).getReader();
@@ -83,5 +91,5 @@ const api = (() => {
     throw new Trouble("The connection broke off before the answer was done.");
   }
 
-  return { Trouble, model, ask };
+  return { Trouble, model, check, ask };
 })();

@@ -192,7 +192,7 @@ const views = (() => {
     get answer() {
       const now = this.now;
       const timeline = this.timeline.map((span) => ({ ...span, end: span.end ?? now }));
-      return { threads: this.threads, timeline, elapsed: Math.max(now, ...timeline.map((span) => span.end), 0) };
+      return { threads: Object.values(this.threads), timeline, elapsed: Math.max(now, ...timeline.map((span) => span.end), 0) };
     }
 
     get joins() {
