@@ -119,7 +119,8 @@ def _item(row: Mapping[str, Any], gold: Mapping[str, Any]) -> Item:
         f"Write the arguments of the call as one JSON object with the keys {', '.join(required)}."
     )
     fields = {key: _schema(parameters[key]) for key in required}
-    return Item(row["id"], prompt, fields, next(iter(gold.values())))
+    [values] = gold.values()
+    return Item(row["id"], prompt, fields, {key: values[key] for key in required})
 
 
 def _schema(parameter: Mapping[str, Any]) -> dict[str, Any]:

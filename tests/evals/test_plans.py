@@ -41,7 +41,7 @@ def data(tmp_path: Path) -> Path:
             "parameters": {"properties": fields, "required": required},
         }
         rows.append({"id": name, "question": [[{"role": "user", "content": "Do."}]], "function": [function]})
-    gold = {"name": ["Ann"], "size": [1.5], "kind": ["a"], "extra": [{"x": [3]}]}
+    gold = {"name": ["Ann"], "size": [1.5], "kind": ["a"], "extra": [{"x": [3]}], "left_out": ["x", ""]}
     answers = [{"id": row["id"], "ground_truth": [{"f": gold}]} for row in rows]
     (tmp_path / "possible_answer").mkdir()
     for file, lines in (
@@ -56,6 +56,7 @@ def test_items_are_calls_with_two_arguments_at_least(data: Path) -> None:
     [item] = read_items(data, "simple_python", 10)
     assert list(item.fields) == ["name", "size", "kind", "extra"]
     assert item.fields["size"] == {"type": "number"}
+    assert item.gold.keys() == item.fields.keys()
     assert "Its name." in item.prompt
 
 
