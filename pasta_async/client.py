@@ -386,7 +386,7 @@ class Client:
         try:
             with observation:
                 self._check_loop()
-                with self._admission.answer(limited=start.parallel == "auto") as slots:
+                with self._admission.answer(limited=start.parallel in ("auto", "outline")) as slots:
                     prepared = await self._prepare(start, observation, slots)
                     runner = self._runner(prepared, start, observation, slots, emit)
                     observation.partial = runner.partial
@@ -549,7 +549,7 @@ def _open(
 def _notes(model: Model, start: AnswerStart) -> tuple[str, ...]:
     """Remarks on an answer: what the backend says, and what of the options it cannot honour."""
     notes, sampling = model.notes, start.sampling
-    if model.tags is None and not start.baseline:
+    if model.tags is None and not start.baseline and start.parallel != "outline":
         notes = (*notes, f"{model.name} has no tag tokens, so it answers in sequence")
     if sampling.seed is not None and sampling.temperature > 0 and not model.honours_seeds:
         notes = (*notes, f"{model.name}: this backend does not honour seeds, so the answer need not repeat")

@@ -15,8 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
 
-Parallel = Literal["always", "auto", "never"]
-"""The width of an answer: full whatever the load, by the load, or one thread at a time."""
+Parallel = Literal["always", "auto", "never", "outline"]
+"""The width of an answer: full whatever the load, by the load, one thread at a time; or by the load with an outline."""
 
 MIN_PENALTY = 0.01
 """Of a repetition penalty: logits divided by less than this could leave the range of their numbers."""

@@ -7,11 +7,13 @@ No asyncio, no I/O, no clock: every interleaving can be played by calling `feed`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from pasta_async import events as ev
 from pasta_async import lang
 from pasta_async.errors import PastaError
+from pasta_async.interpreter.outline import Head, ItemParser, OutlineParser
 from pasta_async.interpreter.reading import Reader, ReasoningRead
 from pasta_async.interpreter.state import Thread, TokenBudget
 from pasta_async.interpreter.transcript import Lane, Transcript, Visible, diagnostics_since
@@ -24,8 +26,9 @@ from pasta_async.tag_tokens import TagGrammar, TagIds
 class Machine:
     """One answer: its threads, what they have written, and what must be decoded next.
 
-    Without `tags` nothing is read as a tag. `prompt` stands in front of every context. `thinking` is True if
-    the answer begins inside a thinking block, `listen` if somebody reads `events`.
+    Without `tags` nothing is read as a tag; the heads of lists are taken for promises instead if an outline is
+    asked for. `prompt` stands in front of every context. `thinking` is True if the answer begins inside a
+    thinking block, `listen` if somebody reads `events`.
     """
 
     def __init__(
@@ -50,14 +53,25 @@ class Machine:
         self._tags = tags
         self._listen = listen
         self._visible = Visible(tuple(start.sampling.stop), start.sampling.max_tokens)
-        self.main: Thread = Thread(0, Reader(model.tokenizer, tags, main=True, thinking=thinking), opened=0.0)
+        is_outline = tags is None and start.parallel == "outline" and not start.baseline
+        make_parser = OutlineParser if is_outline else None
+        reader = Reader(model.tokenizer, tags, main=True, thinking=thinking, make_parser=make_parser)
+        self.main: Thread = Thread(0, reader, opened=0.0)
+        self.outline: OutlineParser | None = (
+            reader.parser if isinstance(reader.parser, OutlineParser) else None
+        )
+        """The parser of main where heads of lists are promises."""
         self.threads: list[Thread] = [self.main]
         self._chunk_lanes: dict[int, Lane] = {}
         self._budget = TokenBudget(self.main, start.sampling.max_tokens, start.limits)
-        width: Width = "plain" if tags is None else "one" if start.parallel == "never" else "full"
+        width: Width = "one" if start.parallel == "never" else "full"
+        width = "plain" if tags is None and not self.outline else width
         self.transcript: Transcript = Transcript(self.threads, self._budget, self._visible, width, notes)
         self._joined = [*prompt]  # the prompt and the written form up to the last join
         self._stops_idly = False  # a request of main ended at a tag that had no effect
+        self._is_led_on = False  # main is to be asked anew, behind the head of an outline's item
+        self._forced = 0  # tokens that lead main on to the next head
+        self._separator = 0  # of these, tokens in front of that head
 
     # What to decode ---------------------------------------------------------------------------------------
 
@@ -68,6 +82,9 @@ class Machine:
         if number == 0:
             return (*self._joined, *main[self._budget.round_start :])
         forked = main[self._budget.round_start : thread.origin]
+        if self.outline:  # bare heads in front of its own would make an item bare, too
+            first = self._budget.round[0].head
+            forked = main[self._budget.round_start : first] + main[thread.head : thread.origin]
         opening = (self._tags.open_async,) if self._tags else ()
         return (*self._joined, *forked, *opening, *thread.reader.ids)
 
@@ -132,12 +149,13 @@ class Machine:
         for token in piece.ids:
             self._budget.generated += 1
             thread.tokens += 1
-            if thread.state == "open":  # else it was decoded in vain
+            if thread.state == "open" and not self._is_led_on:  # else it was decoded in vain
                 self._feed_token(thread, token, now)
-        if thread.state == "open" and piece.finish_reason:
+        is_led_on, self._is_led_on = self._is_led_on, False
+        if thread.state == "open" and piece.finish_reason and not is_led_on:
             self._end_request(thread, piece.finish_reason, now)
         self._settle_budget(now)
-        return thread.state != "open"
+        return is_led_on or thread.state != "open"
 
     def fail(self, number: int, error: PastaError, action: Literal["retry", "fail"]) -> None:
         """A request of a thread failed."""
@@ -165,6 +183,7 @@ class Machine:
             start = thread.origin
         self._joined += main[start:]
         self._budget.join()
+        self.main.tail = 0
         self.main.state = "open"
         self._stops_idly = False
         self._tell(ev.SyncJoined(now))
@@ -188,19 +207,50 @@ class Machine:
     # Reading ----------------------------------------------------------------------------------------------
 
     def _feed_token(self, thread: Thread, token: int, now: float) -> None:
-        thread.kept += 1
-        if token in self.model.end_ids:
+        outline = self.outline
+        if outline and (thread.number or outline.leading):
+            self._feed_held(thread, token, now)
+        elif token in self.model.end_ids:
+            thread.kept += 1
             self._close(thread, "stop", "end", now)
-            return
-        self._act(thread, thread.reader.read(token), now)
+        else:
+            if outline and outline.at_line_start:
+                self.main.head = thread.kept
+            thread.kept += 1
+            self._act(thread, thread.reader.read(token), now)
         # A budget that does not allow one more token ends the thread at once, so that the answer is the same
         # whether tokens come one by one or many in a piece.
         if thread.state == "open" and not self._budget.allows(thread, 1):
             self._close(thread, "length", "budget", now)
 
+    def _feed_held(self, thread: Thread, token: int, now: float) -> None:
+        """Feed an item, or main behind the head of one: a token counts once it is certain to stand in the text."""
+        if token in self.model.end_ids:
+            thread.tail += 1
+            if thread is self.main:
+                self._end_list(now)
+            else:
+                self._close(thread, "stop", "end", now)
+            return
+        readings = thread.reader.read(token)
+        thread.tail += 1
+        if any(isinstance(reading, lang.Sync) for reading in readings):
+            self._end_list(now)
+            return
+        if any(isinstance(reading, str) for reading in readings):
+            thread.kept, thread.tail = len(thread.reader.ids), 0
+        self._act(thread, readings, now)
+
+    def _end_list(self, now: float) -> None:
+        """Main waits for the items, then goes on behind the last of them."""
+        self.main.reader.end_list(self.main.kept)
+        self._act(self.main, [lang.Sync()], now)
+
     def _end_request(self, thread: Thread, finish_reason: FinishReason, now: float) -> None:
         """A thread's request ended while the thread is open: end the thread, too, unless it has to go on."""
-        if finish_reason == "length":
+        if thread is self.main and self.outline and self.outline.leading:
+            self._end_list(now)
+        elif finish_reason == "length":
             # The backend's limit was the thread's allowance when the request was sent, or the context's end.
             self._close(thread, "length", "budget", now)
         elif not thread.stopped_where_asked():
@@ -264,8 +314,12 @@ class Machine:
 
     def _open(self, promise: lang.Promise, now: float) -> None:
         number = len(self.threads)
-        reader = Reader(self.model.tokenizer, self._tags, main=False)
+        head = self.outline.head if self.outline else None
+        make_parser = partial(ItemParser, head) if head else None
+        reader = Reader(self.model.tokenizer, self._tags, main=False, make_parser=make_parser)
         thread = Thread(number, reader, now, promise, closed_by="interrupted")
+        if head:
+            self._lead_on(head, thread)
         self._budget.open(thread, promise.tokens)
         self._chunk_lanes[number] = self._visible.open(number, thread.origin)
         self.threads.append(thread)
@@ -274,6 +328,18 @@ class Machine:
             self.spawned.append(number)
         else:
             self._close(thread, "length", "budget", now)
+
+    def _lead_on(self, head: Head, thread: Thread) -> None:
+        """Let main go on with its list behind a head, which a thread begins to keep."""
+        main, earlier = self.main, self._budget.round
+        thread.head = earlier[-1].origin + self._separator if earlier else main.head
+        main.forced += self._forced if earlier else 0
+        forced = self.model.tokenizer.encode(head.forced)
+        self._forced = len(forced)
+        self._separator = 0 if head.kind == "heading" else len(forced)
+        for token in forced:
+            main.reader.read(token)
+        self._is_led_on = True
 
     def _report_end(self, thread: Thread) -> None:
         if self._listen:
@@ -297,6 +363,10 @@ class Machine:
         # Half a tag is nothing to show where the answer itself is cut; where only a chunk is, it is text.
         cut = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
         readings = thread.reader.close(cut=cut)
+        if thread.tail and not readings:
+            del thread.reader.ids[thread.kept :]
+        elif thread.tail:
+            thread.kept = len(thread.reader.ids)
         if thread is self.main:
             self._act(thread, readings, now)
         else:
@@ -312,7 +382,9 @@ class Machine:
 
     def _chunk(self, thread: Thread) -> list[int]:
         """A chunk's ids in the written form, from `<async>` to `</async>`."""
-        assert self._tags, "there are no chunks without tags"
+        if not self._tags:
+            ids, text = thread.reader.ids, self.transcript.text(thread.number)
+            return ids if self.model.tokenizer.decode(ids) == text else self.model.tokenizer.encode(text)
         opening, closing = self._tags.open_async, self._tags.close_async
         if thread.closed_by == "nested":
             body = self._encoded_anew(thread)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
+from pasta_async.interpreter.outline import OutlineParser
 from pasta_async.lang import TAG_TOKENS, ChunkParser, MainParser, Reading, ThreadParser
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Tokenizer
@@ -76,21 +77,28 @@ class Reader:
     """Reads what one thread writes, token by token.
 
     Without `tags` nothing is read as a tag. Only the main thread may have a thinking block; `thinking` is
-    True if it begins inside one.
+    True if it begins inside one. `make_parser` makes the parser that reads the text; None: that of the tags.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, tags: TagIds | None, *, main: bool, thinking: bool = False
+        self,
+        tokenizer: Tokenizer,
+        tags: TagIds | None,
+        *,
+        main: bool,
+        thinking: bool = False,
+        make_parser: Callable[[], ThreadParser] | None = None,
     ) -> None:
-        self._arguments = (tokenizer, tags, main, thinking)
+        self._arguments = (tokenizer, tags, main, thinking, make_parser)
         self._tags = dict(zip(tags or (), TAG_TOKENS, strict=False))
         self._detokenizer = tokenizer.detokenizer()
         self._thinking = ThinkingFilter(inside=thinking) if main else None
-        self.parser: ThreadParser = MainParser() if main else ChunkParser()
+        self.parser: ThreadParser = (make_parser or (MainParser if main else ChunkParser))()
         self.ids: list[int] = []
         """Ids that were read: all but end-of-text."""
         self.reasoning: list[str] = []
         """Text of the thinking block, in pieces."""
+        self._joins: list[int] = []  # of an outline: numbers of ids in front of which a list was over
 
     def read(self, token: int) -> Sequence[Reading | ReasoningRead]:
         """Read one more token; the text of an unfinished character comes with a later one."""
@@ -115,11 +123,20 @@ class Reader:
             readings += self._divide(*self._thinking.flush())
         return [*readings, *self.parser.close(cut=cut)]
 
+    def end_list(self, tokens: int) -> None:
+        """Forget all but the first `tokens` ids: what followed was no head of an outline's list, which is over."""
+        del self.ids[tokens:]
+        self._detokenizer.flush()
+        self._joins.append(tokens)
+        cast("OutlineParser", self.parser).join()
+
     def first(self, tokens: int) -> Reader:
         """A closed reader of the first `tokens` ids alone. Half a tag at their end is left out."""
-        tokenizer, tags, main, thinking = self._arguments
-        reader = Reader(tokenizer, tags, main=main, thinking=thinking)
-        for token in self.ids[:tokens]:
+        tokenizer, tags, main, thinking, make_parser = self._arguments
+        reader = Reader(tokenizer, tags, main=main, thinking=thinking, make_parser=make_parser)
+        for number, token in enumerate(self.ids[:tokens]):
+            if number in self._joins:
+                reader.end_list(number)
             reader.read(token)
         reader.close(cut=True)
         return reader

@@ -28,6 +28,12 @@ class Thread:
     """Tokens it may have."""
     origin: int = 0
     """Main's tokens up to the promise."""
+    head: int = 0
+    """Of an outline: main's tokens up to the head that is the promise; of main, up to its current line."""
+    forced: int = 0
+    """Of main's tokens, those that led it on to the next head."""
+    tail: int = 0
+    """Of an outline: tokens at the end that are not certain to stand in the document."""
     reported: int = 0
     """Number of its diagnostics that came out as events."""
     tokens: int = 0
@@ -76,7 +82,7 @@ class Thread:
             estimate=self.promise.tokens if self.promise else None,
             text=text,
             tokens=self.tokens,
-            discarded_tokens=self.tokens - self.kept,
+            discarded_tokens=self.tokens + self.forced - self.kept,
             opened=self.opened,
             started=self.started,
             first_token=self.first_token,
@@ -215,5 +221,7 @@ class TokenBudget:
     def _longest(self) -> int:
         """The longest chain of the round."""
         main = self._main.kept
-        chains = (thread.origin + thread.kept for thread in self.round if thread.origin <= main)
-        return max((main, *chains)) - self.round_start
+        chains = (
+            thread.origin + thread.kept + thread.tail for thread in self.round if thread.origin <= main
+        )
+        return max((main + self._main.tail, *chains)) - self.round_start

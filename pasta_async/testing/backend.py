@@ -114,7 +114,7 @@ class ScriptedBackend:
                 a function from the last user message's text.
             tokenizer: One in which each word of the scripts is a token, unless given (`word_tokenizer`).
             trained: Whether the tags are tokens of that tokenizer. If not, the model writes the document's
-                visible text.
+                visible text, and with a context that is made of some of its lines it goes on there.
             clock: Where latencies are spent.
             latency: Seconds that a token takes.
             prefill: Seconds before a request's first token.
@@ -265,7 +265,8 @@ class ScriptedBackend:
         passages = self._tokenized.get(key) or read_script(script, self.tokenizer, plain=plain)
         if not callable(self._script):  # a script that is made on demand may give its id to the next one
             self._tokenized[key] = passages
-        return AnswerState(passages, self.tokenizer.end_ids[0])
+        untrained = None if self.tokenizer.tags else self.tokenizer
+        return AnswerState(passages, self.tokenizer.end_ids[0], untrained)
 
     def _enter(self, request: DecodeRequest) -> Play:
         play = Play(request, self.clock.time())

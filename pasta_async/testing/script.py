@@ -43,14 +43,41 @@ def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Pas
     return passages
 
 
+_LINE = re.compile(r"\n+(?=\S)")
+
+
+def read_on(text: str, context: str) -> str:
+    """The rest of a text, as an untrained model writes it that has seen only some lines of it.
+
+    Each line of the context is looked for behind the one before. Behind a line break the text's next line
+    that is not indented follows.
+    """
+    place = 0
+    for line in context.splitlines():
+        if line.strip():
+            found = text.find(line, place)
+            if found < 0:
+                return ""
+            place = found + len(line)
+    rest = text[place:]
+    if context.endswith("\n"):
+        found = _LINE.search(rest)
+        return rest[found.end() :] if found else ""
+    return rest
+
+
 class AnswerState:
     """The requests of one answer so far, which decide what the next one gets.
 
     A thread goes on in its passage if its context is that passage's with a part of it written. With any other
     context main goes on to its next passage (chunks were joined), and a chunk starts again.
+
+    A model without tags has one text, and `plain` is its tokenizer. With another context than that text it
+    goes on as `read_on` says.
     """
 
-    def __init__(self, passages: Passages, end: int) -> None:
+    def __init__(self, passages: Passages, end: int, plain: Tokenizer | None = None) -> None:
+        self._plain = plain
         self._passages: dict[int, list[Passage]] = {thread: [*listed] for thread, listed in passages.items()}
         self._nothing: Passage = (end,)
         self._starts: dict[int, list[tuple[int, ...]]] = {}  # contexts in which a thread's passages began
@@ -84,4 +111,8 @@ class AnswerState:
 
     def _current(self, thread: int) -> Passage:
         index, passages = len(self._starts[thread]) - 1, self._passages.get(thread, ())
+        if self._plain and (thread or index):
+            text = self._plain.decode(self._passages[0][0][:-1])
+            context = self._starts[thread][-1][len(self._starts[0][0]) :]
+            return (*self._plain.encode(read_on(text, self._plain.decode(context))), *self._nothing)
         return passages[index] if index < len(passages) else self._nothing

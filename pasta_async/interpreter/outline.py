@@ -1,0 +1,246 @@
+"""The lists that an untrained model writes by itself, read as promises: an item's head promises the item.
+
+`OutlineParser` reads main and finds the heads: `1. **Safety**:`, `- Cost:`, `### History`. Behind a head main is
+led on, so that it sees heads alone. The first line that is no further head ends the list, as a sync does.
+`ItemParser` reads what a thread writes behind a head, and finds the item's end.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pasta_async.lang import ChunkEnded, ChunkParser, MainParser, Promise, Reading, Sync
+
+MAX_ITEMS = 10
+"""Items between two joins. Then main sees them whole, and decides again whether the list goes on."""
+
+_LONGEST_HEAD = 120
+_HEAD = re.compile(
+    r"""(?P<marker>\d{1,3}[.)]|[-*+\u2022])[ ]
+        (?:\*\*(?P<bold>[^*\n]{1,80}?)(?::\*\*|\*\*:|\*\*[ ][-\u2013\u2014])
+          |(?P<plain>[^\n:*`=|<"]{2,60}):)\s*
+        |(?P<level>\#{2,6})[ ](?P<heading>[^\n]{1,80})\n\s*""",
+    re.VERBOSE,
+)
+_BEGINNINGS = {
+    "bold": re.compile(r"[^*\n]{0,81}\*{0,2}[ ]?"),
+    "plain": re.compile(r"""[^\n:*`=|<"]{0,60}"""),
+    "heading": re.compile(r"[^\n]{0,80}"),
+}
+_DEPENDENT = re.compile(
+    r"""(?:step|day|week|month|year|hour|phase|stage|round|part|level|chapter|scene|act|verse|line)\b
+        |(?:first|second|third|then|next|now|finally|lastly|therefore|so|thus|here)\b
+        |(?:conclu|summar|overall|in\ short|expla|result|output|example|note|answer|solution|instruct|direction)
+        |(?:calculat|comput|substitut|simplif|solve|multipl|divid|subtract|add\b|set\ up|plug|evaluat|isolat)
+        |.*(?:[=$\\{}]|\d\s*$)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_FENCES = ("```", "~~~")
+_BREAK = re.compile(r"[ \t]*\n(?:[ \t]*\n)*")
+_UNDECIDED = re.compile(r"\d{1,3}[.)]?|[-*+\u2022]|#{1,6}|`{1,2}|~{1,2}")
+_PART = re.compile(r"[ \t|>]|(?:[-*+\u2022]|\d{1,3}[.)])[ ]")
+"""What an item may go on with behind a blank line: what is indented, another kind of list, a table, a quotation."""
+
+
+class Head(NamedTuple):
+    """The head of an item, up to which main has written."""
+
+    marker: str
+    """Its number or bullet, or the signs of its heading's level."""
+    kind: str
+    """`bold`, `plain` or `heading`."""
+    topic: str
+
+    @classmethod
+    def read(cls, line: str) -> Head | None:
+        """The head that a line is, so far; None if it is none, or its item needs those in front of it."""
+        if not (found := _HEAD.fullmatch(line)):
+            return None
+        kind = found.lastgroup or ""
+        topic = found[kind].strip(" *:")
+        if not topic or len(topic.split()) > 10 or _DEPENDENT.match(topic):
+            return None
+        return cls(found["level"] or found["marker"], kind, topic)
+
+    @property
+    def next_lead(self) -> str:
+        """Text that the line of the list's next head begins with."""
+        number = self.marker[:-1]
+        marker = f"{int(number) + 1}{self.marker[-1]}" if number.isdecimal() else self.marker
+        return f"{marker} **" if self.kind == "bold" else f"{marker} "
+
+    @property
+    def forced(self) -> str:
+        """Text that leads main on to the next head.
+
+        A heading has its body on lines of its own, so main would begin it without the next heading's signs.
+        """
+        if self.kind == "heading":
+            return self.marker
+        return "\n\n" if self.marker[:-1] else "\n"
+
+    def may_follow(self, line: str) -> bool:
+        """Whether the line may yet become the list's next head."""
+        lead = self.next_lead
+        if len(line) < len(lead):
+            return lead.startswith(line)
+        return line.startswith(lead) and bool(_BEGINNINGS[self.kind].fullmatch(line, len(lead)))
+
+    def item_ends_at(self, line: str, *, blank: bool) -> bool | None:
+        """Whether an item ends in front of this line; None if more of the line has to be seen.
+
+        Args:
+            line: The beginning of a line, not empty, that is in no fence.
+            blank: Whether a blank line stands in front of it.
+        """
+        marker = re.escape(self.marker)
+        if self.kind == "heading":
+            own = rf"#{{1,{len(self.marker)}}}( )"
+        else:
+            own = rf"\d{{1,3}}{marker[-2:]}( )" if self.marker[:-1] else f"{marker}( )"
+        if found := re.match(own, line):
+            return bool(found[1])
+        if _UNDECIDED.fullmatch(line):
+            return None
+        # A paragraph that is not indented is the answer's own, unless the item is a section.
+        return self.kind != "heading" and blank and not _PART.match(line)
+
+
+class OutlineParser(MainParser):
+    """Reads main, and takes the head of a list's item for a promise.
+
+    While `leading`, nothing of what is fed is told until it is the next head. A sync is told instead if it
+    will be none: what was fed since the last head is then to be forgotten, and `join` to be called.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head: Head | None = None
+        """The head behind which main is led on."""
+        self._topics: list[str] = []  # of the list
+        self._line = ""  # the beginning of the line that is being written
+        self._fenced = False
+        self._held = ""  # what follows the last head
+
+    @property
+    def leading(self) -> bool:
+        """True from a head of a list to the join behind the list."""
+        return self.head is not None
+
+    @property
+    def at_line_start(self) -> bool:
+        """True if a line of the answer begins with what comes next."""
+        return not self._line
+
+    def feed_text(self, text: str) -> list[Reading]:
+        """Read more text; a head is found if nothing but white space follows it in the same piece."""
+        if self.head:
+            self._held += text
+            return self._read_next(self.head)
+        seen = self._line + text
+        start = seen.rstrip().rfind("\n") + 1
+        self._follow(text)
+        head = None if self._fenced else Head.read(seen[start:])
+        readings = super().feed_text(text)
+        return [*readings, self._promise(head)] if head else readings
+
+    def join(self) -> None:
+        """The list is over: main goes on behind its last item."""
+        self._append(Sync())
+        self.head = None
+        self._topics.clear()
+        self._held = ""
+        self._line = " "
+
+    def close(self, *, cut: bool = False) -> list[Reading]:
+        """End the thread; what may have been the next head is left out."""
+        self._held = ""
+        return super().close(cut=cut)
+
+    def _follow(self, text: str) -> None:
+        """Keep the beginning of the current line, and whether it is inside a fence."""
+        *lines, last = text.split("\n")
+        for line in lines:
+            self._fenced ^= (self._line + line).lstrip().startswith(_FENCES)
+            self._line = ""
+        if len(self._line) <= _LONGEST_HEAD:
+            self._line += last
+
+    def _read_next(self, before: Head) -> list[Reading]:
+        line = self._held.lstrip("\n")
+        head = Head.read(line)
+        if head and line.startswith(before.next_lead) and len(self._topics) < MAX_ITEMS:
+            if head.topic.casefold() not in self._topics:
+                text, self._held = self._held, ""
+                return [*super().feed_text(text), self._promise(head)]
+        elif not head and before.may_follow(line):
+            return []
+        return [Sync()]
+
+    def _promise(self, head: Head) -> Promise:
+        promise = Promise(head.topic, None)
+        self.head = head
+        self._topics.append(head.topic.casefold())
+        self._append(promise)
+        return promise
+
+
+class ItemParser(ChunkParser):
+    """Reads an item behind its head; it is over where the next item begins, or the text behind the list."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self._head = head
+        self._held = ""  # white space, and the beginning of a line that may end the item
+        self._starts = head.kind == "heading"  # nothing was written, and the line begins here
+        self._fenced = False
+        self._written = False
+
+    def feed_text(self, text: str) -> list[Reading]:
+        """Read more text; what may be behind the item is held back."""
+        if self._over:
+            return []
+        self._held += text
+        shown = 0  # characters that belong to the item
+        while True:
+            found = None if self._starts else _BREAK.search(self._held, shown)
+            if not (found or self._starts):
+                shown = len(self._held.rstrip(" \t"))
+                break
+            begin, end = found.span() if found else (0, 0)
+            shown = begin
+            line = self._held[end:]
+            over = self._ends_at(line, blank=bool(found) and found[0].count("\n") > 1) if line else None
+            if over is None:
+                break
+            if over:
+                body, self._held = self._held[:shown], ""
+                return [*self._write_body(body), self._end("nested")]
+            self._starts = False
+            shown = end
+        body, self._held = self._held[:shown], self._held[shown:]
+        return self._write_body(body)
+
+    def close(self, *, cut: bool = False) -> list[Reading]:
+        """End the item, if it is not over; white space behind it is no part of it."""
+        if self._over:
+            return []
+        readings = self._write_body("" if cut else self._held.rstrip())
+        self._end_text()
+        return readings
+
+    def _ends_at(self, line: str, *, blank: bool) -> bool | None:
+        code = line.lstrip(" \t")
+        if not code or code in ("`", "``", "~", "~~"):
+            return None
+        if code.startswith(_FENCES):
+            self._fenced = not self._fenced
+            return False
+        if self._fenced:
+            return False
+        return self._head.item_ends_at(line, blank=blank and self._written)
+
+    def _write_body(self, text: str) -> list[Reading]:
+        self._written = self._written or bool(text.strip())
+        return self._write(text)
