@@ -18,7 +18,7 @@ from pasta_async import __version__
 from pasta_async.cli.command import add_options, run_coroutine, settings_of
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError, PastaError, missing_extra
-from pasta_async.options import AnswerOptions, Limits, Options, Sampling
+from pasta_async.options import AnswerOptions, Limits, Options, Parallel, Sampling
 from pasta_async.protocol import Backend
 from pasta_async.results import Generation
 
@@ -38,6 +38,8 @@ class GenerateOptions(Sampling, Limits):
     backend: str | None = None
     """local:, local:qwen-1.5b, local:/path, http://host:port, vllm:http://host:port or sglang:/path;
     default: PASTA_BACKEND, or local:."""
+    parallel: Parallel = "auto"
+    """auto, always, never, or outline: lists of an untrained model in parallel."""
     live: bool = False
     """Show the threads side by side."""
     compare: bool = False
@@ -200,6 +202,7 @@ async def show_answer(
     messages = [*system, {"role": "user", "content": options.prompt}]
     kwargs: AnswerOptions = {
         "sampling": options.given(Sampling),
+        "parallel": options.parallel,
         "chat_template_kwargs": dict(map(_pair, options.template)),
     }
     answers: list[Generation] = []

@@ -362,11 +362,16 @@ class Machine:
         """End a thread; what its parser held back is text after all."""
         # Half a tag is nothing to show where the answer itself is cut; where only a chunk is, it is text.
         cut = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
-        readings = thread.reader.close(cut=cut)
-        if thread.tail and not readings:
-            del thread.reader.ids[thread.kept :]
-        elif thread.tail:
+        readings: Sequence[lang.Reading | ReasoningRead] = ()
+        if thread.tail and thread.number and finish_reason == "length":
+            # What an item holds back is text where the answer ends; its own cap may stand in the next head.
+            cut = thread.kept + thread.tail >= thread.cap
+            readings = () if cut else thread.reader.spill()
+        readings = [*readings, *thread.reader.close(cut=cut)]
+        if thread.tail and readings:
             thread.kept = len(thread.reader.ids)
+        elif thread.tail:
+            del thread.reader.ids[thread.kept :]
         if thread is self.main:
             self._act(thread, readings, now)
         else:

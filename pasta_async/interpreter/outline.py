@@ -158,6 +158,11 @@ class OutlineParser(MainParser):
         self._held = ""
         return super().close(cut=cut)
 
+    def spill(self) -> list[Reading]:
+        """Take for text what may have been the beginning of the next head."""
+        text, self._held = self._held, ""
+        return super().feed_text(text)
+
     def _follow(self, text: str) -> None:
         """Keep the beginning of the current line, and whether it is inside a fence."""
         *lines, last = text.split("\n")
@@ -229,6 +234,11 @@ class ItemParser(ChunkParser):
         readings = self._write_body("" if cut else self._held.rstrip())
         self._end_text()
         return readings
+
+    def spill(self) -> list[Reading]:
+        """Take for text what may have been the beginning of the item's end."""
+        text, self._held = self._held, ""
+        return self._write_body(text)
 
     def _ends_at(self, line: str, *, blank: bool) -> bool | None:
         code = line.lstrip(" \t")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
-from pasta_async.interpreter.outline import OutlineParser
+from pasta_async.interpreter.outline import ItemParser, OutlineParser
 from pasta_async.lang import TAG_TOKENS, ChunkParser, MainParser, Reading, ThreadParser
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Tokenizer
@@ -130,6 +130,11 @@ class Reader:
         self._joins.append(tokens)
         cast("OutlineParser", self.parser).join()
 
+    def spill(self) -> Sequence[Reading]:
+        """Take for text what an outline's parser holds back: the answer ends there."""
+        parser = self.parser
+        return parser.spill() if isinstance(parser, OutlineParser | ItemParser) else ()
+
     def first(self, tokens: int) -> Reader:
         """A closed reader of the first `tokens` ids alone. Half a tag at their end is left out."""
         tokenizer, tags, main, thinking, make_parser = self._arguments
@@ -138,6 +143,7 @@ class Reader:
             if number in self._joins:
                 reader.end_list(number)
             reader.read(token)
+        reader.spill()
         reader.close(cut=True)
         return reader
 

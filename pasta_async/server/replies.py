@@ -131,9 +131,9 @@ class _Reply:
     @property
     def mode(self) -> Literal["parallel", "sequential", "baseline"]:
         """The way answers are decoded."""
-        if self._options.baseline or self._service.info.tags is None:
-            return "baseline"
         parallel = self._options.parallel or self._service.settings.parallel
+        if self._options.baseline or (self._service.info.tags is None and parallel != "outline"):
+            return "baseline"
         return "sequential" if parallel == "never" else "parallel"
 
     async def whole(self) -> bytes:
