@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pasta_async.errors import InvalidRequestError
 
 Parallel = Literal["always", "auto", "never", "outline"]
-"""The width of an answer: full whatever the load, by the load, one thread at a time; or by the load, with an outline."""
+"""The width of an answer: full whatever the load, by the load, one at a time; by the load with an outline."""
 
 MIN_PENALTY = 0.01
 """Of a repetition penalty: logits divided by less than this could leave the range of their numbers."""
@@ -178,8 +178,8 @@ class AnswerOptions(TypedDict, total=False):
     parallel: Parallel
     """`auto` (default): as parallel as the engine has room for, without any tag where it has none
     (docs/interpreter.md). `always`: whatever the load. `never`: the same views one after another, which is a
-    test aid and not the baseline. `outline`: as `auto`; of a model that was not trained, the items of lists are
-    written in parallel behind their heads (docs/plans.md#outlines)."""
+    test aid and not the baseline. `outline`: as `auto`; a model that was not trained writes the items of its
+    lists in parallel, behind their heads (docs/plans.md#outlines)."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Passed to the model's chat template."""
     whole_chunks: bool

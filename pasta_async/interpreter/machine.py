@@ -26,9 +26,9 @@ from pasta_async.tag_tokens import TagGrammar, TagIds
 class Machine:
     """One answer: its threads, what they have written, and what must be decoded next.
 
-    Without `tags` nothing is read as a tag; the heads of lists are taken for promises instead if an outline is
-    asked for. `prompt` stands in front of every context. `thinking` is True if the answer begins inside a
-    thinking block, `listen` if somebody reads `events`.
+    Without `tags` nothing is read as a tag; if an outline is asked for, the heads of lists are promises.
+    `prompt` stands in front of every context. `thinking` is True if the answer begins inside a thinking
+    block, `listen` if somebody reads `events`.
     """
 
     def __init__(
@@ -70,8 +70,6 @@ class Machine:
         self._joined = [*prompt]  # the prompt and the written form up to the last join
         self._stops_idly = False  # a request of main ended at a tag that had no effect
         self._is_led_on = False  # main is to be asked anew, behind the head of an outline's item
-        self._forced = 0  # tokens that lead main on to the next head
-        self._separator = 0  # of these, tokens in front of that head
 
     # What to decode ---------------------------------------------------------------------------------------
 
@@ -224,7 +222,7 @@ class Machine:
             self._close(thread, "length", "budget", now)
 
     def _feed_held(self, thread: Thread, token: int, now: float) -> None:
-        """Feed an item, or main behind the head of one: a token counts once it is certain to stand in the text."""
+        """Feed an item, or main behind the head of one: a token counts once its text is certain."""
         if token in self.model.end_ids:
             thread.tail += 1
             if thread is self.main:
@@ -332,12 +330,10 @@ class Machine:
     def _lead_on(self, head: Head, thread: Thread) -> None:
         """Let main go on with its list behind a head, which a thread begins to keep."""
         main, earlier = self.main, self._budget.round
-        thread.head = earlier[-1].origin + self._separator if earlier else main.head
-        main.forced += self._forced if earlier else 0
-        forced = self.model.tokenizer.encode(head.forced)
-        self._forced = len(forced)
-        self._separator = 0 if head.kind == "heading" else len(forced)
-        for token in forced:
+        separator = self.model.tokenizer.encode(head.separator)
+        thread.head = earlier[-1].origin + len(separator) if earlier else main.head
+        main.forced += len(separator) if earlier else 0
+        for token in separator:
             main.reader.read(token)
         self._is_led_on = True
 

@@ -1,16 +1,16 @@
 """The lists that an untrained model writes by itself, read as promises: an item's head promises the item.
 
-`OutlineParser` reads main and finds the heads: `1. **Safety**:`, `- Cost:`, `### History`. Behind a head main is
-led on, so that it sees heads alone. The first line that is no further head ends the list, as a sync does.
-`ItemParser` reads what a thread writes behind a head, and finds the item's end.
+`OutlineParser` reads main and finds the heads: `1. **Safety**:`, `- Cost:`. Behind a head main is led on, so
+that it sees heads alone. The first line that is no further head ends the list, as a sync does. `ItemParser`
+reads what a thread writes behind a head, and finds the item's end.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from pasta_async.lang import ChunkEnded, ChunkParser, MainParser, Promise, Reading, Sync
+from pasta_async.lang import ChunkParser, MainParser, Promise, Reading, Sync
 
 MAX_ITEMS = 10
 """Items between two joins. Then main sees them whole, and decides again whether the list goes on."""
@@ -19,37 +19,38 @@ _LONGEST_HEAD = 120
 _HEAD = re.compile(
     r"""(?P<marker>\d{1,3}[.)]|[-*+\u2022])[ ]
         (?:\*\*(?P<bold>[^*\n]{1,80}?)(?::\*\*|\*\*:|\*\*[ ][-\u2013\u2014])
-          |(?P<plain>[^\n:*`=|<"]{2,60}):)\s*
-        |(?P<level>\#{2,6})[ ](?P<heading>[^\n]{1,80})\n\s*""",
+          |(?P<plain>[^\n:*`=|<"]{2,60}):)\s*""",
     re.VERBOSE,
 )
 _BEGINNINGS = {
     "bold": re.compile(r"[^*\n]{0,81}\*{0,2}[ ]?"),
     "plain": re.compile(r"""[^\n:*`=|<"]{0,60}"""),
-    "heading": re.compile(r"[^\n]{0,80}"),
 }
 _DEPENDENT = re.compile(
     r"""(?:step|day|week|month|year|hour|phase|stage|round|part|level|chapter|scene|act|verse|line)\b
         |(?:first|second|third|then|next|now|finally|lastly|therefore|so|thus|here)\b
-        |(?:conclu|summar|overall|in\ short|expla|result|output|example|note|answer|solution|instruct|direction)
+        |(?:conclu|summar|overall|in\ short|expla|result|output|example|note|answer|solution)
+        |(?:instruct|direction|method\b|preparation\b)
         |(?:calculat|comput|substitut|simplif|solve|multipl|divid|subtract|add\b|set\ up|plug|evaluat|isolat)
         |.*(?:[=$\\{}]|\d\s*$)""",
     re.VERBOSE | re.IGNORECASE,
 )
+"""Topics of items that need those in front of them: steps, calculations, what sums up or explains."""
+
 _FENCES = ("```", "~~~")
 _BREAK = re.compile(r"[ \t]*\n(?:[ \t]*\n)*")
-_UNDECIDED = re.compile(r"\d{1,3}[.)]?|[-*+\u2022]|#{1,6}|`{1,2}|~{1,2}")
+_UNDECIDED = re.compile(r"\d{1,3}[.)]?|[-*+\u2022]|#{1,6}")
+_HEADING = re.compile("#{1,6} ")
 _PART = re.compile(r"[ \t|>]|(?:[-*+\u2022]|\d{1,3}[.)])[ ]")
-"""What an item may go on with behind a blank line: what is indented, another kind of list, a table, a quotation."""
+"""A part of an item behind a blank line: what is indented, another kind of list, a table, a quotation."""
 
 
 class Head(NamedTuple):
     """The head of an item, up to which main has written."""
 
     marker: str
-    """Its number or bullet, or the signs of its heading's level."""
-    kind: str
-    """`bold`, `plain` or `heading`."""
+    """Its number with the sign behind it, or its bullet."""
+    kind: Literal["bold", "plain"]
     topic: str
 
     @classmethod
@@ -57,11 +58,11 @@ class Head(NamedTuple):
         """The head that a line is, so far; None if it is none, or its item needs those in front of it."""
         if not (found := _HEAD.fullmatch(line)):
             return None
-        kind = found.lastgroup or ""
+        kind = "bold" if found["bold"] else "plain"
         topic = found[kind].strip(" *:")
         if not topic or len(topic.split()) > 10 or _DEPENDENT.match(topic):
             return None
-        return cls(found["level"] or found["marker"], kind, topic)
+        return cls(found["marker"], kind, topic)
 
     @property
     def next_lead(self) -> str:
@@ -71,13 +72,8 @@ class Head(NamedTuple):
         return f"{marker} **" if self.kind == "bold" else f"{marker} "
 
     @property
-    def forced(self) -> str:
-        """Text that leads main on to the next head.
-
-        A heading has its body on lines of its own, so main would begin it without the next heading's signs.
-        """
-        if self.kind == "heading":
-            return self.marker
+    def separator(self) -> str:
+        """Text that leads main on to the next head: what mostly stands between items like this one."""
         return "\n\n" if self.marker[:-1] else "\n"
 
     def may_follow(self, line: str) -> bool:
@@ -94,17 +90,12 @@ class Head(NamedTuple):
             line: The beginning of a line, not empty, that is in no fence.
             blank: Whether a blank line stands in front of it.
         """
-        marker = re.escape(self.marker)
-        if self.kind == "heading":
-            own = rf"#{{1,{len(self.marker)}}}( )"
-        else:
-            own = rf"\d{{1,3}}{marker[-2:]}( )" if self.marker[:-1] else f"{marker}( )"
-        if found := re.match(own, line):
-            return bool(found[1])
+        sign = re.escape(self.marker[-1])
+        if re.match(rf"\d{{1,3}}{sign} " if self.marker[:-1] else f"{sign} ", line):
+            return True
         if _UNDECIDED.fullmatch(line):
             return None
-        # A paragraph that is not indented is the answer's own, unless the item is a section.
-        return self.kind != "heading" and blank and not _PART.match(line)
+        return bool(_HEADING.match(line)) or (blank and not _PART.match(line))
 
 
 class OutlineParser(MainParser):
@@ -198,7 +189,6 @@ class ItemParser(ChunkParser):
         super().__init__()
         self._head = head
         self._held = ""  # white space, and the beginning of a line that may end the item
-        self._starts = head.kind == "heading"  # nothing was written, and the line begins here
         self._fenced = False
         self._written = False
 
@@ -208,22 +198,17 @@ class ItemParser(ChunkParser):
             return []
         self._held += text
         shown = 0  # characters that belong to the item
-        while True:
-            found = None if self._starts else _BREAK.search(self._held, shown)
-            if not (found or self._starts):
-                shown = len(self._held.rstrip(" \t"))
-                break
-            begin, end = found.span() if found else (0, 0)
-            shown = begin
-            line = self._held[end:]
-            over = self._ends_at(line, blank=bool(found) and found[0].count("\n") > 1) if line else None
-            if over is None:
-                break
+        while found := _BREAK.search(self._held, shown):
+            shown = found.start()
+            over = self._ends_at(self._held[found.end() :], blank=found[0].count("\n") > 1)
             if over:
                 body, self._held = self._held[:shown], ""
                 return [*self._write_body(body), self._end("nested")]
-            self._starts = False
-            shown = end
+            if over is None:
+                break
+            shown = found.end()
+        else:
+            shown = len(self._held.rstrip(" \t"))
         body, self._held = self._held[:shown], self._held[shown:]
         return self._write_body(body)
 
@@ -241,6 +226,7 @@ class ItemParser(ChunkParser):
         return self._write_body(text)
 
     def _ends_at(self, line: str, *, blank: bool) -> bool | None:
+        """Whether the item ends in front of a line, as far as it goes; None if more of it has to be seen."""
         code = line.lstrip(" \t")
         if not code or code in ("`", "``", "~", "~~"):
             return None

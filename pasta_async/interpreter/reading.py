@@ -124,7 +124,7 @@ class Reader:
         return [*readings, *self.parser.close(cut=cut)]
 
     def end_list(self, tokens: int) -> None:
-        """Forget all but the first `tokens` ids: what followed was no head of an outline's list, which is over."""
+        """End an outline's list: what followed the first ids was no further head, and is forgotten."""
         del self.ids[tokens:]
         self._detokenizer.flush()
         self._joins.append(tokens)

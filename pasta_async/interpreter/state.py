@@ -221,7 +221,5 @@ class TokenBudget:
     def _longest(self) -> int:
         """The longest chain of the round."""
         main = self._main.kept
-        chains = (
-            thread.origin + thread.kept + thread.tail for thread in self.round if thread.origin <= main
-        )
+        chains = (thread.origin + thread.kept + thread.tail for thread in self.round if thread.origin <= main)
         return max((main + self._main.tail, *chains)) - self.round_start

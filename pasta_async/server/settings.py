@@ -55,8 +55,8 @@ class ServerSettings(Options, BaseSettings):
     temperature: float = Field(default=1.0, ge=0, le=10)
     """For requests that name none; 1 is OpenAI's default."""
     parallel: Parallel = "auto"
-    """Width of answers whose request does not say: `always`, `never`, or `auto`, by the load; `outline`, for models
-    that were not trained (docs/plans.md)."""
+    """Width of answers whose request does not say: `always`, `never`, or `auto`, by the load; or
+    `outline`, which also writes lists of untrained models in parallel."""
     max_answers: int = Field(default=64, ge=1)
     """Requests that decode at once."""
     max_queue: int = Field(default=256, ge=0)

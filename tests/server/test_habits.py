@@ -12,6 +12,7 @@ from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, runn
 from samples import Samples
 from starlette.testclient import TestClient
 
+from pasta_async import RealClock
 from pasta_async.options import Settings
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
@@ -29,6 +30,17 @@ REPLAYED: dict[str, Any] = {
 def server() -> Any:
     with running(ScriptedBackend("Fine."), model_names=("m",)) as live:
         yield live
+
+
+def test_an_outline_is_asked_for_like_any_width() -> None:
+    text = "1. **Tea**: mild.\n\n2. **Coffee**: strong."
+    backend = ScriptedBackend(text, trained=False, clock=RealClock())
+    with running(backend, model_names=("m",)) as live:
+        plain, outlined = ask(live), ask(live, pasta={"parallel": "outline"})
+    modes = [reply.headers["x-pasta-mode"] for reply in (plain, outlined)]
+    assert modes == ["baseline", "parallel"]
+    assert [reply.json()["choices"][0]["message"]["content"] for reply in (plain, outlined)] == [text, text]
+    assert outlined.json()["pasta"]["choices"][0]["threads"] == 3
 
 
 def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:

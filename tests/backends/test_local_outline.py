@@ -1,0 +1,26 @@
+"""The lists of a real model that was not trained: pasta-smol's base."""
+
+from __future__ import annotations
+
+from pasta_smol import require_pasta_smol
+
+from pasta_async import Client
+from pasta_async.backends.local.pull import base_found
+
+PROMPT = "What are the best exercises for beginners?"
+
+
+async def test_the_items_of_its_list_are_written_in_parallel() -> None:
+    base = base_found(require_pasta_smol())
+    assert base
+    async with Client(f"local:{base}") as client:
+        outlined = await client.generate(PROMPT, parallel="outline", max_tokens=200)
+        plain = await client.generate(PROMPT, max_tokens=80)
+    main, first, *others = outlined.threads
+    assert others
+    assert all(thread.text.strip() for thread in outlined.threads)
+    assert outlined.critical_path < outlined.text_tokens
+    intro = main.text.partition(f"{first.topic}**:")[0]
+    assert intro and outlined.text.startswith(intro)
+    # The first item's thread sees what it sees in a plain answer.
+    assert plain.text.startswith(f"{intro}{first.topic}**:{first.text}")
