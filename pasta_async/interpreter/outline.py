@@ -109,7 +109,9 @@ class OutlineParser(MainParser):
         super().__init__()
         self.head: Head | None = None
         """The head behind which main is led on."""
-        self._topics: list[str] = []  # of the list
+        self._topics = set[str]()  # of the answer's heads: what comes again is no new item
+        self._items = 0  # of the list
+        self._is_plain = False  # main did not write heads alone when it was led on
         self._line = ""  # the beginning of the line that is being written
         self._fenced = False
         self._held = ""  # what follows the last head
@@ -132,15 +134,16 @@ class OutlineParser(MainParser):
         seen = self._line + text
         start = seen.rstrip().rfind("\n") + 1
         self._follow(text)
-        head = None if self._fenced else Head.read(seen[start:])
+        head = None if self._fenced or self._is_plain else Head.read(seen[start:])
         readings = super().feed_text(text)
-        return [*readings, self._promise(head)] if head else readings
+        return [*readings, self._promise(head)] if head and self._is_new(head) else readings
 
     def join(self) -> None:
         """The list is over: main goes on behind its last item."""
         self._append(Sync())
         self.head = None
-        self._topics.clear()
+        self._is_plain = self._is_plain or self._items == 1
+        self._items = 0
         self._held = ""
         self._line = " "
 
@@ -166,18 +169,19 @@ class OutlineParser(MainParser):
     def _read_next(self, before: Head) -> list[Reading]:
         line = self._held.lstrip("\n")
         head = Head.read(line)
-        if head and line.startswith(before.next_lead) and len(self._topics) < MAX_ITEMS:
-            if head.topic.casefold() not in self._topics:
-                text, self._held = self._held, ""
-                return [*super().feed_text(text), self._promise(head)]
-        elif not head and before.may_follow(line):
-            return []
-        return [Sync()]
+        if head and line.startswith(before.next_lead) and self._is_new(head) and self._items < MAX_ITEMS:
+            text, self._held = self._held, ""
+            return [*super().feed_text(text), self._promise(head)]
+        return [] if not head and before.may_follow(line) else [Sync()]
+
+    def _is_new(self, head: Head) -> bool:
+        return head.topic.casefold() not in self._topics
 
     def _promise(self, head: Head) -> Promise:
         promise = Promise(head.topic, None)
         self.head = head
-        self._topics.append(head.topic.casefold())
+        self._topics.add(head.topic.casefold())
+        self._items += 1
         self._append(promise)
         return promise
 

@@ -101,7 +101,7 @@ async def test_the_text_does_not_depend_on_pieces_width_or_time(text: str, piece
             generation, shown, threads = await read_by_events(backend, parallel="outline", **options)
             assert generation.text == shown == text
             assert threads == {thread.thread: thread.text for thread in generation.threads}
-            assert len(threads) > 2
+            assert len(threads) > 1
             assert not backend.open
 
 
@@ -128,6 +128,11 @@ BODIES = st.sampled_from(
 )
 
 
+def main_sees_no_more(body: str) -> bool:
+    """Whether the scripted model, led on behind a head, comes to the next one: no line begins in between."""
+    return not re.search(r"\n(?=\S)", body)
+
+
 @given(
     bodies=st.lists(BODIES, min_size=1, max_size=12),
     marks=st.sampled_from(["{}. **", "{}) "]),
@@ -148,7 +153,10 @@ async def test_a_list_comes_out_as_it_is(
     text = intro + "\n\n".join(items) + end
     generation = await outlined(untrained(text, piece=piece))
     assert generation.text == text
-    assert [thread.topic for thread in generation.threads[1:]] == names
+    topics = [thread.topic for thread in generation.threads[1:]]
+    assert topics == names[: len(topics)]
+    if all(main_sees_no_more(body) for body in bodies):
+        assert topics == names
 
 
 @pytest.mark.parametrize(
@@ -169,13 +177,21 @@ async def test_what_needs_what_comes_before_is_written_in_sequence(text: str) ->
     assert len(backend.requests) == 1
 
 
-async def test_a_head_that_comes_again_ends_the_list() -> None:
+async def test_a_head_that_comes_again_is_no_new_item() -> None:
     text = "1. **A**: x.\n\n2. **B**: y.\n\n3. **A**: z.\n\n4. **B**: z."
     backend = untrained(text)
     generation = await outlined(backend)
     assert generation.text == text
-    syncs = [number for number, node in enumerate(generation.document.nodes) if isinstance(node, Sync)]
-    assert len(syncs) > 1  # main saw A and B before it went on
+    assert [thread.topic for thread in generation.threads] == ["", "A", "B"]
+    assert [type(node) for node in generation.document.nodes] == [*[Text, Promise] * 2, Sync, Text]
+
+
+async def test_a_model_that_writes_no_heads_alone_is_left_alone() -> None:
+    text = "\n\n".join(f"{number}. **{topic}**:\nUnder it." for number, topic in enumerate("ABCD", 1))
+    backend = untrained(text)
+    generation = await outlined(backend)
+    assert generation.text == text
+    assert len(backend.requests) == 4  # main, the first item, main led on in vain, main to the end
 
 
 async def test_an_endless_list_ends_at_max_tokens() -> None:
