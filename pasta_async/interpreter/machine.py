@@ -70,6 +70,7 @@ class Machine:
         self._joined = [*prompt]  # the prompt and the written form up to the last join
         self._stops_idly = False  # a request of main ended at a tag that had no effect
         self._is_led_on = False  # main is to be asked anew, behind the head of an outline's item
+        self._lead_tokens = 0  # tokens that lead main on to the next head
 
     # What to decode ---------------------------------------------------------------------------------------
 
@@ -175,11 +176,14 @@ class Machine:
         """Every promise of the round is kept: main goes on and sees the chunks."""
         main = self.main.reader.ids
         start = self._budget.round_start
-        for thread in self._budget.round:
-            self._joined += main[start : thread.origin]
-            self._joined += self._chunk(thread)
-            start = thread.origin
-        self._joined += main[start:]
+        if self.outline:
+            self._join_list(now)
+        else:
+            for thread in self._budget.round:
+                self._joined += main[start : thread.origin]
+                self._joined += self._chunk(thread)
+                start = thread.origin
+            self._joined += main[start:]
         self._budget.join()
         self.main.tail = 0
         self.main.state = "open"
@@ -329,13 +333,39 @@ class Machine:
 
     def _lead_on(self, head: Head, thread: Thread) -> None:
         """Let main go on with its list behind a head, which a thread begins to keep."""
-        main, earlier = self.main, self._budget.round
-        separator = self.model.tokenizer.encode(head.separator)
-        thread.head = earlier[-1].origin + len(separator) if earlier else main.head
-        main.forced += len(separator) if earlier else 0
-        for token in separator:
+        main, earlier, encode = self.main, self._budget.round, self.model.tokenizer.encode
+        separator = encode(head.separator)
+        # Behind one bare head a model writes its item. Behind two it goes on with heads, or ends the list.
+        marker = () if earlier else encode(head.next_marker)
+        if earlier:
+            thread.head = earlier[-1].origin + len(separator)
+            main.forced += self._lead_tokens
+        else:
+            thread.head = main.head
+        self._lead_tokens = len(separator) + len(marker)
+        for token in (*separator, *marker):
             main.reader.read(token)
         self._is_led_on = True
+
+    def _join_list(self, now: float) -> None:
+        """Take a list into main's context as one text, in the tokens that it would have in a plain answer.
+
+        Main goes on as the last item's thread did: behind white space, if that went on with something.
+        """
+        main, threads, tokenizer = self.main, self._budget.round, self.model.tokenizer
+        ids, start = main.reader.ids, threads[0].head
+        self._joined += ids[self._budget.round_start : start]
+        text = ""
+        for thread in threads:
+            text += tokenizer.decode(ids[start : thread.origin]) + self.transcript.text(thread.number)
+            start = thread.origin
+        parser = threads[-1].reader.parser
+        gap = parser.gap if isinstance(parser, ItemParser) else ""
+        self._joined += tokenizer.encode(text + gap)
+        for token in tokenizer.encode(gap)[: max(0, self.allowance(0))]:
+            main.kept += 1
+            main.forced += 1
+            self._act(main, main.reader.read(token), now)
 
     def _report_end(self, thread: Thread) -> None:
         if self._listen:
@@ -383,9 +413,7 @@ class Machine:
 
     def _chunk(self, thread: Thread) -> list[int]:
         """A chunk's ids in the written form, from `<async>` to `</async>`."""
-        if not self._tags:
-            ids, text = thread.reader.ids, self.transcript.text(thread.number)
-            return ids if self.model.tokenizer.decode(ids) == text else self.model.tokenizer.encode(text)
+        assert self._tags, "there are no chunks without tags"
         opening, closing = self._tags.open_async, self._tags.close_async
         if thread.closed_by == "nested":
             body = self._encoded_anew(thread)

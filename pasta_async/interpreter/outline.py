@@ -65,15 +65,19 @@ class Head(NamedTuple):
         return cls(found["marker"], kind, topic)
 
     @property
+    def next_marker(self) -> str:
+        """Marker of the list's next head."""
+        number = self.marker[:-1]
+        return f"{int(number) + 1}{self.marker[-1]}" if number.isdecimal() else self.marker
+
+    @property
     def next_lead(self) -> str:
         """Text that the line of the list's next head begins with."""
-        number = self.marker[:-1]
-        marker = f"{int(number) + 1}{self.marker[-1]}" if number.isdecimal() else self.marker
-        return f"{marker} **" if self.kind == "bold" else f"{marker} "
+        return f"{self.next_marker} **" if self.kind == "bold" else f"{self.next_marker} "
 
     @property
     def separator(self) -> str:
-        """Text that leads main on to the next head: what mostly stands between items like this one."""
+        """Text between this item and the next one, as it mostly is for such a marker."""
         return "\n\n" if self.marker[:-1] else "\n"
 
     def may_follow(self, line: str) -> bool:
@@ -195,6 +199,8 @@ class ItemParser(ChunkParser):
         self._held = ""  # white space, and the beginning of a line that may end the item
         self._fenced = False
         self._written = False
+        self.gap: str = ""
+        """White space between the item and what its thread went on with, which is left out."""
 
     def feed_text(self, text: str) -> list[Reading]:
         """Read more text; what may be behind the item is held back."""
@@ -206,6 +212,7 @@ class ItemParser(ChunkParser):
             shown = found.start()
             over = self._ends_at(self._held[found.end() :], blank=found[0].count("\n") > 1)
             if over:
+                self.gap = found[0]
                 body, self._held = self._held[:shown], ""
                 return [*self._write_body(body), self._end("nested")]
             if over is None:

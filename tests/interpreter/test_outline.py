@@ -31,13 +31,14 @@ So go and ride."""
 CODE = """\
 Two ways:
 
-- **Short**: this.
+1. **Short**: this.
 ```
 - **No**: head
 
 1. **Nor**: here
 ```
-- **Long**: that."""
+
+2. **Long**: that."""
 
 
 def untrained(script: Any = LIST, **options: Any) -> ScriptedBackend:
@@ -72,7 +73,7 @@ async def test_an_item_is_written_by_a_thread() -> None:
     assert generation.critical_path < plain.critical_path
     usage = generation.usage
     assert usage.completion_tokens == sum(len(play.ids) for play in backend.played)
-    forced = 4  # two line breaks in front of each further item
+    forced = 8  # line breaks in front of each further item, and of what follows; the second number
     assert usage.completion_tokens - usage.discarded_tokens == plain.usage.completion_tokens - forced
 
 
@@ -82,13 +83,13 @@ async def test_main_sees_heads_alone_and_an_item_the_introduction() -> None:
     intro = "Three things matter:\n\n"
     assert contexts(backend) == [
         (0, ""),
-        (0, f"{intro}1. **Safety**:\n\n"),
+        (0, f"{intro}1. **Safety**:\n\n2."),
         (1, f"{intro}1. **Safety**:"),
         (0, f"{intro}1. **Safety**:\n\n2. **Cost**:\n\n"),
         (2, f"{intro}2. **Cost**:"),
         (0, f"{intro}1. **Safety**:\n\n2. **Cost**:\n\n3. **Fun**:\n\n"),
         (3, f"{intro}3. **Fun**:"),
-        (0, LIST.removesuffix("\n\nSo go and ride.")),
+        (0, LIST.removesuffix("So go and ride.")),
     ]
 
 
@@ -187,7 +188,7 @@ async def test_a_head_that_comes_again_is_no_new_item() -> None:
 
 
 async def test_a_model_that_writes_no_heads_alone_is_left_alone() -> None:
-    text = "\n\n".join(f"{number}. **{topic}**:\nUnder it." for number, topic in enumerate("ABCD", 1))
+    text = "1. **A**: x.\n\n2. No head.\n\n3. **C**: y.\n\n4. **D**: z."
     backend = untrained(text)
     generation = await outlined(backend)
     assert generation.text == text
