@@ -240,8 +240,18 @@ class Machine:
             self._end_list(now)
             return
         if any(isinstance(reading, str) for reading in readings):
+            if thread is self.main:
+                self._cut_head(str(readings[0]))
             thread.kept, thread.tail = len(thread.reader.ids), 0
         self._act(thread, readings, now)
+
+    def _cut_head(self, text: str) -> None:
+        """Leave out what stands behind a head in its last token."""
+        ids, tokenizer = self.main.reader.ids, self.model.tokenizer
+        last = tokenizer.decode(ids[-1:])
+        if not text.endswith(last):
+            ids[-1:] = kept = tokenizer.encode(last.rstrip())
+            self.main.forced += len(kept) - 1
 
     def _end_list(self, now: float) -> None:
         """Main waits for the items, then goes on behind the last of them."""

@@ -62,6 +62,8 @@ class Head(NamedTuple):
         topic = found[kind].strip(" *:")
         if not topic or len(topic.split()) > 10 or _DEPENDENT.match(topic):
             return None
+        if kind == "plain" and not found["marker"][0].isdecimal():  # "- Name: value" is short
+            return None
         return cls(found["marker"], kind, topic)
 
     @property
@@ -115,6 +117,7 @@ class OutlineParser(MainParser):
         """The head behind which main is led on."""
         self._topics = set[str]()  # of the answer's heads: what comes again is no new item
         self._items = 0  # of the list
+        self._is_block = False  # the items of the list begin on lines of their own
         self._is_plain = False  # main did not write heads alone when it was led on
         self._line = ""  # the beginning of the line that is being written
         self._fenced = False
@@ -140,7 +143,10 @@ class OutlineParser(MainParser):
         self._follow(text)
         head = None if self._fenced or self._is_plain else Head.read(seen[start:])
         readings = super().feed_text(text)
-        return [*readings, self._promise(head)] if head and self._is_new(head) else readings
+        if not head or not self._is_new(head):
+            return readings
+        self._is_block = seen.endswith("\n")
+        return [*readings, self._promise(head)]
 
     def join(self) -> None:
         """The list is over: main goes on behind its last item."""
@@ -174,7 +180,8 @@ class OutlineParser(MainParser):
         line = self._held.lstrip("\n")
         head = Head.read(line)
         if head and line.startswith(before.next_lead) and self._is_new(head) and self._items < MAX_ITEMS:
-            text, self._held = self._held, ""
+            # Heads alone stand on lines of their own, which is no reason for items to begin on new ones.
+            text, self._held = self._held if self._is_block else self._held.rstrip(), ""
             return [*super().feed_text(text), self._promise(head)]
         return [] if not head and before.may_follow(line) else [Sync()]
 

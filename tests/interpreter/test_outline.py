@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from pasta_async import Client, Generation, Limits
 from pasta_async.lang import Promise, Sync, Text, parse
 from pasta_async.testing import Fault, ScriptedBackend
+from pasta_async.testing.tokenizer import chat_tokenizer
 from tests.interpreter.support import RICH, answer, read_by_events
 
 LIST = """\
@@ -165,6 +167,7 @@ async def test_a_list_comes_out_as_it_is(
     [
         "1. **Step 1**: open it.\n\n2. **Step 2**: close it.",
         "1. Calculate the sum: 3.\n\n2. Then halve it: 1.5.",
+        "- Tea: mild\n- Coffee: strong",
         "- **Conclusion**: fine.\n- **Summary**: good.",
         "```\n1. **A**: x\n2. **B**: y\n```",
         "   - **A**: x\n   - **B**: y",
@@ -193,6 +196,29 @@ async def test_a_model_that_writes_no_heads_alone_is_left_alone() -> None:
     generation = await outlined(backend)
     assert generation.text == text
     assert len(backend.requests) == 4  # main, the first item, main led on in vain, main to the end
+
+
+async def test_a_head_ends_within_a_token() -> None:
+    """Heads alone stand on lines of their own, and line breaks may be part of a head's last token."""
+    text = "1. **A**: x.\n\n2. **B**:\n\n   y.\n\nEnd."
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    letters: list[str] = sorted(cast("Any", pre_tokenizers).ByteLevel.alphabet())
+    spanning = cast("Any", pre_tokenizers).ByteLevel(add_prefix_space=False, use_regex=False)
+    head_end = spanning.pre_tokenize_str("**:\n\n")[0][0]
+    model = {
+        "type": "Unigram",
+        "unk_id": None,
+        "vocab": [*([letter, -10.0] for letter in letters), [head_end, -1.0]],
+        "byte_fallback": False,
+    }
+    vocabulary = {"version": "1.0", "pre_tokenizer": byte_level, "decoder": byte_level, "model": model}
+    tokenizer = chat_tokenizer(vocabulary, tags=False)
+    assert len(tokenizer.encode("**:\n\n")) == 1
+    backend = untrained(text, tokenizer=tokenizer)
+    generation = await outlined(backend)
+    assert generation.text == text
+    assert [thread.topic for thread in generation.threads] == ["", "A", "B"]
+    assert (2, "2. **B**:") in contexts(backend)
 
 
 async def test_an_endless_list_ends_at_max_tokens() -> None:
