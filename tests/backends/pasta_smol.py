@@ -20,8 +20,20 @@ SMOL_PROMPTS = (
     "Describe the four seasons.",
     "What should I pack for a hike in the mountains?",
     "How do I plant tomatoes?",
+    "Name three large cities in Europe and what each is known for.",
     "Who wrote Romeo and Juliet?",
+    "Explain photosynthesis to a child.",
+    "Plan a birthday party for ten children: food, games, decoration.",
+    "What are the differences between cats and dogs as pets?",
+    "Write a short poem about the sea.",
+    "How does a refrigerator work?",
+    "List the benefits of regular exercise.",
     "What is 12 plus 30?",
+    "Give me ideas for a healthy breakfast, lunch and dinner.",
+    "Why do people learn foreign languages?",
+    "Tell me about the planets Mars, Venus and Jupiter.",
+    "How can a small shop find more customers?",
+    "Write an email that declines an invitation.",
 )
 SAMPLING = Sampling(max_tokens=64, repetition_penalty=1)  # which the two count in different ways
 TOGETHER = 10
