@@ -23,6 +23,10 @@ from pasta_async.results import FinishReason, Generation, Span, Width
 from pasta_async.tag_tokens import TagGrammar, TagIds
 
 
+_OMITTED = " ..."
+"""Text that main sees in the place of an item. Behind bare heads a model writes more of them than it would."""
+
+
 class Machine:
     """One answer: its threads, what they have written, and what must be decoded next.
 
@@ -79,13 +83,24 @@ class Machine:
         thread = self.threads[number]
         main = self.main.reader.ids
         if number == 0:
-            return (*self._joined, *main[self._budget.round_start :])
+            return (*self._joined, *self._own_text())
         forked = main[self._budget.round_start : thread.origin]
         if self.outline:  # bare heads in front of its own would make an item bare, too
             first = self._budget.round[0].head
             forked = main[self._budget.round_start : first] + main[thread.head : thread.origin]
         opening = (self._tags.open_async,) if self._tags else ()
         return (*self._joined, *forked, *opening, *thread.reader.ids)
+
+    def _own_text(self) -> list[int]:
+        """Main's ids since the last join, with `_OMITTED` in the place of each item of an outline."""
+        main, start = self.main.reader.ids, self._budget.round_start
+        seen: list[int] = []
+        if self.outline and self.outline.leading:
+            omitted = self.model.tokenizer.encode(_OMITTED)
+            for thread in self._budget.round:
+                seen += [*main[start : thread.origin], *omitted]
+                start = thread.origin
+        return seen + main[start:]
 
     def allowance(self, number: int) -> int:
         """Tokens that a thread may still generate, as far as is known now."""

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from pasta_async.lang import ChunkParser, MainParser, Promise, Reading, Sync
 
-MAX_ITEMS = 5
+MAX_ITEMS = 10
 """Items between two joins. Then main sees them whole, and decides again whether the list goes on."""
 
 _LONGEST_HEAD = 120

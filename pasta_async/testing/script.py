@@ -55,6 +55,7 @@ def read_on(text: str, context: str) -> str:
     place = 0
     for line in context.splitlines():
         if line.strip():
+            line = line.removesuffix(" ...")  # behind a head an item is left out
             found = text.find(line, place)
             if found < 0:
                 return ""

@@ -85,11 +85,11 @@ async def test_main_sees_heads_alone_and_an_item_the_introduction() -> None:
     intro = "Three things matter:\n\n"
     assert contexts(backend) == [
         (0, ""),
-        (0, f"{intro}1. **Safety**:\n\n2."),
+        (0, f"{intro}1. **Safety**: ...\n\n2."),
         (1, f"{intro}1. **Safety**:"),
-        (0, f"{intro}1. **Safety**:\n\n2. **Cost**:\n\n"),
+        (0, f"{intro}1. **Safety**: ...\n\n2. **Cost**: ...\n\n"),
         (2, f"{intro}2. **Cost**:"),
-        (0, f"{intro}1. **Safety**:\n\n2. **Cost**:\n\n3. **Fun**:\n\n"),
+        (0, f"{intro}1. **Safety**: ...\n\n2. **Cost**: ...\n\n3. **Fun**: ...\n\n"),
         (3, f"{intro}3. **Fun**:"),
         (0, LIST.removesuffix("So go and ride.")),
     ]
