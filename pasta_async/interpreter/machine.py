@@ -22,9 +22,8 @@ from pasta_async.protocol import Model, Piece
 from pasta_async.results import FinishReason, Generation, Span, Width
 from pasta_async.tag_tokens import TagGrammar, TagIds
 
-
 _OMITTED = " ..."
-"""Text that main sees in the place of an item. Behind bare heads a model writes more of them than it would."""
+"""Text that main sees in the place of an item. Behind bare heads it does not know when to stop."""
 
 
 class Machine:
