@@ -25,7 +25,7 @@ from pasta_async.training.data import corpus
 from pasta_async.training.sample import answer_seed
 
 Form = Literal["original", "baseline", "parallel"]
-"""Another model's plain answer, the model's own without tags, or one in PASTA-LANG."""
+"""Another model's plain answer, the model's own, or one that it writes in parallel."""
 FORMS: tuple[Form, Form] = ("baseline", "parallel")
 
 Item = TypeVar("Item")
@@ -117,14 +117,16 @@ class Answer:
 async def ask(client: Client, row: Answer, **options: Any) -> Answer:
     """Have the question of a row answered, in parallel or plainly as its method says.
 
-    Options are those of `Client.generate`, which says what is raised and what cancelling it does.
+    In parallel a model that was not trained writes the items of its lists (`parallel="outline"`). Options are
+    those of `Client.generate`, which says what is raised and what cancelling it does.
 
     Returns:
         The row with what the answer took; an empty answer if the model's context cannot hold the prompt.
     """
+    parallel = "always" if (await client.connect()).tags else "outline"
     try:
         answer = await client.generate(
-            row.question, baseline=row.method != "parallel", parallel="always", **options
+            row.question, baseline=row.method != "parallel", parallel=parallel, **options
         )
     except PromptTooLongError:
         return replace(row, well_formed=False, finish_reason="length")

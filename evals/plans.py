@@ -4,8 +4,9 @@
 
 The items are those of the Berkeley Function Calling Leaderboard with at least two required arguments, from
 the wheel of bfcl-eval (Apache-2.0), unpacked: a question, a function, the values that count as right. Each
-item is filled by each method, greedily, in an order that goes round. With `--subset profiles` or `reports`
-the fields are free text on given subjects, four or six of them, and nothing is right or wrong:
+item is filled by each method, greedily, in an order that goes round. `--subset invoices` needs no data:
+eight fields are to be found in texts made of templates, so that their values are known. With `profiles` or
+`reports` the fields are free text on given subjects, four or six of them, and nothing is right or wrong:
 
     object      the whole object in one thread, its keys decoded as well
     sequence    a field after the other, each of which sees all before it; keys are given, not decoded
@@ -19,11 +20,13 @@ the fields are free text on given subjects, four or six of them, and nothing is 
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -43,6 +46,7 @@ from pasta_async.plans.annotations import KEY
 
 METHODS = ("object", "sequence", "together", "after", "parallel")
 
+_NUMBER = {"type": "number"}
 _TYPES = {"float": "number", "dict": "object", "tuple": "array"}
 
 SUBJECTS = (
@@ -56,6 +60,18 @@ FORMS: Mapping[str, tuple[Sequence[str], int]] = {
     "reports": (("background", "benefits", "costs", "risks", "examples", "outlook"), 90),
 }
 """Forms of free text on each of the subjects: their fields, and the most tokens of a field."""
+
+INVOICES = (
+    "{seller}. Invoice {number} of {date} to {customer}. {work}: {net:.2f}, VAT {vat:.2f}, "
+    "together {total:.2f} {currency}. Please pay by {due}.",
+    "Dear {customer}, for {work} we charge {net:.2f} {currency} and VAT of {vat:.2f}, "
+    "which makes {total:.2f}. We ask for payment until {due}. Bill no. {number}, written on {date}. Yours, {seller}",
+    "BILL {number}\nFrom: {seller}\nFor: {customer}\nDate: {date}\nDue: {due}\n{work}\nNet {net:.2f}\n"
+    "VAT {vat:.2f}\nTotal {currency} {total:.2f}",
+)
+_SELLERS = ("Ferry Print", "Flowers by Meyer", "TechFix", "Green Gardens", "Hill Bakery", "North Studio")
+_CUSTOMERS = ("Oak & Sons", "Hotel Crown", "Dana Hughes", "St Mary School", "Lakeside Clinic")
+_WORKS = ("printing of flyers", "repair of a laptop", "two days of gardening", "bread for an event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +94,21 @@ class PlanSettings(CommandSettings):
     backend: str = Field(default="local:", description="where tokens come from")
     data: Path = Field(default=Path("bfcl_eval/data"), description="that folder of the unpacked wheel")
     subset: str = Field(
-        default="simple_python", description="simple_python or live_simple of BFCL; profiles or reports"
+        default="simple_python",
+        description="simple_python or live_simple of BFCL; invoices, profiles or reports",
     )
     limit: int = Field(default=100, ge=2, description="items")
     out: Path | None = Field(default=None, description="journal; an interrupted run goes on from it")
 
 
 def read_items(folder: Path, subset: str, limit: int) -> list[Item]:
-    """The first items: of BFCL those with at least two required arguments, or forms of free text.
+    """The first items: of BFCL those with at least two required arguments; invoices, or forms of free text.
 
     Raises:
         InvalidRequestError: The files are not there, or of another form.
     """
+    if subset == "invoices":
+        return [_invoice(number) for number in range(limit)]
     if subset in FORMS:
         keys, tokens = FORMS[subset]
         fields = {key: {"type": "string"} for key in keys}
@@ -103,6 +122,29 @@ def read_items(folder: Path, subset: str, limit: int) -> list[Item]:
     except (OSError, ValueError, LookupError) as error:
         raise InvalidRequestError(f"{folder} does not hold BFCL's {subset}: {error!r}") from error
     return [item for item in items if len(item.fields) > 1][:limit]
+
+
+def _invoice(number: int) -> Item:
+    """An invoice of the templates and of values drawn by its number."""
+    draw = random.Random(number)
+    written = date(2026, 1, 1) + timedelta(draw.randrange(300))
+    net = draw.randrange(2000, 90000) / 100
+    vat = round(net * draw.choice((0.07, 0.19, 0.2)), 2)
+    values: dict[str, Any] = {
+        "number": f"{draw.choice('ABCD')}-{draw.randrange(100, 9999)}",
+        "seller": draw.choice(_SELLERS),
+        "customer": draw.choice(_CUSTOMERS),
+        "date": written.isoformat(),
+        "due": (written + timedelta(draw.choice((7, 14, 30)))).isoformat(),
+        "net": net,
+        "total": round(net + vat, 2),
+        "currency": draw.choice(("EUR", "USD", "GBP")),
+    }
+    text = INVOICES[number % len(INVOICES)].format(**values, vat=vat, work=draw.choice(_WORKS))
+    kinds = {"date": {"format": "date"}, "due": {"format": "date"}, "net": _NUMBER, "total": _NUMBER}
+    fields = {key: {"type": "string", **kinds.get(key, {})} for key in values}
+    prompt = f"{text}\n\nWrite this invoice as one JSON object with the keys {', '.join(fields)}."
+    return Item(f"invoice {number}", prompt, fields, {key: [value] for key, value in values.items()}, 40)
 
 
 def _item(row: Mapping[str, Any], gold: Mapping[str, Any]) -> Item:

@@ -69,6 +69,15 @@ def test_plans_differ_in_what_is_seen(data: Path) -> None:
     assert [hole.keys for hole in plan_of(item, "together").holes] == [("name", "size"), ("kind", "extra")]
 
 
+def test_the_values_of_an_invoice_stand_in_its_text() -> None:
+    items = read_items(Path(), "invoices", 6)
+    assert items == read_items(Path(), "invoices", 6) and len({item.prompt for item in items}) == 6
+    for item in items:
+        for values in item.gold.values():
+            assert (f"{values[0]:.2f}" if isinstance(values[0], float) else values[0]) in item.prompt
+        assert len(plan_of(item, "parallel").holes) == len(item.fields) == 8
+
+
 def test_values_are_compared_by_bfcls_rules() -> None:
     assert is_right("New York, NY", ["new york NY"])
     assert is_right([1, 2.0], [[1.0, 2]])

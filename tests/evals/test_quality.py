@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commands_run import refused, run
 
+from pasta_async import Client
 from pasta_async.errors import BackendStatusError
-from pasta_async.evals.answers import Answer, read_answers
+from pasta_async.evals.answers import Answer, ask, read_answers
 from pasta_async.evals.quality import SPEED, main
 from pasta_async.evals.report import write_rows
+from pasta_async.testing import ScriptedBackend
 from pasta_async.training.judging import Judge
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
@@ -42,6 +44,13 @@ def judged(path: Path, rows: list[Answer], more: str = "", **identity: Any) -> d
     write_rows(path / "answers.jsonl", [{"made": "up", **identity}, {"environment": {}}, *map(asdict, rows)])
     run(main, f"--answers {path}/answers.jsonl {more} --out {path}/out")
     return json.loads((path / "out" / "result.json").read_text())
+
+
+async def test_in_parallel_an_untrained_model_writes_an_outline() -> None:
+    text = "Two:\n\n1. **Tea**: Old.\n\n2. **Coffee**: Newer."
+    async with Client(ScriptedBackend(text, trained=False)) as client:
+        rows = [await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel")]
+    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2)]
 
 
 def test_each_form_is_compared_with_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
