@@ -65,7 +65,8 @@ INVOICES = (
     "{seller}. Invoice {number} of {date} to {customer}. {work}: {net:.2f}, VAT {vat:.2f}, "
     "together {total:.2f} {currency}. Please pay by {due}.",
     "Dear {customer}, for {work} we charge {net:.2f} {currency} and VAT of {vat:.2f}, "
-    "which makes {total:.2f}. We ask for payment until {due}. Bill no. {number}, written on {date}. Yours, {seller}",
+    "which makes {total:.2f}. We ask for payment until {due}. Bill no. {number}, written on {date}. "
+    "Yours, {seller}",
     "BILL {number}\nFrom: {seller}\nFor: {customer}\nDate: {date}\nDue: {due}\n{work}\nNet {net:.2f}\n"
     "VAT {vat:.2f}\nTotal {currency} {total:.2f}",
 )
