@@ -260,11 +260,12 @@ def _runs(process: subprocess.Popen[bytes]) -> bool:
 def _largest(folder: Path) -> int:
     """The size of the largest file: of the download, in a folder where pip works."""
     sizes = [0]
-    for path in folder.rglob("*"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:  # pip has moved it
-            continue
+    for root, _, names in os.walk(folder):  # which goes on where pip has removed a folder
+        for name in names:
+            try:
+                sizes.append(os.stat(Path(root, name)).st_size)
+            except FileNotFoundError:  # pip has moved it
+                continue
     return max(sizes)
 
 

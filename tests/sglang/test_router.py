@@ -31,19 +31,12 @@ def doomed(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield RealServer(url, shipped), group
 
 
-@pytest.fixture(scope="module")
-def router(
-    server: RealServer, doomed: tuple[RealServer, int], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """The URL of a router in front of both."""
-    with running_router([server.url, doomed[0].url], tmp_path_factory.mktemp("router") / "log") as url:
-        yield url
-
-
 @pytest.fixture
-async def client(router: str) -> AsyncIterator[Client]:
-    async with Client(router) as client:
-        yield client
+async def client(server: RealServer, doomed: tuple[RealServer, int], tmp_path: Path) -> AsyncIterator[Client]:
+    """A client of the router in front of both."""
+    with running_router([server.url, doomed[0].url], tmp_path / "log") as url:
+        async with Client(url) as client:
+            yield client
 
 
 async def test_an_answer_stays_on_one_worker(
