@@ -70,6 +70,10 @@ INVOICES = (
     "BILL {number}\nFrom: {seller}\nFor: {customer}\nDate: {date}\nDue: {due}\n{work}\nNet {net:.2f}\n"
     "VAT {vat:.2f}\nTotal {currency} {total:.2f}",
 )
+_INVOICE_KEYS = (
+    "number (as B-123), seller (who asks for the money), customer (who has to pay), date (when it was written), "
+    "due (the last day to pay), net (the amount without VAT), total (the amount with VAT), currency"
+)
 _SELLERS = ("Ferry Print", "Flowers by Meyer", "TechFix", "Green Gardens", "Hill Bakery", "North Studio")
 _CUSTOMERS = ("Oak & Sons", "Hotel Crown", "Dana Hughes", "St Mary School", "Lakeside Clinic")
 _WORKS = ("printing of flyers", "repair of a laptop", "two days of gardening", "bread for an event")
@@ -144,7 +148,7 @@ def _invoice(number: int) -> Item:
     text = INVOICES[number % len(INVOICES)].format(**values, vat=vat, work=draw.choice(_WORKS))
     kinds = {"date": {"format": "date"}, "due": {"format": "date"}, "net": _NUMBER, "total": _NUMBER}
     fields = {key: {"type": "string", **kinds.get(key, {})} for key in values}
-    prompt = f"{text}\n\nWrite this invoice as one JSON object with the keys {', '.join(fields)}."
+    prompt = f"{text}\n\nWrite this invoice as one JSON object with the keys {_INVOICE_KEYS}."
     return Item(f"invoice {number}", prompt, fields, {key: [value] for key, value in values.items()}, 40)
 
 
