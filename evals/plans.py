@@ -71,7 +71,7 @@ INVOICES = (
     "VAT {vat:.2f}\nTotal {currency} {total:.2f}",
 )
 _INVOICE_KEYS = (
-    "number (as B-123), seller (who asks for the money), customer (who has to pay), date (when it was "
+    "number (a letter and digits), seller (who asks for the money), customer (who has to pay), date (when it was "
     "written), due (the last day to pay), net (the amount without VAT), total (the amount with VAT), currency"
 )
 _SELLERS = ("Ferry Print", "Flowers by Meyer", "TechFix", "Green Gardens", "Hill Bakery", "North Studio")
@@ -256,11 +256,14 @@ async def measure(client: Client, items: Sequence[Item], journal: Journal | None
 
 
 def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """A row for each method: items right in percent, the difference to `sequence`, and how much sooner."""
+    """A row for each method: what is right in percent, the difference to `sequence`, and how much sooner."""
+
+    def values(answer: Answer) -> list[bool]:
+        value, gold = json.loads(answer.text), items[answer.prompt].gold
+        return [is_right(value.get(key), each) for key, each in gold.items()]
 
     def right(answer: Answer) -> bool:
-        value, gold = json.loads(answer.text), items[answer.prompt].gold
-        return all(is_right(value.get(key), each) for key, each in gold.items())
+        return all(values(answer))
 
     rows: list[dict[str, Any]] = []
     for method in METHODS:
@@ -270,6 +273,7 @@ def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str
                 "method": method,
                 "items": len(both),
                 "right, %": share([right(answer) for answer, _ in both]),
+                "values right, %": share([each for answer, _ in both for each in values(answer)]),
                 "difference": gain([100.0 * (right(answer) - right(other)) for answer, other in both]),
                 "whole, %": share([answer.well_formed for answer, _ in both]),
                 "sooner": estimate([other.seconds / answer.seconds for answer, other in both]),
