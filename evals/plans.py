@@ -71,8 +71,9 @@ INVOICES = (
     "VAT {vat:.2f}\nTotal {currency} {total:.2f}",
 )
 _INVOICE_KEYS = (
-    "number (a letter and digits), seller (who asks for the money), customer (who has to pay), date (when it was "
-    "written), due (the last day to pay), net (the amount without VAT), total (the amount with VAT), currency"
+    "number (a letter and digits), seller (who asks for the money), customer (who has to pay), "
+    "date (when it was written), due (the last day to pay), net (the amount without VAT), "
+    "total (the amount with VAT), currency"
 )
 _SELLERS = ("Ferry Print", "Flowers by Meyer", "TechFix", "Green Gardens", "Hill Bakery", "North Studio")
 _CUSTOMERS = ("Oak & Sons", "Hotel Crown", "Dana Hughes", "St Mary School", "Lakeside Clinic")
