@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,12 @@ import httpx
 from pydantic import BaseModel
 
 from pasta_async.backends.http.client import HTTPClient
-from pasta_async.errors import BackendConnectError, BackendStatusError, UnsupportedModelError
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendProtocolError,
+    BackendStatusError,
+    UnsupportedModelError,
+)
 from pasta_async.tokenizer import Tokenizer
 
 TOKENIZER_FILES = (
@@ -24,6 +31,9 @@ TOKENIZER_FILES = (
 
 SAMPLE = "Two wars (1914-1918, 1939-1945):\n  1. causes,\n  2. outcome; na\u00efve, \u6f22\u5b57 \U0001f389."
 """A text that two tokenizers hardly encode alike."""
+
+_UNKNOWN = (404, 405)
+"""Statuses of a server that does not know a question."""
 
 _WAYS = (
     "Pass tokenizer=, or set PASTA_TOKENIZER: a folder, a tokenizer.json or a name on the hub. Or have the "
@@ -65,7 +75,7 @@ async def _compare(http: HTTPClient, server: str, tokenizer: Tokenizer, source: 
     try:
         ids = await http.ask(_Ids, f"{server}/tokenize", body)
     except BackendStatusError as error:
-        if error.status in (404, 405):  # a proxy that passes on no more than is needed
+        if error.status in _UNKNOWN:  # a proxy that passes on no more than is needed
             return
         raise
     if ids.tokens != tokenizer.encode_unguarded(SAMPLE):
@@ -96,15 +106,30 @@ def _load(source: str | Path, server: str, revision: str | None) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
+@contextmanager
+def expecting(kind: str, server: str) -> Generator[None]:
+    """Questions that every server of a kind answers; `kind` has its article.
+
+    Raises:
+        BackendConnectError: The server does not know them, or answers in another form.
+    """
+    try:
+        yield
+    except (BackendStatusError, BackendProtocolError) as error:
+        if isinstance(error, BackendStatusError) and error.status not in _UNKNOWN:
+            raise
+        raise _unusable(f"{server} is not {kind} server: {error}. Is the URL right?") from error
+
+
 def check_version(server: str, kind: str, version: str, minimum: str, package: str) -> None:
     """Refuse a server that is too old, with `BackendConnectError`."""
     if _numbers(version) < _numbers(minimum):
-        raise unusable(
+        raise _unusable(
             f"{server} runs {kind} {version}; pasta_async needs {minimum} or newer (pip install -U {package})"
         )
 
 
-def unusable(message: str) -> BackendConnectError:
+def _unusable(message: str) -> BackendConnectError:
     """The error for a server that will not be another one when it is asked again."""
     error = BackendConnectError(message)
     error.retryable = False

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pasta_async.backends.http import ServedModel
 from pasta_async.backends.http.client import HTTPClient
-from pasta_async.backends.http.handshake import check_version, find_tokenizer, unusable
+from pasta_async.backends.http.handshake import check_version, expecting, find_tokenizer
 from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
@@ -159,12 +159,8 @@ async def find_engines(http: HTTPClient) -> list[str]:
 
 
 async def _about(http: HTTPClient, server: str) -> About:
-    try:
+    with expecting("an SGLang", server):
         about = await http.ask(About, f"{server}/server_info")
-    except (BackendStatusError, BackendProtocolError) as error:
-        if isinstance(error, BackendStatusError) and error.status not in (404, 405):
-            raise
-        raise unusable(f"{server} is not an SGLang server: {error}. Is the URL right?") from error
     check_version(server, http.kind, about.version, MINIMUM_VERSION, "sglang")
     return about
 

@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field
 
 from pasta_async.backends.http import ServedModel
 from pasta_async.backends.http.client import HTTPClient
-from pasta_async.backends.http.handshake import check_version, find_tokenizer, unusable
+from pasta_async.backends.http.handshake import check_version, expecting, find_tokenizer
 from pasta_async.backends.vllm.metrics import read_metrics
-from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, UnsupportedModelError
+from pasta_async.errors import BackendError, BackendProtocolError, UnsupportedModelError
 from pasta_async.protocol import Model
 
 MINIMUM_VERSION = "0.32.0"
@@ -84,13 +84,9 @@ async def shake_hands(http: HTTPClient, tokenizer: str | Path | None, name: str 
 
 async def _cards(http: HTTPClient) -> list[_Card]:
     """The models of the server, once its version is known to do."""
-    try:
+    with expecting("a vLLM", http.url):
         version = (await http.ask(_Version, f"{http.url}/version")).version
         cards = (await http.ask(_Cards, f"{http.url}/v1/models")).data
-    except (BackendStatusError, BackendProtocolError) as error:
-        if isinstance(error, BackendStatusError) and error.status not in (404, 405):
-            raise
-        raise unusable(f"{http.url} is not a vLLM server: {error}. Is the URL right?") from error
     check_version(http.url, http.kind, version, MINIMUM_VERSION, "vllm")
     return cards
 
