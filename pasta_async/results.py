@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
@@ -100,6 +100,26 @@ class Usage(_Record):
     prefilled_tokens: int
     """Context tokens that had to be computed, over all requests."""
     requests: int
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[RequestRecord],
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        discarded_tokens: int = 0,
+    ) -> Self:
+        """The usage of an answer; a request that does not say what was cached has computed it all."""
+        cached = sum(request.cached_tokens or 0 for request in requests)
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            discarded_tokens=discarded_tokens,
+            cached_tokens=cached,
+            prefilled_tokens=sum(request.prompt_tokens for request in requests) - cached,
+            requests=len(requests),
+        )
 
 
 class Span(_Record):

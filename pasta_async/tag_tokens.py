@@ -31,6 +31,16 @@ class TagIds(NamedTuple):
         """The written form of a tag id (ValueError if it is none)."""
         return TAG_TOKENS[self.index(token)]
 
+    @property
+    def ends_of_chunk(self) -> tuple[int, ...]:
+        """Ids at which a chunk ends: `</async>`, and those that a thread writes which forgot it."""
+        return self.close_async, self.promise, self.sync
+
+    @property
+    def wrong_in_chunk(self) -> tuple[int, ...]:
+        """Ids that are wrong anywhere in a chunk. A promise or sync is none of them: it ends the chunk."""
+        return self.tokens, self.end, self.open_async
+
 
 class TagRule(NamedTuple):
     """Ids that may not be chosen next."""

@@ -110,22 +110,18 @@ class Machine:
 
         Main's end at a sync, so that what was decoded is in the prefix cache when the written form is
         prefilled; but after one at an idle sync, which had to end there for nothing, not until the next join.
-        A chunk's end at `</async>`, and at the promise or sync that a thread writes when it forgot that tag.
         """
         tags = self._tags
         if tags is None or (number == 0 and self._stops_idly):
             return ()
-        return (tags.close_async, tags.promise, tags.sync) if number else (tags.sync,)
+        return tags.ends_of_chunk if number else (tags.sync,)
 
     def banned(self, number: int) -> tuple[int, ...]:
-        """Ids of tags that would be wrong wherever the next request of this thread wrote them.
-
-        A thread's promise or sync is none of them: it ends the chunk.
-        """
+        """Ids of tags that would be wrong wherever the next request of this thread wrote them."""
         tags = self._tags
         if tags is None:
             return self.model.tags or ()
-        return (tags.tokens, tags.end, tags.open_async) if number else (tags.open_async, tags.close_async)
+        return tags.wrong_in_chunk if number else (tags.open_async, tags.close_async)
 
     def tag_grammar(self, number: int) -> TagGrammar | None:
         """The tags that may come next, by what was written before; None where `banned` says it all."""

@@ -49,7 +49,7 @@ class ThinkingFilter:
         if marker:
             self.passed = True
             return thinking, rest
-        end = len(thinking) - _overlap(thinking, _THINK_CLOSE)
+        end = len(thinking) - overlap(thinking, _THINK_CLOSE)
         self._held = thinking[end:]
         return thinking[:end], rest
 
@@ -59,7 +59,7 @@ class ThinkingFilter:
         return (held, "") if self.inside else ("", held)
 
 
-def _overlap(text: str, marker: str) -> int:
+def overlap(text: str, marker: str) -> int:
     """Length of the longest end of `text` that begins `marker`, without being all of it."""
     for size in range(min(len(text), len(marker) - 1), 0, -1):
         if text.endswith(marker[:size]):

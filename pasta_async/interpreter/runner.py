@@ -26,18 +26,50 @@ from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.retry import retry_delay
 from pasta_async.observers import AnswerObserver
+from pasta_async.options import Limits
 from pasta_async.protocol import Backend, DecodeRequest
 from pasta_async.results import FinishReason, Generation
 
 
-async def silence(alarm: asyncio.Task[None] | None) -> None:
+@asynccontextmanager
+async def limited_group(
+    group: asyncio.TaskGroup, clock: Clock, deadline: float | None, limits: Limits, work: str
+) -> AsyncGenerator[None]:
+    """A group of tasks that has to be left by a time of the clock; `work` names what it does, for the error.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled. That wins over an error.
+        GenerationTimeoutError: The time was up.
+        Exception: The first error of the block or of a task; the others followed from it.
+    """
+    caller = asyncio.current_task()
+    cancellations = caller.cancelling() if caller else 0
+    try:
+        async with group:
+            alarm = None
+            if deadline is not None:
+                alarm = group.create_task(_alarm(clock, deadline, limits, work))
+            yield
+            if alarm:
+                await _silence(alarm)
+    except BaseExceptionGroup as errors:
+        if caller and caller.cancelling() > cancellations:
+            raise asyncio.CancelledError from None
+        error: BaseException = errors.exceptions[0]
+        raise error from error.__cause__
+
+
+async def _alarm(clock: Clock, deadline: float, limits: Limits, work: str) -> None:
+    await clock.sleep(deadline - clock.time())
+    raise GenerationTimeoutError(f"{work} took longer than Limits.timeout = {limits.timeout:g} s")
+
+
+async def _silence(alarm: asyncio.Task[None]) -> None:
     """End a task that watches the time, while its group is not left yet; raises what it ended with.
 
     A group that is being left when a task of it fails does not take back that it cancelled its owner
     (Python 3.11), who then looks as if somebody else had cancelled it.
     """
-    if alarm is None:
-        return
     alarm.cancel()
     await asyncio.wait([alarm])
     if not alarm.cancelled():  # the time was up in this moment
@@ -96,30 +128,19 @@ class Runner:
 
         Cancelling it ends every thread, aborts every open request and waits until that is done.
         """
-        caller = asyncio.current_task()
-        cancellations = caller.cancelling() if caller else 0
         try:
-            async with self._group:
-                await self._answer_within_time()
-        except BaseExceptionGroup as group:
-            if caller and caller.cancelling() > cancellations:
-                raise asyncio.CancelledError from None
-            error: BaseException = group.exceptions[0]  # the others followed from it
-            if isinstance(error, PastaError):
-                error.partial = await self._finish("error")
-            raise error from error.__cause__
+            async with limited_group(self._group, self._clock, self._deadline, self._limits, "the answer"):
+                self._begin(0)
+                await self._ended(0)
+                await self._settle()
+        except PastaError as error:
+            error.partial = await self._finish("error")
+            raise
         return await self._finish()
 
     def partial(self) -> Generation:
         """The answer so far."""
         return self.machine.transcript.generation(self._now())
-
-    async def _answer_within_time(self) -> None:
-        alarm = None if self._deadline is None else self._group.create_task(self._alarm(self._deadline))
-        self._begin(0)
-        await self._ended(0)
-        await self._settle()
-        await silence(alarm)
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
         if self._slots.trouble:
@@ -128,11 +149,6 @@ class Runner:
         if wait := self._hand_on():
             await wait
         return generation
-
-    async def _alarm(self, deadline: float) -> None:
-        await self._clock.sleep(deadline - self._clock.time())
-        limit = self._limits.timeout
-        raise GenerationTimeoutError(f"the answer took longer than Limits.timeout = {limit:g} s")
 
     def _now(self) -> float:
         return self._clock.time() - self._began

@@ -276,15 +276,11 @@ class Transcript:
             reasoning="".join(threads[0].reader.reasoning),
             document=document,
             threads=records,
-            usage=Usage(
+            usage=Usage.of(
+                requests,
                 prompt_tokens=requests[0].prompt_tokens if requests else 0,
                 completion_tokens=sum(record.tokens for record in records),
                 discarded_tokens=sum(record.discarded_tokens for record in records),
-                cached_tokens=sum(request.cached_tokens or 0 for request in requests),
-                prefilled_tokens=sum(
-                    request.prompt_tokens - (request.cached_tokens or 0) for request in requests
-                ),
-                requests=len(requests),
             ),
             critical_path=self.budget.critical_path,
             text_tokens=sum(thread.reader.text_tokens for thread in threads if thread.kept),

@@ -17,15 +17,15 @@ from pasta_async.clock import Clock
 from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
-    GenerationTimeoutError,
     PastaError,
     PromptTooLongError,
     ThreadFailedError,
 )
 from pasta_async.grammar import Grammar
 from pasta_async.interpreter.admission import AnswerSlots
+from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.retry import retry_delay
-from pasta_async.interpreter.runner import silence, thread_seed
+from pasta_async.interpreter.runner import limited_group, thread_seed
 from pasta_async.lang.document import Document, Text
 from pasta_async.lang.views import Segment
 from pasta_async.observers import AnswerObserver, AnswerStart
@@ -86,24 +86,15 @@ class PlanRun:
 
         Cancelling it ends every hole, aborts every open request and waits until that is done.
         """
-        caller = asyncio.current_task()
-        cancellations = caller.cancelling() if caller else 0
+        limits = self._start.limits
         try:
-            async with self._group:
-                alarm = (
-                    None if self._deadline is None else self._group.create_task(self._alarm(self._deadline))
-                )
+            async with limited_group(self._group, self._clock, self._deadline, limits, "the plan"):
                 top = [hole for hole in self._plan.holes if hole.list_of is None]
                 tasks = [self._group.create_task(self._top_hole(hole)) for hole in top]
                 await self._all(tasks)
-                await silence(alarm)
-        except BaseExceptionGroup as group:
-            if caller and caller.cancelling() > cancellations:
-                raise asyncio.CancelledError from None
-            error: BaseException = group.exceptions[0]  # the others followed from it
-            if isinstance(error, PastaError):
-                error.partial = self.partial("error")
-            raise error from error.__cause__
+        except PastaError as error:
+            error.partial = self.partial("error")
+            raise
         return self._filled()
 
     def partial(self, finish_reason: FinishReason = "abort") -> Generation:
@@ -116,20 +107,16 @@ class PlanRun:
                 (lengths.get(other.path, 0) for other in self._seen_by(part)), default=0
             )
         requests = [request for part in parts for request in part.requests]
-        cached = sum(request.cached_tokens or 0 for request in requests)
-        context = sum(request.prompt_tokens for request in requests)
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         now = self._now()
         return Generation(
             text=text,
             document=self._form.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
             threads=tuple(_record(part) for part in parts),
-            usage=Usage(
+            usage=Usage.of(
+                requests,
                 prompt_tokens=len(self._prompt),
                 completion_tokens=sum(request.completion_tokens for request in requests),
-                cached_tokens=cached,
-                prefilled_tokens=context - cached,
-                requests=len(requests),
             ),
             critical_path=max(lengths.values(), default=0),
             text_tokens=tokens,
@@ -179,11 +166,6 @@ class PlanRun:
         generation = self.partial("length" if closed else "stop")
         return Filled(value=value, text=text, closed=tuple(closed), generation=generation)
 
-    async def _alarm(self, deadline: float) -> None:
-        await self._clock.sleep(deadline - self._clock.time())
-        limit = self._start.limits.timeout
-        raise GenerationTimeoutError(f"the plan took longer than Limits.timeout = {limit:g} s")
-
     def _now(self) -> float:
         return self._clock.time() - self._began
 
@@ -191,8 +173,8 @@ class PlanRun:
 
     def _part(self, hole: Hole, item: int | None = None) -> Part:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
-        # The number of a promise's thread; 0 is main's.
-        number = len(self._parts) + self._plan.is_tagged
+        # Promises are numbered from 1, since 0 is main.
+        number = len(self._parts) + (1 if self._plan.is_tagged else 0)
         part = Part(number, hole, name, item, start=self._form.start(hole), opened=self._now())
         self._parts.append(part)
         return part
@@ -316,8 +298,8 @@ class PlanRun:
             max_tokens=min(part.hole.tokens, room),
             sampling=sampling,
             seed=thread_seed(sampling.seed, part.path),
-            stop_ids=(tags.close_async, tags.promise, tags.sync) if tags else (),
-            banned_ids=(tags.tokens, tags.end, tags.open_async) if tags else self._model.tags or (),
+            stop_ids=tags.ends_of_chunk if tags else (),
+            banned_ids=tags.wrong_in_chunk if tags else self._model.tags or (),
             tag_grammar=TagGrammar(tags, self._model.end_ids, chunk=True) if tags else None,
             grammar=self._form.grammar(part.hole),
         )
@@ -366,8 +348,11 @@ class PlanRun:
 
     async def _add(self, part: Part, new: str) -> bool:
         """Add decoded text to a part, and hand it on; True if that ends it."""
-        before = {value.key: value.raw for value in part.raw_values()}
         if part.hole.schema is not None:
+            if self._emit is None:  # nobody wants to know which fields it is of
+                part.output += new
+                return False
+            before = {value.key: value.raw for value in part.raw_values()}
             part.output += new
             for value in part.raw_values():
                 shown = value_so_far(before[value.key]) if value.key in before else ""
@@ -377,7 +362,8 @@ class PlanRun:
         # White space at the end, and what may be the beginning of an end, is shown when more follows.
         waiting = part.held + new if part.output else (part.held + new).lstrip()
         places = [place for end in part.hole.ends if (place := waiting.find(end)) >= 0]
-        certain = min(places, default=len(waiting) - _overlap(waiting, part.hole.ends))
+        held = max((overlap(waiting, end) for end in part.hole.ends), default=0)
+        certain = min(places, default=len(waiting) - held)
         delta = waiting[:certain].rstrip()
         part.held = waiting[len(delta) :]
         part.output += delta
@@ -404,11 +390,6 @@ class PlanRun:
     async def _hand_on(self, event: FillEvent) -> None:
         if self._emit and (wait := self._emit([event])):
             await wait
-
-
-def _overlap(text: str, ends: Sequence[str]) -> int:
-    """Characters at the end of a text with which one of the ends may begin."""
-    return max((size for end in ends for size in range(1, len(end)) if text.endswith(end[:size])), default=0)
 
 
 def _document_order(part: Part) -> tuple[int, int]:
