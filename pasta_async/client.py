@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast, overload
 from uuid import uuid4
@@ -342,56 +342,56 @@ class Client:
     ) -> Filled[dict[str, Any]]:
         """Prepare a plan, then run it."""
         start = observation.start
-        try:
-            with observation:
-                self._check_loop()
-                with self._admission.answer(limited=False) as slots:
-                    prepared = await self._prepare(
-                        start, observation, slots, tagged=plan.in_rounds() is not None
-                    )
-                    sampling = start.sampling
-                    most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
-                    plan = _for_model(plan.fitted(most), prepared.model)
-                    report = _check_plan(plan, prepared.model, start.limits, most, len(prepared.ids))
-                    if report.verdict == "no":
-                        raise InvalidPlanError(report)
-                    run = PlanRun(
-                        self._backend,
-                        plan,
-                        model=prepared.model,
-                        prompt=prepared.ids,
-                        start=start,
-                        notes=prepared.notes,
-                        slots=slots,
-                        clock=self._clock,
-                        began=prepared.began,
-                        deadline=prepared.deadline,
-                        emit=emit,
-                        observer=observation,
-                    )
-                    if stream:
-                        stream.run = run
-                    observation.partial = run.partial
-                    filled = await run.run()
-                    observation.generation = filled.generation
-                    return filled
-        except PastaError as error:
-            if error.partial is None:
-                error.partial = Generation.empty()
-            raise
+        with self._answering(observation, limited=False) as slots:
+            prepared = await self._prepare(start, observation, slots, tagged=plan.in_rounds() is not None)
+            sampling = start.sampling
+            most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
+            plan = _for_model(plan.fitted(most), prepared.model)
+            report = _check_plan(plan, prepared.model, start.limits, most, len(prepared.ids))
+            if report.verdict == "no":
+                raise InvalidPlanError(report)
+            run = PlanRun(
+                self._backend,
+                plan,
+                model=prepared.model,
+                prompt=prepared.ids,
+                start=start,
+                notes=prepared.notes,
+                slots=slots,
+                clock=self._clock,
+                began=prepared.began,
+                deadline=prepared.deadline,
+                emit=emit,
+                observer=observation,
+            )
+            if stream:
+                stream.run = run
+            observation.partial = run.partial
+            filled = await run.run()
+            observation.generation = filled.generation
+            return filled
 
     async def _answer(self, observation: Observation, emit: Emit | None = None) -> Generation:
         """Prepare an answer, then run it."""
         start = observation.start
+        with self._answering(observation, limited=start.parallel in ("auto", "outline")) as slots:
+            prepared = await self._prepare(start, observation, slots)
+            runner = self._runner(prepared, start, observation, slots, emit)
+            observation.partial = runner.partial
+            observation.generation = await runner.run()
+            return observation.generation
+
+    @contextmanager
+    def _answering(self, observation: Observation, *, limited: bool) -> Generator[AnswerSlots]:
+        """The slots of one answer, while its observers watch; an error has at least an empty `partial`.
+
+        `limited`: Its width follows the load.
+        """
         try:
             with observation:
                 self._check_loop()
-                with self._admission.answer(limited=start.parallel in ("auto", "outline")) as slots:
-                    prepared = await self._prepare(start, observation, slots)
-                    runner = self._runner(prepared, start, observation, slots, emit)
-                    observation.partial = runner.partial
-                    observation.generation = await runner.run()
-                    return observation.generation
+                with self._admission.answer(limited=limited) as slots:
+                    yield slots
         except PastaError as error:
             if error.partial is None:
                 error.partial = Generation.empty()

@@ -83,18 +83,18 @@ class Head(NamedTuple):
         return "\n\n" if self.marker[:-1] else "\n"
 
     def may_follow(self, line: str) -> bool:
-        """Whether the line may yet become the list's next head."""
+        """True if the line may yet become the list's next head."""
         lead = self.next_lead
         if len(line) < len(lead):
             return lead.startswith(line)
         return line.startswith(lead) and bool(_BEGINNINGS[self.kind].fullmatch(line, len(lead)))
 
     def item_ends_at(self, line: str, *, blank: bool) -> bool | None:
-        """Whether an item ends in front of this line; None if more of the line has to be seen.
+        """True if an item ends in front of this line; None if more of the line has to be seen.
 
         Args:
             line: The beginning of a line, not empty, that is in no fence.
-            blank: Whether a blank line stands in front of it.
+            blank: True if a blank line stands in front of it.
         """
         sign = re.escape(self.marker[-1])
         if re.match(rf"\d{{1,3}}{sign} " if self.marker[:-1] else f"{sign} ", line):
@@ -244,7 +244,7 @@ class ItemParser(ChunkParser):
         return self._write_body(text)
 
     def _ends_at(self, line: str, *, blank: bool) -> bool | None:
-        """Whether the item ends in front of a line, as far as it goes; None if more of it has to be seen."""
+        """True if the item ends in front of a line, as far as it goes; None if more of it has to be seen."""
         code = line.lstrip(" \t")
         if not code or code in ("`", "``", "~", "~~"):
             return None

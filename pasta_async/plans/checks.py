@@ -105,10 +105,7 @@ class PlanReport(BaseModel):
         """The graph as a Mermaid diagram, each edge from a hole to one that waits for it."""
         number = {name: f"h{i}" for i, name in enumerate(self.sees)}
         nodes = [f'  {number[name]}["{name}<br/>{self.tokens[name]} tokens"]' for name in self.sees]
-        edges: list[str] = []
-        for name, seen in self.sees.items():
-            beyond = {far for near in seen for far in self.sees[near]}
-            edges += [f"  {number[near]} --> {number[name]}" for near in seen if near not in beyond]
+        edges = [f"  {number[near]} --> {number[name]}" for name in self.sees for near in self._nearest(name)]
         return "\n".join(["flowchart LR", *nodes, *edges])
 
     def svg(self) -> str:
@@ -128,17 +125,18 @@ class PlanReport(BaseModel):
         height = 44 * max(map(len, columns.values()), default=0) + 10
         parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="12">']
         for name, (x, y) in place.items():
-            beyond = {far for near in self.sees[name] for far in self.sees[near]}
-            for near in self.sees[name]:
-                if near not in beyond:
-                    left, top = place[near]
-                    parts.append(
-                        f'<path d="M{left + 160} {top + 16}L{x} {y + 16}" stroke="#888" fill="none"/>'
-                    )
+            for near in self._nearest(name):
+                left, top = place[near]
+                parts.append(f'<path d="M{left + 160} {top + 16}L{x} {y + 16}" stroke="#888" fill="none"/>')
             parts.append(f'<rect x="{x}" y="{y}" width="160" height="32" rx="4" fill="#e8eef8"/>')
             text = _escaped(f"{name} ({self.tokens[name]})")
             parts.append(f'<text x="{x + 8}" y="{y + 20}" fill="#222">{text}</text>')
         return "".join([*parts, "</svg>"])
+
+    def _nearest(self, name: str) -> list[str]:
+        """The holes that a hole sees, without those that are seen by another one of them."""
+        beyond = {far for near in self.sees[name] for far in self.sees[near]}
+        return [near for near in self.sees[name] if near not in beyond]
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -284,7 +282,7 @@ def _limits(
 
 
 def _bounds(plan: Plan) -> Bounds:
-    copies = {hole.name: plan.lists[hole.list_of].most if hole.list_of else 1 for hole in plan.holes}
+    copies = plan.copies
     fixed = {hole.name: _fixed_tokens(hole, plan.is_tagged) for hole in plan.holes}
     length: dict[str, int] = {}
     seen_tokens: dict[str, int] = {}

@@ -92,7 +92,7 @@ class Form:
         return Grammar.of_values({key: {**fields[key], **shared} for key in hole.keys})
 
     def context(self, part: Part, parts: Sequence[Part]) -> tuple[str, tuple[Segment, ...]]:
-        """What stands between prompt and part, and the text of it that parts which see the same share."""
+        """The text that parts which see the same share, and the whole context between prompt and part."""
         if self._plan.is_tagged:
             return "".join(part.hole.after), views(self.main(parts, part.hole))[-1].context
         shared, own = self._context(part, parts)
@@ -113,7 +113,8 @@ class Form:
                 nodes.append(Sync())
                 joined = hole.after
             head = hole.head.rstrip(" ")  # a token has the space in front of a word
-            nodes += [Text(head)] * bool(head)
+            if head:
+                nodes.append(Text(head))
             inside = None
             if last is None or hole.name in last.after:
                 inside = (Text(hole.head[len(head) :] + (values[hole.name] or "")),)
@@ -124,7 +125,9 @@ class Form:
             nodes.append(Promise(hole.name.replace("_", " "), estimate, chunk))
             if hole is last:
                 return Document(tuple(nodes))
-        return Document((*nodes, *[Text(self._plan.tail)] * bool(self._plan.tail)))
+        if self._plan.tail:
+            nodes.append(Text(self._plan.tail))
+        return Document(tuple(nodes))
 
     def _context(self, part: Part, parts: Sequence[Part]) -> tuple[str, str]:
         seen = self._plan.seen[part.hole.name]

@@ -102,7 +102,7 @@ class Plan:
     """
 
     def __init__(self, template: str, **annotations: Annotation | Sequence[Annotation]) -> None:
-        parts = [(text, name) for text, name, *_ in _parse(template)]
+        parts = _parse(template)
         names = [name for _, name in parts if name is not None]
         if not names or len(set(names)) < len(names):
             raise InvalidRequestError("a template needs holes, like {summary}, each with a name of its own")
@@ -237,9 +237,8 @@ class Plan:
         usual = [hole for hole in self.holes if not hole.is_bounded]
         if max_tokens is None or not usual:
             return self
-        copies = {hole.name: self.lists[hole.list_of].most if hole.list_of else 1 for hole in self.holes}
-        taken = sum(hole.tokens * copies[hole.name] for hole in self.holes if hole.is_bounded)
-        share = (max_tokens - taken) // sum(copies[hole.name] for hole in usual)
+        taken = sum(hole.tokens * self.copies[hole.name] for hole in self.holes if hole.is_bounded)
+        share = (max_tokens - taken) // sum(self.copies[hole.name] for hole in usual)
         if share >= USUAL_TOKENS:
             return self
         tokens = max(share, LEAST_TOKENS)
@@ -281,6 +280,11 @@ class Plan:
         """The holes by their names."""
         return {hole.name: hole for hole in self.holes}
 
+    @property
+    def copies(self) -> dict[str, int]:
+        """The most copies of each hole: one, or as many as its list has items."""
+        return {hole.name: self.lists[hole.list_of].most if hole.list_of else 1 for hole in self.holes}
+
     @cached_property
     def seen(self) -> dict[str, frozenset[str]]:
         """The holes that each hole sees, those of others that it sees included; itself, if it is in a circle.
@@ -320,7 +324,8 @@ PlanForm = type[BaseModel] | Schema | Plan
 """A pydantic model, the JSON schema of an object, or a plan."""
 
 
-def _parse(template: object) -> list[tuple[str, str | None, str | None, str | None]]:
+def _parse(template: object) -> list[tuple[str, str | None]]:
+    """Fixed texts, each with the name of the hole behind it; None behind the last text."""
     if not isinstance(template, str):
         raise InvalidRequestError(f"a template is a text; use Plan.of for {template!r:.80}")
     try:
@@ -333,14 +338,14 @@ def _parse(template: object) -> list[tuple[str, str | None, str | None, str | No
                 f"a hole is a plain name in braces, not {{{name}{spec and ':' + spec}}}"
             )
     # The parser ends a part at an escaped brace: parts without a hole belong to the next one.
-    joined: list[tuple[str, str | None, str | None, str | None]] = []
+    joined: list[tuple[str, str | None]] = []
     text = ""
-    for literal, name, spec, conversion in parts:
+    for literal, name, _, _ in parts:
         text += literal
         if name is not None:
-            joined.append((text, name, spec, conversion))
+            joined.append((text, name))
             text = ""
-    return [*joined, (text, None, None, None)] if text else joined
+    return [*joined, (text, None)] if text else joined
 
 
 def _ends(head: str, following: str) -> tuple[str, ...]:
@@ -358,11 +363,11 @@ def _ends(head: str, following: str) -> tuple[str, ...]:
 
 def _settings(annotations: Annotation | Sequence[Annotation]) -> dict[str, Any]:
     given = [annotations] if isinstance(annotations, Annotation) else list(annotations)
-    if not all(isinstance(one, Annotation) for one in given):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not all(isinstance(each, Annotation) for each in given):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRequestError(f"a hole takes After, Tokens, or a tuple of them, not {annotations!r}")
     merged: dict[str, Any] = {}
-    for one in given:
-        merged |= one.settings
+    for annotation in given:
+        merged |= annotation.settings
     if "together" in merged:
         raise InvalidRequestError("Together is for fields of an object; holes of a template use After")
     return merged
