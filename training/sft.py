@@ -21,8 +21,6 @@ from pasta_async.training.model import ModelCodec
 from pasta_async.training.trainer import Task, TrainerSettings, train
 from pasta_async.training.views import Trie, align, pack_plain, pack_views, recount
 
-FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}
-
 
 class SftSettings(TrainerSettings):
     """Settings of stage 1."""
@@ -31,6 +29,9 @@ class SftSettings(TrainerSettings):
     form: Literal["pasta", "plain", "both"] = Field(
         default="pasta",
         description="annotated answers, the same without tags (the baseline), or both in one model",
+    )
+    plain_every: int = Field(
+        default=1, ge=1, description="of form both: every so many answers are also learned without tags"
     )
     estimates: Literal["recount", "keep", "none"] = Field(
         default="recount",
@@ -43,18 +44,23 @@ class SftSettings(TrainerSettings):
 class Supervised(Task):
     """Annotated answers; an update minimises the cross-entropy of their targets.
 
-    `form` and `estimates` are those of `SftSettings`.
+    `form`, `plain_every` and `estimates` are those of `SftSettings`.
     """
 
-    def __init__(self, records: Sequence[Record], codec: ModelCodec, form: str, estimates: str) -> None:
-        self._records, self._codec, self._forms, self._estimates = records, codec, FORMS[form], estimates
+    def __init__(
+        self, records: Sequence[Record], codec: ModelCodec, form: str, estimates: str, plain_every: int = 1
+    ) -> None:
+        self._codec, self._estimates = codec, estimates
+        tagged = [] if form == "plain" else [(record, True) for record in records]
+        plain = [] if form == "pasta" else [(record, False) for record in records[::plain_every]]
+        self._examples = tagged + plain
         digest = hashlib.sha256(repr((form, estimates)).encode())
-        for record in records:
-            digest.update(json.dumps([record.id, record.messages, record.written]).encode())
+        for record, pasta in self._examples:
+            digest.update(json.dumps([record.id, record.messages, record.written, pasta]).encode())
         self.fingerprint: str = digest.hexdigest()[:16]
 
     def __len__(self) -> int:
-        return len(self._records) * len(self._forms)
+        return len(self._examples)
 
     def example(self, index: int) -> Trie:
         """One answer in one form.
@@ -62,8 +68,7 @@ class Supervised(Task):
         Raises:
             InvalidRequestError: Its prompt does not fit the chat template, or the answer is malformed.
         """
-        place, form = divmod(index, len(self._forms))
-        record, pasta = self._records[place], self._forms[form]
+        record, pasta = self._examples[index]
         try:
             document = align(self._codec, parse(record.written, strict=True))
             prompt = self._codec.prompt(record.messages, pasta)
@@ -80,7 +85,7 @@ def sft(settings: SftSettings) -> bool:
     records = [record for path in settings.data for record in read_records(path)]
     return train(
         settings,
-        lambda codec: Supervised(records, codec, settings.form, settings.estimates),
+        lambda codec: Supervised(records, codec, settings.form, settings.estimates, settings.plain_every),
         template=settings.chat_template,
         both=settings.form == "both",
     )
