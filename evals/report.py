@@ -1,4 +1,8 @@
-"""Tables and result files."""
+"""Tables and result files: `python -m pasta_async.evals.report FOLDER` makes one page of those of a folder.
+
+Each FOLDER/NAME.md is the table of a measurement; FOLDER/results.md gets them all, FOLDER/results.json their
+cells, and both where they were measured.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
@@ -14,6 +19,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from pydantic import Field
+
+from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.statistics import Estimate, Gain, digits, format_estimate, format_gain
 from pasta_async.jobs import Journal, write_json
 
@@ -23,7 +32,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 def environment() -> dict[str, Any]:
     """Time, machine and versions of a benchmark; `load` is the machine's load average before it."""
-    versions: dict[str, str] = {}
+    versions = {"gpu": gpu} if (gpu := _gpu()) else dict[str, str]()
     for package in ("pasta_async", "torch", "sglang", "transformers"):
         try:
             versions[package] = version(package)
@@ -49,6 +58,16 @@ def _cpu() -> str:
     text = info.read_text(encoding="utf-8") if info.exists() else ""
     model = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
     return model[1].strip() if model else platform.processor() or platform.machine()
+
+
+def _gpu() -> str:
+    """Name, memory and driver of each GPU, as its driver tells them; empty without one."""
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "; ".join(told.strip().splitlines())
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -118,3 +137,46 @@ def measurements(journal: Journal | None) -> list[dict[str, Any]]:
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     """Write a result, and where it was measured, as `result.json`; the folder is made if need be."""
     write_json(folder / "result.json", {**result, "environment": environment()})
+
+
+# One page of a folder's tables ------------------------------------------------------------------------------
+
+
+class ReportSettings(CommandSettings):
+    """Options of the page."""
+
+    folder: Path = Field(description="has a table of each measurement, NAME.md")
+
+
+def read_table(text: str) -> list[dict[str, str]]:
+    """The rows of a table that `markdown_table` made, by column."""
+    head, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def write_page(settings: ReportSettings) -> str:
+    """Write `results.md` and `results.json`; returns the page.
+
+    Raises:
+        InvalidRequestError: The folder has no table, or a file that holds something else.
+    """
+    folder, page = settings.folder, settings.folder / "results.md"
+    texts = {file.stem: file.read_text("utf-8").strip() for file in sorted(folder.glob("*.md")) if file != page}
+    try:
+        tables = {name: read_table(text) for name, text in texts.items()}
+    except ValueError as error:
+        raise InvalidRequestError(f"{folder} has a file .md that holds no table: {error}") from error
+    if not tables:
+        raise InvalidRequestError(f"{folder} has no table: NAME.md, as the commands of evals print them")
+    where = environment()
+    write_json(folder / "results.json", {"environment": where, "tables": tables})
+    machine = [{"": name, "value": value} for name, value in where.items()]
+    parts = ["# Results", markdown_table(machine), *(f"## {name}\n\n{text}" for name, text in texts.items())]
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return f"{page} and {folder / 'results.json'} have {len(tables)} tables"
+
+
+main: Command = command(ReportSettings, write_page, "report", __doc__, positional=["folder"])
+
+if __name__ == "__main__":
+    main()

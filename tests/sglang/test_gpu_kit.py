@@ -1,0 +1,52 @@
+"""evals/gpu.sh from end to end on a CPU: the real SGLang with a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_server import free_port, require_sglang
+
+from tests.pasta_tiny import PASTA_TINY, examples
+
+ROOT = Path(__file__).parents[2]
+TABLES = {"large-invoices", "large-profiles", "large-speed", "trained-forks", "trained-speed"}
+
+
+def run(folder: Path, serve: str) -> subprocess.CompletedProcess[str]:
+    variables = {
+        **{"OUT": str(folder / "out"), "PROMPTS": str(folder / "prompts.jsonl"), "SAMPLE": "2"},
+        **{"LARGE": str(PASTA_TINY), "TRAINED": str(PASTA_TINY), "BIN": str(Path(sys.executable).parent)},
+        **{"ENGINES": "sglang", "SGLANG": serve, "PORT": str(free_port()), "DEVICE": "cpu", "DTYPE": "float32"},
+        "LOADS": "--at-once 2 --answers 2 --rounds 1",
+    }
+    command = ["sh", str(ROOT / "evals" / "gpu.sh")]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(1200)  # three servers start, and nine commands
+def test_the_kit_measures_everything_once(tmp_path: Path) -> None:
+    require_sglang()
+    known = [(each.prompt, each.document.text) for each in examples("compare")[:4]]
+    rows = [json.dumps({"instruction": prompt, "output": text}) for prompt, text in known]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
+    serve = shlex.join([sys.executable, str(Path(__file__).with_name("serve_on_cpu.py"))])
+    done = run(tmp_path, serve)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
+    names = {f"sglang-{name}" for name in TABLES}
+    assert result["tables"].keys() == {*names, "sglang-methods", "sglang-load", "sglang-forks-without-plug-in"}
+    assert all(result["tables"].values())
+    with_it, without = (
+        float(result["tables"][name][0]["found in the cache, %"])
+        for name in ("sglang-trained-forks", "sglang-forks-without-plug-in")
+    )
+    assert with_it > without
+    again = run(tmp_path, "false")  # no server has to start again
+    assert again.returncode == 0, again.stderr
+    assert "measuring" not in again.stdout
