@@ -161,7 +161,9 @@ def write_page(settings: ReportSettings) -> str:
         InvalidRequestError: The folder has no table, or a file that holds something else.
     """
     folder, page = settings.folder, settings.folder / "results.md"
-    texts = {file.stem: file.read_text("utf-8").strip() for file in sorted(folder.glob("*.md")) if file != page}
+    texts = {
+        file.stem: file.read_text("utf-8").strip() for file in sorted(folder.glob("*.md")) if file != page
+    }
     try:
         tables = {name: read_table(text) for name, text in texts.items()}
     except ValueError as error:

@@ -22,7 +22,13 @@ def run(folder: Path, serve: str) -> subprocess.CompletedProcess[str]:
     variables = {
         **{"OUT": str(folder / "out"), "PROMPTS": str(folder / "prompts.jsonl"), "SAMPLE": "2"},
         **{"LARGE": str(PASTA_TINY), "TRAINED": str(PASTA_TINY), "BIN": str(Path(sys.executable).parent)},
-        **{"ENGINES": "sglang", "SGLANG": serve, "PORT": str(free_port()), "DEVICE": "cpu", "DTYPE": "float32"},
+        **{
+            "ENGINES": "sglang",
+            "SGLANG": serve,
+            "PORT": str(free_port()),
+            "DEVICE": "cpu",
+            "DTYPE": "float32",
+        },
         "LOADS": "--at-once 2 --answers 2 --rounds 1",
     }
     command = ["sh", str(ROOT / "evals" / "gpu.sh")]
@@ -40,7 +46,12 @@ def test_the_kit_measures_everything_once(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "results.json").read_text())
     names = {f"sglang-{name}" for name in TABLES}
-    assert result["tables"].keys() == {*names, "sglang-methods", "sglang-load", "sglang-forks-without-plug-in"}
+    assert result["tables"].keys() == {
+        *names,
+        "sglang-methods",
+        "sglang-load",
+        "sglang-forks-without-plug-in",
+    }
     assert all(result["tables"].values())
     with_it, without = (
         float(result["tables"][name][0]["found in the cache, %"])

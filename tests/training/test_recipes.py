@@ -62,6 +62,10 @@ def commands(recipe: Path, folder: Path) -> list[list[str]]:
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" "" >> {shlex.quote(str(log))}\n')
     python.chmod(0o755)
+    out = folder / "runs" / recipe.stem
+    (out / "annotated").mkdir(parents=True)
+    for name in ("ours", "plain", "annotated/annotated"):  # which a recipe takes lines of
+        (out / f"{name}.jsonl").write_text('{"id":"tips/1"}\n{"id":"story/1", "written": "<promise/>"}\n')
     done = run(recipe, folder)
     assert done.returncode == 0, done.stderr
     return [call.split("\n") for call in log.read_text().rstrip("\n").split("\n\n")]

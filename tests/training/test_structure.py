@@ -55,6 +55,17 @@ def test_blocks_promise_the_introduction_too() -> None:
     assert chunks(f"# Title{rest}", "blocks") == [LONG, OTHER]
 
 
+def test_lists_promise_items_alone_and_only_where_most_are_long() -> None:
+    assert chunks(f"{LONG}\n\n{OTHER}\n\n- {LONG}\n- {OTHER}\n- Tea\n\nEnjoy {LONG}", "lists") == [
+        LONG,
+        OTHER,
+    ]
+    assert chunks(f"- {LONG}\n- {OTHER}\n- Tea\n- Milk", "lists") == []
+    for closing, syncs in ((f"Enjoy {LONG}", 0), (f"In conclusion, {LONG}", 1)):
+        document = annotate_by_structure(f"- {LONG}\n- {OTHER}\n\n{closing}", cut="lists")
+        assert sum(isinstance(node, Sync) for node in document.nodes) == syncs
+
+
 @pytest.mark.parametrize("closing", [f"Enjoy {LONG}", f"In conclusion, {LONG}"])
 def test_a_closing_paragraph_waits_behind_a_sync(closing: str) -> None:
     document = annotate_by_structure(f"- {LONG}\n- {OTHER}\n\n{closing}")
@@ -88,7 +99,7 @@ PIECES = [*MARKUP.split("|"), LONG, "| ", "é\u2028", '"x" ']
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 
 
-@given(TEXTS, st.sampled_from(["points", "blocks", "details"]), st.sampled_from([0, 20]))
+@given(TEXTS, st.sampled_from(["points", "blocks", "lists", "details"]), st.sampled_from([0, 20]))
 def test_any_text_stays_as_it_is(text: str, cut: Cut, least: int) -> None:
     document = annotate_by_structure(text, cut=cut, least=least)
     assert document.text == text

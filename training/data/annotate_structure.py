@@ -1,6 +1,6 @@
 """Annotation from structure alone: lists and paragraphs, without any model.
 
-Three ways to cut, two of them after the methods that decode structured answers in parallel:
+Four ways to cut, two of them after the methods that decode structured answers in parallel:
 
 `points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
     Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph,
@@ -11,6 +11,9 @@ Three ways to cut, two of them after the methods that decode structured answers 
 `blocks`
     As `points`, and the first paragraph is a promise as well, its topic "introduction". It is often the
     longest block, and everything behind it waits for it otherwise.
+`lists`
+    The items of lists alone, if at least two thirds of them are long enough: else a model learns to promise
+    some and not the others. A sync stands only before a block that begins with words such as "In conclusion".
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
@@ -35,7 +38,7 @@ from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.faults import INTRODUCTION, SMALL
 from pasta_async.training.views import CountTokens, Mark, insert_tags, recount, rough_tokens
 
-Cut = Literal["points", "blocks", "details"]
+Cut = Literal["points", "blocks", "lists", "details"]
 LEAST = 20
 """Tokens. A promise costs main about eight and its chunk one, so shorter pieces gain nothing."""
 
@@ -92,6 +95,10 @@ def structure_marks(
     if cut == "details":
         candidates = [_detail(text, block) for block in blocks]
         sync = None
+    elif cut == "lists":
+        candidates = [_point(text, block) for block in blocks if block.kind == "list_item"]
+        closes = len(blocks) > 1 and _CLOSING.match(text, blocks[-1].start)
+        sync = Mark(blocks[-2].end, blocks[-2].end, Sync()) if closes else None
     else:
         kept, sync = _kept(blocks, text)
         candidates = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
@@ -99,8 +106,8 @@ def structure_marks(
             introduction = Promise(INTRODUCTION, None, Chunk())
             candidates.insert(0, Mark(blocks[0].start, blocks[0].end, introduction))
     marks = [mark for mark in candidates if mark and count(text[mark.start : mark.end]) >= least]
-    if len(marks) < 2:
-        return []  # nothing would run in parallel
+    if len(marks) < 2 or (cut == "lists" and 3 * len(marks) < 2 * len(candidates)):
+        return []  # nothing would run in parallel, or only a part of a list
     marks = _with_different_topics(text, marks)
     return [*marks, sync] if sync else marks
 
