@@ -27,8 +27,9 @@ from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedMo
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
 from pasta_async.training import trainer
-from pasta_async.training.model import BaseModel, ModelCodec
-from pasta_async.training.sft import SftSettings, sft
+from pasta_async.training.data.corpus import read_records
+from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
+from pasta_async.training.sft import SftSettings, Supervised, sft
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,6 +85,17 @@ async def test_a_base_model_learns_the_answers(kind: str, tmp_path: Path) -> Non
     ends = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
     assert ends[0] == codec.end
     assert not (tmp_path / "run" / "model.partial").exists()
+
+
+def test_the_plain_form_may_be_learned_from_every_third_answer(tmp_path: Path) -> None:
+    base_folder(tmp_path / "base", "llama")
+    data_file(tmp_path / "data.jsonl")
+    write_tokenizer(tmp_path / "base", tmp_path / "tokenizer", both=True)
+    codec, records = ModelCodec(tmp_path / "tokenizer"), [*read_records(tmp_path / "data.jsonl")]
+    task = Supervised(records, codec, "both", "none", plain_every=3)
+    pasta = codec.prompt(records[0].messages)
+    asked = [task.example(index).ids[: len(pasta)] == pasta for index in range(len(task))]
+    assert asked == [True] * len(records) + [False] * math.ceil(len(records) / 3)
 
 
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
