@@ -4,6 +4,7 @@
 #   VENV         where the virtual environment lies                   make test VENV=/somewhere/else
 #   TORCH_INDEX  a further package index for torch (a CPU build)      make demo TORCH_INDEX=https://...
 #   PROMPT       the prompt of the demo, or a file with it           make demo PROMPT="Compare cats and dogs."
+#   MODEL        the model of the demo; a small one: pasta-smol       make demo MODEL=pasta-smol
 #   HOURS        how long `make torture` goes on                     make torture HOURS=8 ARGS="soak inputs"
 #   ARGS         more arguments for the program that a target runs    make test ARGS="tests/lang -x"
 
@@ -18,6 +19,7 @@ PY := $(BIN)/python
 INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $(if $(CI),--quiet) \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PROMPT ?= Give five tips for better sleep.
+MODEL ?= pasta-qwen
 
 .DEFAULT_GOAL := help
 .PHONY: help demo base test test-vllm torture lint type format check bench dist picture clean
@@ -26,11 +28,12 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: export DEMO_PROMPT := $(value PROMPT)
-demo: $(VENV)/.demo base ## a language model answers PROMPT in parallel threads, then the same in sequence
+demo: $(VENV)/.demo ## a language model answers PROMPT in parallel threads, then the same in sequence
+	@$(BIN)/pasta-async pull $(MODEL)
 	@if [ -f "$$DEMO_PROMPT" ]; then cat -- "$$DEMO_PROMPT"; else printf '%s' "$$DEMO_PROMPT"; fi | \
-		$(BIN)/pasta-async generate --backend local: --live --compare --max-tokens 1024 --temperature 0.6 $(ARGS) -
+		$(BIN)/pasta-async generate --backend local:$(MODEL) --live --compare --max-tokens 1024 --temperature 0.6 $(ARGS) -
 
-base: $(VENV)/.demo ## get the weights that the shipped adapter needs (98 MB), unless they are here
+base: $(VENV)/.demo ## get the weights that the tests need (98 MB), unless they are here
 	@$(BIN)/pasta-async pull pasta-smol
 
 test: $(VENV)/.test base ## all tests in two processes, the real SGLang server on a CPU included
@@ -62,7 +65,8 @@ bench: $(VENV)/.test ## measure speed-ups on this machine (docs/evaluation.md)
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation
 
-picture: $(VENV)/.test base ## draw docs/live.svg and docs/playground-dark.png anew (needs Chromium)
+picture: $(VENV)/.test ## draw docs/live.svg and docs/playground-dark.png anew (needs Chromium)
+	$(BIN)/pasta-async pull pasta-qwen
 	PYTHONPATH=. $(PY) tests/playground/draw_pictures.py
 
 clean: ## remove what building and testing leave behind; the virtual environment stays

@@ -58,8 +58,8 @@ _OPTIONS = {
     "sglang": {"device", "server_args"},
 }
 
-_FORMS = """  local:                  the embedded engine with pasta-smol, whose base `pasta-async pull` gets
-  local:qwen-1.5b         a model that ships by name: pasta-smol, qwen-1.5b, qwen-0.5b
+_FORMS = """  local:                  the embedded engine with pasta-qwen or pasta-smol, whose bases `pasta-async pull` gets
+  local:qwen-1.5b         a model that ships by name: pasta-qwen, pasta-smol, qwen-1.5b, qwen-0.5b
   local:/path/to/model    the embedded engine with a folder (of a model, of an adapter) or a GGUF file
   http://host:30000       an SGLang server (https as well)
   vllm:http://host:8000   a vLLM server

@@ -44,7 +44,8 @@ class LocalBackend:
     Args:
         path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json), a GGUF
             file, or the folder of an adapter in peft's layout whose base is there; or the name of a model
-            that ships, pasta-smol or qwen-1.5b for instance. None: pasta-smol, if its base is there.
+            that ships, pasta-smol or qwen-1.5b for instance. None: pasta-qwen if its base is there, else
+            pasta-smol.
         device: As for `EngineOptions`, like all that follow.
         dtype: The number format.
         slots: Tokens in the KV cache.
@@ -55,7 +56,7 @@ class LocalBackend:
 
     Raises:
         InvalidRequestError: An option is of the wrong type or out of range, or no model is named and the base
-            of pasta-smol is not there.
+            of neither is there.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraint
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import progress
 
-DEFAULT_MODEL = "pasta-smol"
-"""The model that is meant where none is named."""
+DEFAULT_MODELS = ("pasta-qwen", "pasta-smol")
+"""Where no model is named, the first of these whose base is on this machine is meant."""
 
 ADAPTER_CONFIG = "adapter_config.json"
 """Makes a folder that of an adapter."""
@@ -31,7 +31,7 @@ BASE_FILE = "base.json"
 """In the folder of an adapter, or of a model that ships as it is: a `BaseSource`."""
 
 _MODELS = Path(str(files("pasta_async") / "models"))
-_SHIPPED = ("pasta-smol", "qwen-0.5b", "qwen-1.5b")  # a constant: an event loop must not read folders
+_SHIPPED = ("pasta-qwen", "pasta-smol", "qwen-0.5b", "qwen-1.5b")  # a constant: an event loop must not read folders
 _HUB_SECONDS = 10.0
 """The longest wait for the hub to say what it has; packages are asked after that."""
 
@@ -328,16 +328,17 @@ def model_weights(path: Path) -> Path:
 
 
 def default_model() -> Path:
-    """The folder of the model that is meant where none is named: pasta-smol, if its base is here.
+    """The folder of the model that is meant where none is named; see `DEFAULT_MODELS`.
 
     Raises:
-        InvalidRequestError: Its base is not on this machine; the message says how to get one.
+        InvalidRequestError: No base is on this machine; the message says how to get one.
     """
-    folder = find_model(DEFAULT_MODEL)
-    try:
-        base_found(folder)
-    except UnsupportedModelError as error:
-        raise InvalidRequestError(
-            f"`local:` names no model, and {error}; or name a model that you have, local:/path/to/model"
-        ) from error
-    return folder
+    ways: list[str] = []
+    for folder in map(find_model, DEFAULT_MODELS):
+        if (source := BaseSource.of(folder)) and source.find():
+            return folder
+        ways.append(f"`pasta-async pull {folder.name}` ({source.megabytes if source else 'no base'})")
+    raise InvalidRequestError(
+        "`local:` names no model, and no base of one that ships is on this machine: get one with "
+        f"{' or '.join(ways)}, or name a model that you have, local:/path/to/model"
+    )

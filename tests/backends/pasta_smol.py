@@ -10,8 +10,8 @@ import pytest
 from written import pasta
 
 from pasta_async import Backend, Client, Generation, Limits, Sampling
-from pasta_async.backends.local.pull import default_model
-from pasta_async.errors import InvalidRequestError
+from pasta_async.backends.local.pull import base_found, find_model
+from pasta_async.errors import UnsupportedModelError
 
 SMOL_PROMPTS = (
     "Compare tea and coffee: origin, taste, health.",
@@ -41,12 +41,14 @@ TOGETHER = 10
 
 def require_pasta_smol() -> Path:
     """Its folder; skip where its base is not on this machine, and fail where the suite must be complete."""
+    folder = find_model("pasta-smol")
     try:
-        return default_model()
-    except InvalidRequestError as missing:
+        base_found(folder)
+    except UnsupportedModelError as missing:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(missing))
+    return folder
 
 
 def export_smol(out: Path) -> Path:

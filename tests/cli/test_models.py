@@ -229,7 +229,7 @@ def test_there_may_be_nothing_to_get(name: str | Path) -> None:
 # Names -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["pasta-smol", "qwen-0.5b", "qwen-1.5b"])
+@pytest.mark.parametrize("name", ["pasta-qwen", "pasta-smol", "qwen-0.5b", "qwen-1.5b"])
 def test_a_model_that_ships_says_how_to_get_its_base(name: str) -> None:
     assert name in shipped_models()
     with pytest.raises(UnsupportedModelError, match=f"pasta-async pull {name}"):
@@ -237,8 +237,16 @@ def test_a_model_that_ships_says_how_to_get_its_base(name: str) -> None:
 
 
 def test_without_the_base_no_model_answers_and_it_is_said_how_to_get_one() -> None:
-    with pytest.raises(InvalidRequestError, match="pasta-async pull pasta-smol"):
+    with pytest.raises(InvalidRequestError, match="pull pasta-qwen` .1117 MB. or .*pull pasta-smol"):
         default_model()
     result = pasta("generate", "--backend", "local:", "Hello")
-    assert result.code == 2 and "pasta-async pull pasta-smol" in result.err
+    assert result.code == 2 and "pasta-async pull pasta-qwen" in result.err
     assert not result.out
+
+
+def test_without_a_name_the_first_model_whose_base_is_there_answers(tmp_path: Path) -> None:
+    for name in ("pasta-smol", "pasta-qwen"):
+        source = BaseSource.of(find_model(name))
+        assert source
+        source.choose(tmp_path)
+        assert default_model() == find_model(name)

@@ -22,7 +22,7 @@ from tests.pasta_tiny import LOCAL_TINY
 pytestmark = pytest.mark.timeout(400)  # the first to run the int8 kernels compiles them
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = {"litellm_provider": "local:", "invoice": "local:", "report": "local:"}
+PROGRAMS = dict.fromkeys(["litellm_provider", "invoice", "report"], "local:pasta-smol")
 """With what answers: LiteLLM takes the noise of a tiny model for a loop."""
 SERVED = ["agent_frameworks", "fastapi_app"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -108,6 +108,6 @@ def test_readme_snippet_runs(code: str, tmp_path: Path) -> None:
 
 def test_the_first_snippet_is_about_its_prompt(tmp_path: Path) -> None:
     require_pasta_smol()
-    printed = run(["-c", SNIPPETS[0]], tmp_path, backend="local:").lower()
+    printed = run(["-c", SNIPPETS[0]], tmp_path, backend="local:pasta-smol").lower()
     assert "sleep" in printed
     assert int(printed.split(" one after another")[0].split()[-1]) > 20

@@ -39,7 +39,7 @@ async def main() -> None:
     path = shutil.which("chromium")
     if path is None:
         sys.exit("draw_pictures: no Chromium here; on Debian: apt-get install chromium")
-    async with Client("local:pasta-smol") as client:
+    async with Client("local:pasta-qwen") as client:
         await client.generate(PROMPT, max_tokens=4)  # the first answer pays for what only the first one needs
         await draw_live(client)
         async with serving(client) as url, async_playwright() as playwright:
