@@ -94,7 +94,8 @@ def run(line: list[str], backend: Backend | None) -> None:
     add(check).add_argument("files", nargs="+", metavar="FILE", help="annotated answers; - is stdin")
     pulling = add(pull)
     pulling.add_argument(
-        "model", help="pasta-qwen, pasta-smol, qwen-1.5b, qwen-0.5b, or the folder of an adapter with a base.json"
+        "model",
+        help="pasta-qwen, pasta-smol, qwen-1.5b, qwen-0.5b, or the folder of an adapter with a base.json",
     )
     base = 'the base as you have it: a GGUF file, or a folder, "$(hf download NAME)" for instance'
     pulling.add_argument("--base", type=Path, help=base)

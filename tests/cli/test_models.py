@@ -237,7 +237,7 @@ def test_a_model_that_ships_says_how_to_get_its_base(name: str) -> None:
 
 
 def test_without_the_base_no_model_answers_and_it_is_said_how_to_get_one() -> None:
-    with pytest.raises(InvalidRequestError, match="pull pasta-qwen` .1117 MB. or .*pull pasta-smol"):
+    with pytest.raises(InvalidRequestError, match=r"pull pasta-qwen` .1117 MB. or .*pull pasta-smol"):
         default_model()
     result = pasta("generate", "--backend", "local:", "Hello")
     assert result.code == 2 and "pasta-async pull pasta-qwen" in result.err
