@@ -58,7 +58,7 @@ _OPTIONS = {
     "sglang": {"device", "server_args"},
 }
 
-_FORMS = """  local:                  the embedded engine with pasta-qwen, else pasta-smol (`pasta-async pull`)
+_FORMS = """  local:                  the embedded engine with pasta-qwen, else pasta-smol: see `pull`
   local:qwen-1.5b         a model that ships by name: pasta-qwen, pasta-smol, qwen-1.5b, qwen-0.5b
   local:/path/to/model    the embedded engine with a folder (of a model, of an adapter) or a GGUF file
   http://host:30000       an SGLang server (https as well)
