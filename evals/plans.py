@@ -267,15 +267,18 @@ def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str
         return all(values(answer))
 
     rows: list[dict[str, Any]] = []
+    judged = any(item.gold for item in items)  # free text is neither right nor wrong
     for method in METHODS:
         both = pairs(answers, method, "sequence")
+        differences = [100.0 * (right(answer) - right(other)) for answer, other in both]
+        values_right = [each for answer, _ in both for each in values(answer)]
         rows.append(
             {
                 "method": method,
                 "items": len(both),
-                "right, %": share([right(answer) for answer, _ in both]),
-                "values right, %": share([each for answer, _ in both for each in values(answer)]),
-                "difference": gain([100.0 * (right(answer) - right(other)) for answer, other in both]),
+                "right, %": share([right(answer) for answer, _ in both]) if judged else None,
+                "values right, %": share(values_right) if judged else None,
+                "difference": gain(differences) if judged else None,
                 "whole, %": share([answer.well_formed for answer, _ in both]),
                 "sooner": estimate([other.seconds / answer.seconds for answer, other in both]),
                 "critical path": fmean(answer.critical_path for answer, _ in both),

@@ -102,6 +102,13 @@ async def test_a_measurement_goes_on_where_it_was_broken_off(data: Path, tmp_pat
     assert rows[1]["sooner"]["value"] == 1
 
 
+async def test_free_text_is_neither_right_nor_wrong() -> None:
+    items = read_items(Path(), "profiles", 2)
+    async with Client(RandomBackend(1)) as client:
+        rows = summarise(items, await measure(client, items))
+    assert all(row["right, %"] is None and row["sooner"]["value"] > 0 for row in rows)
+
+
 def test_missing_data_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError):
         read_items(tmp_path, "simple_python", 10)
