@@ -7,7 +7,7 @@
 # environments with a stock SGLang and a stock vLLM, serves pasta-qwen and an instruct model that nobody trained,
 # and writes OUT/results.md and OUT/results.json. What is done already is skipped: after Ctrl-C or an error run it again.
 #
-# It has not run on CUDA yet. A test runs it from end to end on a CPU, with SGLang and a tiny model.
+# It has not run on CUDA yet. A test runs it on a CPU, with SGLang and a tiny model (tests/sglang/test_gpu_kit.py).
 #
 #   OUT       folder that everything is written to
 #   LARGE     model that nobody trained: a folder, or a name on the Hugging Face hub

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pasta_async.lang.document import TAG_TOKENS
 
-_MAX_TOPIC = 24  # tokens; 99% of pasta-smol's topics have at most half of that
+_MAX_TOPIC = 12  # tokens, which 99% of pasta-smol's topics have at most
 _MAX_ESTIMATE = 4  # tokens: digits
 
 
