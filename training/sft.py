@@ -52,11 +52,12 @@ class Supervised(Task):
     ) -> None:
         self._codec, self._estimates = codec, estimates
         tagged = [] if form == "plain" else [(record, True) for record in records]
-        plain = [] if form == "pasta" else [(record, False) for record in records[::plain_every]]
+        every = plain_every if form == "both" else 1
+        plain = [] if form == "pasta" else [(record, False) for record in records[::every]]
         self._examples = tagged + plain
-        digest = hashlib.sha256(repr((form, estimates)).encode())
-        for record, pasta in self._examples:
-            digest.update(json.dumps([record.id, record.messages, record.written, pasta]).encode())
+        digest = hashlib.sha256(repr((form, plain_every, estimates)).encode())
+        for record in records:
+            digest.update(json.dumps([record.id, record.messages, record.written]).encode())
         self.fingerprint: str = digest.hexdigest()[:16]
 
     def __len__(self) -> int:
