@@ -97,8 +97,8 @@ def structure_marks(
         sync = None
     elif cut == "lists":
         candidates = [_point(text, block) for block in blocks if block.kind == "list_item"]
-        closes = len(blocks) > 1 and _CLOSING.match(text, blocks[-1].start)
-        sync = Mark(blocks[-2].end, blocks[-2].end, Sync()) if closes else None
+        closing = blocks[-1] if len(blocks) > 1 and blocks[-1].kind == "paragraph" else None
+        sync = _sync_before_last(blocks) if closing and _CLOSING.match(text, closing.start) else None
     else:
         kept, sync = _kept(blocks, text)
         candidates = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
@@ -153,8 +153,14 @@ def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], Mark | None]:
     if len(blocks) > 1 and blocks[-1].kind == "paragraph":
         before, last = blocks[-2:]
         if before.kind == "list_item" or _CLOSING.match(text, last.start):
-            return kept | {len(blocks) - 1}, Mark(before.end, before.end, Sync())
+            return kept | {len(blocks) - 1}, _sync_before_last(blocks)
     return kept, None
+
+
+def _sync_before_last(blocks: Sequence[_Block]) -> Mark:
+    """The sync that the last of several blocks stands behind."""
+    end = blocks[-2].end
+    return Mark(end, end, Sync())
 
 
 def _point(text: str, block: _Block) -> Mark:
