@@ -18,7 +18,10 @@
 #   BIN       folder with the programs of an environment that is there already
 #   SGLANG    the command that serves a model by SGLang
 #   VLLM      the command that serves a model by vLLM
-#   DEVICE    cpu: no GPU is asked for its memory; DTYPE is the format of the weights then
+#   DEVICE    cpu: no GPU is asked for its memory
+#   DTYPE     number format of the trained model's weights
+#   LOADS     options of evals.load
+#   PORT      where the servers listen
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -27,6 +30,7 @@ LARGE=${LARGE:-Qwen/Qwen2.5-7B-Instruct}    # as large as a GPU of 24 GiB holds,
 TRAINED=${TRAINED:-pasta-qwen}
 SAMPLE=${SAMPLE:-40}
 ENGINES=${ENGINES:-sglang vllm}
+DTYPE=${DTYPE:-bfloat16}
 PORT=${PORT:-31000}
 URL=http://127.0.0.1:$PORT
 SGLANG_VERSION=0.5.23    # that the tests ran with; the plug-in stays off with another one
@@ -96,8 +100,9 @@ measure() {
 # Is there room?
 mkdir -p "$OUT"
 if [ "${DEVICE:-cuda}" = cuda ]; then
-    free=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits | head -n 1) ||
+    told=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits) ||
         fail "nvidia-smi says nothing: this needs an NVIDIA GPU and its driver"
+    free=$(echo "$told" | head -n 1)
     [ "$free" -ge 22000 ] || fail "$free MiB of GPU memory are free; 22,000 are needed, or a smaller model (LARGE)"
     disk=$(df -Pk "$OUT" | awk 'NR == 2 { print int($4 / 1000000) }')
     [ "$disk" -ge 80 ] || [ -d "$OUT/trained" ] || fail "$disk GB of disk are free at $OUT; 80 are needed"
@@ -119,7 +124,7 @@ esac
 # Models and prompts.
 if [ ! -d "$OUT/trained" ]; then
     if [ ! -d "$TRAINED" ]; then "$BIN/pasta-async" pull "$TRAINED"; fi
-    "$BIN/pasta-async" export "$TRAINED" "$OUT/trained.partial" --dtype "${DTYPE:-bfloat16}"
+    "$BIN/pasta-async" export "$TRAINED" "$OUT/trained.partial" --dtype "$DTYPE"
     mv "$OUT/trained.partial" "$OUT/trained"
 fi
 if [ -z "${PROMPTS:-}" ]; then

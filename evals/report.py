@@ -155,7 +155,7 @@ def read_table(text: str) -> list[dict[str, str]]:
 
 
 def write_page(settings: ReportSettings) -> str:
-    """Write `results.md` and `results.json`; returns the page.
+    """Write `results.md` and `results.json`; returns a line that says so.
 
     Raises:
         InvalidRequestError: The folder has no table, or a file that holds something else.

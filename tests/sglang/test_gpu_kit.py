@@ -20,15 +20,17 @@ TABLES = {"large-invoices", "large-profiles", "large-speed", "trained-forks", "t
 
 def run(folder: Path, serve: str) -> subprocess.CompletedProcess[str]:
     variables = {
-        **{"OUT": str(folder / "out"), "PROMPTS": str(folder / "prompts.jsonl"), "SAMPLE": "2"},
-        **{"LARGE": str(PASTA_TINY), "TRAINED": str(PASTA_TINY), "BIN": str(Path(sys.executable).parent)},
-        **{
-            "ENGINES": "sglang",
-            "SGLANG": serve,
-            "PORT": str(free_port()),
-            "DEVICE": "cpu",
-            "DTYPE": "float32",
-        },
+        "OUT": str(folder / "out"),
+        "PROMPTS": str(folder / "prompts.jsonl"),
+        "SAMPLE": "2",
+        "LARGE": str(PASTA_TINY),
+        "TRAINED": str(PASTA_TINY),
+        "BIN": str(Path(sys.executable).parent),
+        "ENGINES": "sglang",
+        "SGLANG": serve,
+        "PORT": str(free_port()),
+        "DEVICE": "cpu",
+        "DTYPE": "float32",
         "LOADS": "--at-once 2 --answers 2 --rounds 1",
     }
     command = ["sh", str(ROOT / "evals" / "gpu.sh")]
