@@ -31,12 +31,8 @@ BASE_FILE = "base.json"
 """In the folder of an adapter, or of a model that ships as it is: a `BaseSource`."""
 
 _MODELS = Path(str(files("pasta_async") / "models"))
-_SHIPPED = (
-    "pasta-qwen",
-    "pasta-smol",
-    "qwen-0.5b",
-    "qwen-1.5b",
-)  # a constant: an event loop must not read folders
+# A constant: an event loop must not read folders.
+_SHIPPED = (*DEFAULT_MODELS, "qwen-0.5b", "qwen-1.5b")
 _HUB_SECONDS = 10.0
 """The longest wait for the hub to say what it has; packages are asked after that."""
 
