@@ -47,13 +47,14 @@ python -m pasta_async.training.data.annotate --heuristic --cut lists --least 12 
 grep '<promise' "$OUT/annotated/annotated.jsonl" | sed 's|</async>","|\\n\\n</async>","|' >"$OUT/train.jsonl"
 head -n "$PLAIN" "$OUT/plain.jsonl" >>"$OUT/train.jsonl"
 
-# 100 minutes: stage 1. One adapter learns both forms, answers with tags and a quarter of them without.
+# 68 minutes in two parts (docs/models.md): stage 1. One adapter learns both forms, answers with tags and a quarter of them without.
 python -m pasta_async.training.sft --model "$BASE" --data "$OUT/train.jsonl" --form both --plain-every 4 \
     --estimates none --epochs 1 --steps "$UPDATES" --batch 4 --lora-rank 8 --lora-alpha 16 --lr 3e-4 \
     --tag-rate 20 --warmup 8 --out "$OUT/stage1"
 
 # The folder that ships: float16, with the settings that users get.
 python -m pasta_async.training.ship --adapter "$OUT/stage1/adapter" --base "$BASE" \
-    --base-name Qwen/Qwen2.5-Coder-1.5B-Instruct --suppress-estimates --out "$OUT/shipped"
+    --base-name Qwen/Qwen2.5-Coder-1.5B-Instruct --repetition-penalty 1.05 --suppress-estimates \
+    --out "$OUT/shipped"
 
 echo "the adapter is in $OUT/shipped; measure $OUT/stage1/model with pasta_async.evals.quality and pasta_async.evals.speed"
