@@ -2,12 +2,12 @@
 
 A model that was trained on well-formed answers still writes a wrong tag now and then: a topic that it never
 closes, a `<sync/>` with nothing to wait for, the next promise where a chunk has to end. A backend that can
-change the logits before each choice leaves those out.
+change the logits before each choice leaves those out, and ends a topic where punctuation begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,9 @@ from pasta_async.lang.document import TAG_TOKENS
 
 _MAX_TOPIC = 12  # tokens, which 99% of pasta-smol's topics have at most
 _MAX_ESTIMATE = 4  # tokens: digits
+_DELIMITERS = frozenset(
+    b'\n:;{}<>*"'
+)  # behind which a model that did not end its topic writes the whole item
 
 
 class TagIds(NamedTuple):
@@ -59,6 +62,8 @@ class TagGrammar:
     tags: TagIds
     end_ids: tuple[int, ...]
     """End-of-text ids."""
+    token_bytes: Callable[[int], bytes]
+    """The UTF-8 of a token."""
     chunk: bool
     """True for a chunk's thread, False for main."""
     open: bool = False
@@ -76,6 +81,7 @@ class TagState:
         tags, ends = grammar.tags, grammar.end_ids
         others = (tags.promise, tags.sync, *ends)
         self._tags = tags
+        self._token_bytes = grammar.token_bytes
         self._chunk = TagRule(others, tags.close_async) if grammar.chunk else None
         self._outside = TagRule((tags.tokens, tags.end))
         self._idle = TagRule((tags.tokens, tags.end, tags.sync))
@@ -103,9 +109,12 @@ class TagState:
             return self._over
         return self._estimate if self._in_estimate else self._topic
 
-    def add(self, token: int) -> None:
-        """A token was chosen."""
+    def add(self, token: int) -> int:
+        """Follow a chosen token; returns it, or the tag that has to stand in its place."""
         tags = self._tags
+        in_topic = self._inside and not self._in_estimate and token not in tags
+        if in_topic and not _DELIMITERS.isdisjoint(self._token_bytes(token)):
+            token = tags.end
         if token == tags.promise or token == tags.tokens:
             self._inside, self._in_estimate = 0, token == tags.tokens
             self._open = True
@@ -115,3 +124,4 @@ class TagState:
             self._open = False
         elif self._inside is not None:
             self._inside += 1
+        return token

@@ -127,10 +127,10 @@ def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
     """Tell a sampler its token."""
     if token == _NO_TOKEN:
         return BackendError("no token can be chosen: the logits are not finite, or leave none possible")
+    if sampler.tags is not None:
+        token = sampler.tags.add(token)
     if sampler.processor is not None:
         sampler.generated.append(token)
-    if sampler.tags is not None:
-        sampler.tags.add(token)
     if sampler.grammar is not None and not sampler.grammar.add(token):
         return BackendError(f"token {token} does not follow the request's grammar")
     return token

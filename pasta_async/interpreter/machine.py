@@ -127,7 +127,11 @@ class Machine:
         """The tags that may come next, by what was written before; None where `banned` says it all."""
         if not self._tags:
             return None
-        return TagGrammar(self._tags, self.model.end_ids, chunk=number > 0, open=bool(self._budget.round))
+        model, is_chunk = self.model, number > 0
+        token_bytes = model.tokenizer.token_bytes
+        return TagGrammar(
+            self._tags, model.end_ids, token_bytes, chunk=is_chunk, open=bool(self._budget.round)
+        )
 
     def wants(self, number: int) -> bool:
         """True if a request of this thread is to be sent (again)."""

@@ -300,7 +300,8 @@ class PlanRun:
             seed=thread_seed(sampling.seed, part.path),
             stop_ids=tags.ends_of_chunk if tags else (),
             banned_ids=tags.wrong_in_chunk if tags else self._model.tags or (),
-            tag_grammar=TagGrammar(tags, self._model.end_ids, chunk=True) if tags else None,
+            tag_grammar=tags
+            and TagGrammar(tags, self._model.end_ids, self._model.tokenizer.token_bytes, chunk=True),
             grammar=self._form.grammar(part.hole),
         )
 

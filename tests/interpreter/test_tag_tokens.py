@@ -10,8 +10,13 @@ from pasta_async.lang import STYLE_CODES, TAG_TOKENS, Code, MainParser
 from pasta_async.tag_tokens import TagGrammar, TagIds, TagState
 
 TAGS = TagIds(*range(6))
-END, WORD, DIGIT = 6, 7, 8
-WRITTEN = {**dict(enumerate(TAG_TOKENS)), END: "", WORD: "a ", DIGIT: "10"}
+END, WORD, DIGIT, COLON = 6, 7, 8, 9
+WRITTEN = {**dict(enumerate(TAG_TOKENS)), END: "", WORD: "a ", DIGIT: "10", COLON: ": "}
+
+
+def token_bytes(token: int) -> bytes:
+    return WRITTEN[token].encode()
+
 
 preferences = st.lists(st.permutations(list(WRITTEN)), max_size=60)
 
@@ -25,8 +30,7 @@ def decode(grammar: TagGrammar, banned: set[int], orders: list[list[int]]) -> li
         if rule.instead is not None and order[0] in excluded:
             order = [rule.instead]
         token = next(choice for choice in order if choice not in excluded | banned)
-        state.add(token)
-        ids.append(token)
+        ids.append(token := state.add(token))
         if token == END:
             break
     return ids
@@ -46,7 +50,7 @@ def codes(ids: list[int]) -> set[Code]:
 
 @given(preferences)
 def test_main_writes_tags_in_due_form(orders: list[list[int]]) -> None:
-    grammar = TagGrammar(TAGS, (END,), chunk=False)
+    grammar = TagGrammar(TAGS, (END,), token_bytes, chunk=False)
     banned = {TAGS.open_async, TAGS.close_async}
     ids = decode(grammar, banned, orders)
     # An estimate of no number is the model's own business: the default cap is used.
@@ -57,13 +61,13 @@ def test_main_writes_tags_in_due_form(orders: list[list[int]]) -> None:
 @given(preferences)
 def test_whatever_would_end_a_chunk_is_its_closing_tag(orders: list[list[int]]) -> None:
     banned = {TAGS.open_async, TAGS.tokens, TAGS.end}
-    ids = decode(TagGrammar(TAGS, (END,), chunk=True), banned, orders)
-    assert {*ids} <= {TAGS.close_async, WORD, DIGIT}
+    ids = decode(TagGrammar(TAGS, (END,), token_bytes, chunk=True), banned, orders)
+    assert {*ids} <= {TAGS.close_async, WORD, DIGIT, COLON}
 
 
 @pytest.mark.parametrize(("open_promise", "may"), [(False, False), (True, True)])
 def test_a_sync_needs_something_to_wait_for(open_promise: bool, may: bool) -> None:
-    state = TagGrammar(TAGS, (END,), chunk=False, open=open_promise).begin([WORD])
+    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False, open=open_promise).begin([WORD])
     assert (TAGS.sync not in excluded(state)) is may
     for token in (TAGS.promise, WORD, TAGS.end):
         state.add(token)
@@ -73,8 +77,14 @@ def test_a_sync_needs_something_to_wait_for(open_promise: bool, may: bool) -> No
 
 
 def test_a_request_that_goes_on_inside_a_tag_still_closes_it() -> None:
-    state = TagGrammar(TAGS, (END,), chunk=False).begin([WORD, TAGS.promise, WORD])
+    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False).begin([WORD, TAGS.promise, WORD])
     assert state.rule.instead == TAGS.end
     while state.rule.excluded is not None:  # the topic grows too long
         state.add(WORD)
     assert state.rule.instead == TAGS.end
+
+
+def test_a_topic_ends_where_punctuation_begins() -> None:
+    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False).begin([COLON])
+    written = [TAGS.promise, WORD, COLON, DIGIT, COLON]
+    assert [state.add(token) for token in written] == [TAGS.promise, WORD, TAGS.end, DIGIT, COLON]
