@@ -293,6 +293,7 @@ class EngineLoop:
         self._lock = threading.Lock()  # for the two below
         self._running = False
         self._closed = False
+        self._broken = False  # a step failed, and the engine could not be reset
 
     def open(self, stream: Stream) -> None:
         """Start a stream.
@@ -365,20 +366,27 @@ class EngineLoop:
         """A step failed, with whatever error: end all streams with it, and begin with an empty engine."""
         failure = BackendError(f"the embedded engine failed: {error!r}")
         failure.__cause__ = error
+        self._broken = True
         try:
-            self._engine.reset()
-        except Exception as again:  # no memory, say; the next request's step fails, and tries it again
+            self._reset()
+        except Exception as again:  # no memory, say; the next request tries it again
             failure.add_note(f"its reset failed: {again!r}")
         streams = [*self._streams.values()]
         self._streams.clear()
         for stream in streams:
             _call_soon(stream.loop, stream.fail, failure)
 
+    def _reset(self) -> None:
+        self._engine.reset()
+        self._broken = False
+
     def _add(self, stream: Stream) -> None:
         for other in [*self._streams.values()]:
             if other.loop.is_closed():  # nobody will read it
                 self._remove(other)
         self._streams[id(stream.job)] = stream
+        if self._broken:
+            self._reset()
         self._engine.add(stream.job)
 
     def _remove(self, stream: Stream) -> None:

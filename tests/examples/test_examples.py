@@ -32,7 +32,7 @@ def run(code: list[str], cwd: Path, backend: str = LOCAL_TINY) -> str:
     """Run a program, warnings being errors, and return its output."""
     kept = {key for key in os.environ if not key.startswith("PASTA_") or key == "PASTA_ASYNC_CACHE"}
     environment = {key: os.environ[key] for key in kept}
-    environment |= {"PYTHONPATH": str(ROOT), "PASTA_BACKEND": backend}
+    environment |= {"PYTHONPATH": str(ROOT), "PASTA_BACKEND": backend, "PYTHONFAULTHANDLER": "1"}
     # sentencepiece, which gguf imports, warns as it ends; as an error that makes Python crash then
     command = [sys.executable, "-W", "error", "-W", "ignore:builtin type:DeprecationWarning", *code]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
