@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pasta_smol import require_pasta_smol
+from trained import require_model
 
 from pasta_async import Client
 from pasta_async.backends.local.pull import base_found
@@ -11,7 +11,7 @@ PROMPT = "What are the best exercises for beginners?"
 
 
 async def test_the_items_of_its_list_are_written_in_parallel() -> None:
-    base = base_found(require_pasta_smol())
+    base = base_found(require_model("pasta-smol"))
     assert base
     async with Client(f"local:{base}") as client:
         outlined = await client.generate(PROMPT, parallel="outline", max_tokens=200)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pasta_smol import require_pasta_smol
+from trained import require_model
 
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.options import EngineOptions
@@ -52,7 +52,7 @@ def decoded(model: Path, dtype: str, ids: Sequence[int]) -> tuple[float, list[in
 
 @pytest.mark.timeout(400)
 def test_int8_costs_a_real_model_hardly_a_bit() -> None:
-    folder = require_pasta_smol()
+    folder = require_model("pasta-smol")
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")))
     ids = open_checkpoint(folder).tokenizer().encode(text)
     (exact, choices), (rounded, others) = (decoded(folder, dtype, ids) for dtype in ("float32", "int8"))

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from live_server import PROMPT, running, serving
-from pasta_smol import require_pasta_smol
+from trained import require_model
 from websockets.sync.client import connect
 
 from examples.fastapi_app import Review, app
@@ -48,7 +48,7 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_runs(name: str, tmp_path: Path) -> None:
-    require_pasta_smol()
+    require_model("pasta-smol")
     assert run([str(ROOT / "examples" / f"{name}.py")], tmp_path, PROGRAMS[name]).strip()
 
 
@@ -97,7 +97,7 @@ def text_of(events: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize("code", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_readme_snippet_runs(code: str, tmp_path: Path) -> None:
     if '"local:"' in code:
-        require_pasta_smol()
+        require_model("pasta-smol")
     (tmp_path / "snippet.py").write_text(code)
     if "async def test_" in code:
         options = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
@@ -107,7 +107,7 @@ def test_readme_snippet_runs(code: str, tmp_path: Path) -> None:
 
 
 def test_the_first_snippet_is_about_its_prompt(tmp_path: Path) -> None:
-    require_pasta_smol()
+    require_model("pasta-smol")
     printed = run(["-c", SNIPPETS[0]], tmp_path, backend="local:pasta-smol").lower()
     assert "sleep" in printed
     assert int(printed.split(" one after another")[0].split()[-1]) > 20

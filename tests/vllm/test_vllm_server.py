@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from local_models import unconstrained
-from pasta_smol import SMOL_PROMPTS, answered, export_smol
 from real_vllm import BLOCK, RealServer, running_vllm
 from server_contract import *  # noqa: F403 - the tests
 from server_contract import chat, read, request
+from trained import PROMPTS, answered, export_model
 
 from pasta_async import Client, Limits
 from pasta_async.backends.local import LocalBackend
@@ -55,18 +55,18 @@ async def test_500_answers_that_are_broken_off_leave_nothing_on_the_server(serve
 async def test_pasta_smol_answers_as_it_does_here_and_a_killed_server_ends_answers_by_name(
     tmp_path: Path,
 ) -> None:
-    folder = export_smol(tmp_path / "pasta-smol")
+    folder = export_model("pasta-smol", tmp_path / "pasta-smol")
     with running_vllm(folder, tmp_path / "log") as (url, group):
         local, served = LocalBackend("pasta-smol", device="cpu", dtype="float32"), VLLMBackend(url)
         try:
             expected, found = await answered(unconstrained(local)), await answered(served)
-            for prompt, ours, theirs in zip(SMOL_PROMPTS, expected, found, strict=True):
+            for prompt, ours, theirs in zip(PROMPTS, expected, found, strict=True):
                 assert theirs.document.format() == ours.document.format(), prompt
             assert any(len(answer.threads) > 1 for answer in expected)
 
             async with Client(served, limits=Limits(retries=0)) as client:
                 with pytest.raises(PastaError) as caught:
-                    async with client.stream(SMOL_PROMPTS[0], parallel="always") as answer:
+                    async with client.stream(PROMPTS[0], parallel="always") as answer:
                         async for _ in answer.text_deltas():
                             os.killpg(group, signal.SIGKILL)
             assert isinstance(caught.value.__cause__, BackendTransportError)

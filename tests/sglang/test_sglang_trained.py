@@ -1,14 +1,15 @@
-"""pasta-smol as `pasta-async export` writes it: SGLang answers real prompts as the embedded engine does."""
+"""Models as `pasta-async export` writes them: SGLang answers real prompts as the embedded engine does."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 from local_models import unconstrained
-from pasta_smol import SMOL_PROMPTS, answered, export_smol
 from real_server import require_sglang, running_server
+from trained import PROMPTS, answered, export_model
 
 from pasta_async import Backend, Client, Limits
 from pasta_async.backends.local import LocalBackend
@@ -20,28 +21,42 @@ SMALL_CACHE = ("--max-total-tokens", "16384")
 async def penalised(backend: Backend, count: int) -> list[str]:
     """Greedy plain answers under the model's own repetition penalty, all under way at the same time."""
     async with Client(backend, limits=Limits(timeout=None)) as client:
-        ask = (client.generate(prompt, max_tokens=64, baseline=True) for prompt in SMOL_PROMPTS[:count])
+        ask = (client.generate(prompt, max_tokens=64, baseline=True) for prompt in PROMPTS[:count])
         return [answer.text for answer in await asyncio.gather(*ask)]
 
 
-@pytest.mark.timeout(1200)
-async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("pasta-smol", len(PROMPTS)),
+        pytest.param(
+            *("pasta-qwen", 6),
+            marks=pytest.mark.skipif(
+                "PASTA_TEST_LONG" not in os.environ, reason="it takes long: PASTA_TEST_LONG=1 runs it"
+            ),
+        ),
+    ],
+)
+@pytest.mark.timeout(1800)
+async def test_the_export_answers_on_sglang_as_the_adapter_does_here(
+    tmp_path: Path, name: str, count: int
+) -> None:
     require_sglang()
-    out = export_smol(tmp_path / "pasta-smol")
-    local = LocalBackend("pasta-smol", device="cpu", dtype="float32")
+    out, prompts = export_model(name, tmp_path / name), PROMPTS[:count]
+    local = LocalBackend(name, device="cpu", dtype="float32")
     try:
-        expected = await answered(unconstrained(local))  # as SGLang is
+        expected = await answered(unconstrained(local), prompts)  # as SGLang is
     finally:
         await local.aclose()
     with running_server(out, tmp_path / "log", *SMALL_CACHE) as (url, _):
         served = SGLangBackend(url)
         try:
-            found = await answered(served)
+            found = await answered(served, prompts)
             alone, *_ = await penalised(served, 1)
             beside, *_ = await penalised(served, 4)
         finally:
             await served.aclose()
-    for prompt, ours, theirs in zip(SMOL_PROMPTS, expected, found, strict=True):
+    for prompt, ours, theirs in zip(prompts, expected, found, strict=True):
         assert theirs.document.format() == ours.document.format(), prompt
     assert beside == alone  # the penalty counts every token, whoever is prefilled meanwhile
     assert all(answer.text.strip() for answer in expected)

@@ -1,9 +1,10 @@
-"""pasta-smol for tests that need a model that answers real prompts."""
+"""The trained models that ship, for tests that need one that answers real prompts."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pasta_async import Backend, Client, Generation, Limits, Sampling
 from pasta_async.backends.local.pull import base_found, find_model
 from pasta_async.errors import UnsupportedModelError
 
-SMOL_PROMPTS = (
+PROMPTS = (
     "Compare tea and coffee: origin, taste, health.",
     "Give five tips for better sleep.",
     "What are the pros and cons of working from home?",
@@ -39,9 +40,9 @@ SAMPLING = Sampling(max_tokens=64, repetition_penalty=1)  # which the two count 
 TOGETHER = 10
 
 
-def require_pasta_smol() -> Path:
+def require_model(name: str) -> Path:
     """Its folder; skip where its base is not on this machine, and fail where the suite must be complete."""
-    folder = find_model("pasta-smol")
+    folder = find_model(name)
     try:
         base_found(folder)
     except UnsupportedModelError as missing:
@@ -51,16 +52,16 @@ def require_pasta_smol() -> Path:
     return folder
 
 
-def export_smol(out: Path) -> Path:
-    """Write pasta-smol as a folder for servers."""
-    require_pasta_smol()
-    exported = pasta("export", "pasta-smol", out)
+def export_model(name: str, out: Path) -> Path:
+    """Write a model as a folder for servers, in float32."""
+    require_model(name)
+    exported = pasta("export", name, out)
     assert exported.code == 0, exported.err
     return out
 
 
-async def answered(backend: Backend) -> list[Generation]:
-    """The greedy answers to all prompts, a few at a time."""
+async def answered(backend: Backend, prompts: Sequence[str] = PROMPTS) -> list[Generation]:
+    """The greedy answers to prompts, a few at a time."""
     places = asyncio.Semaphore(TOGETHER)
 
     async def ask(client: Client, prompt: str) -> Generation:
@@ -68,4 +69,4 @@ async def answered(backend: Backend) -> list[Generation]:
             return await client.generate(prompt, sampling=SAMPLING, parallel="always")
 
     async with Client(backend, limits=Limits(timeout=None)) as client:
-        return await asyncio.gather(*(ask(client, prompt) for prompt in SMOL_PROMPTS))
+        return await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
