@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BackendOptions(TypedDict, total=False):
-    """Options of the backends that a string can name; each is refused where it means nothing."""
+    """Options of the backends that a URL names. A backend refuses an option that it does not have."""
 
     api_key: str | None
     """`http:` and `vllm:`: sent as a bearer token."""
@@ -37,7 +37,7 @@ class BackendOptions(TypedDict, total=False):
     slots: int | None
     """`local:`: tokens that the KV cache holds."""
     context_length: int | None
-    """`local:`: prompt and answer, if less than the model's."""
+    """`local:`: tokens of prompt and answer together, if fewer than the model allows."""
     max_running: int
     """`local:`: threads that decode in one batch."""
     max_prefill_tokens: int
@@ -74,7 +74,7 @@ def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
     Args:
         url: ``local:``, ``local:qwen-1.5b``, ``local:/path``, ``http://host:port`` (or https),
             ``vllm:http://host:port``, ``sglang:/path``.
-        options: Of the backend's class; see `BackendOptions`.
+        options: Those of the backend's class; see `BackendOptions`.
 
     Raises:
         InvalidRequestError: The string has none of these forms (the message lists them), or an option is
@@ -105,7 +105,7 @@ def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
 
 
 _REACHED_BY = {"host", "port", "model_path", "api_key", "admin_api_key"}
-"""Options of SGLang's server by which `sglang:` reaches the server that it started."""
+"""Options that `sglang:` sets itself: it needs them to reach the server that it started."""
 
 
 def _server_args(url: str, value: object) -> Mapping[str, Any]:
@@ -125,13 +125,13 @@ def _kind(url: str) -> tuple[str, str]:
     """The kind of backend that a string names, and the part behind the colon."""
     scheme, _, rest = url.partition(":")
     kind = "http" if scheme == "https" else scheme
-    named = {
+    fits = {  # true if the rest has the form that the scheme needs
         "local": True,
         "http": rest.startswith("//") and rest.strip("/"),
         "vllm": rest.startswith(("http:", "https:")),
         "sglang": rest,
     }
-    if not named.get(kind):
+    if not fits.get(kind):
         raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
     return kind, rest
 

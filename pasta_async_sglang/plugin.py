@@ -48,7 +48,7 @@ def _unknown(sglang: Any) -> str:
 
 
 class Plugin:
-    """The hooks. `off` is why they publish nothing; empty if they do."""
+    """The hooks. `off` is the reason why they publish nothing; empty while they work."""
 
     def __init__(self, off: str) -> None:
         self.off: str = ""
@@ -105,7 +105,7 @@ def _publish(scheduler: Any, rid: str) -> None:
     request = next((request for request in running if request.rid == rid), None)
     if request is not None and _publishable(request):
         request.refresh_fill_ids()
-        # All but the token sampled last have KV; that of a step under way is not there yet.
+        # The token sampled last has no KV yet, and that of a step under way is not written yet.
         decoded = len(request.origin_input_ids) + len(request.output_ids) - 1
         up_to = min(decoded, request.kv.kv_committed_len)
         scheduler.tree_cache.checkpoint(request, up_to=up_to)

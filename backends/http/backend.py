@@ -1,6 +1,6 @@
-"""A server over HTTP as a backend, without what is particular to SGLang or vLLM.
+"""A server over HTTP as a backend: everything that SGLang and vLLM have in common.
 
-Each request is sent once: retries are the client's business (`Limits.retries`).
+Each request is sent once; the client retries (`Limits.retries`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ABORT_SECONDS = 5.0
 """Seconds that the abort of a cancelled request may take before its cancellation goes on regardless."""
 
 FRESH_SECONDS = 0.25
-"""Time that a reading of the load, or its failure, serves; no server is asked more often."""
+"""Seconds for which a reading of the load, or its failure, is used again. No server is asked more often."""
 
 WAIT_SECONDS = 0.5
-"""Time that a reading may take: an answer waits for it, and then does without."""
+"""Seconds that a reading may take: an answer waits for it, and then goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Call(ABC):
         self.headers: Mapping[str, str] = headers
         self.events: Events | None = None
         self.is_over = False
-        """Nothing of it is left to abort."""
+        """True once the server works on the request no more: there is nothing to abort."""
         self._ending: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -79,17 +79,17 @@ class Call(ABC):
 
         Raises:
             BackendStatusError: The event says that the server gave the request up.
-            LookupError, TypeError, ValueError, AttributeError: It has another form than the server's.
+            LookupError, TypeError, ValueError, AttributeError: It has not the form of the server's events.
         """
 
     @abstractmethod
     async def abort(self) -> None:
-        """Have the server end it, though it is not over. No failure matters."""
+        """Have the server end the request early. A failure is ignored."""
 
     async def end(self) -> None:
-        """Abort it, unless it is over, and close its connection.
+        """Abort the request, unless it is over, and close its connection.
 
-        A task does it, once. It has when this returns, however often that is cancelled.
+        A task of its own does that once. It is done when this returns, however often the caller is cancelled.
         """
         self._ending = self._ending or asyncio.create_task(self._end())
         if cancelled := await wait_out(self._ending.done, partial(asyncio.wait, [self._ending])):
@@ -121,8 +121,8 @@ class ServerBackend(ABC, Generic[_Served]):
         tokenizer: The model's tokenizer: a folder, a `tokenizer.json`, or a name on the hub.
 
     Raises:
-        InvalidRequestError: The URL is none of an HTTP server, the key cannot be sent, or the proxy settings
-            of the environment cannot be used.
+        InvalidRequestError: The URL is not that of an HTTP server, the key cannot be sent, or the proxy
+            settings of the environment cannot be used.
     """
 
     kind: ClassVar[str]
@@ -142,7 +142,8 @@ class ServerBackend(ABC, Generic[_Served]):
     ) -> None:
         self._http = HTTPClient(self.kind, url, api_key, client, timeout)
         self._tokenizer = tokenizer
-        self._connecting, self._reading = anyio.Lock(), anyio.Lock()
+        self._connecting = anyio.Lock()
+        self._reading = anyio.Lock()
         self._served: _Served | None = None
         self._open: set[Call] = set()
         self._latest_load: EngineLoad | BackendError | None = None
@@ -218,7 +219,7 @@ class ServerBackend(ABC, Generic[_Served]):
 
     @asynccontextmanager
     async def _under_way(self, call: Call) -> AsyncGenerator[None]:
-        """A request, which is aborted if it is left before its end."""
+        """Keep a request among the open ones; abort it if the block is left before the request is over."""
         self._open.add(call)
         try:
             yield
@@ -267,7 +268,7 @@ class ServerBackend(ABC, Generic[_Served]):
 
 
 def checked_ids(ids: Sequence[int], model: Model) -> list[int]:
-    """The ids of a request, if the model can take them: one outside the vocabulary can kill a server.
+    """The ids of a request, if the model can take them: an id outside the vocabulary can crash a server.
 
     Raises:
         InvalidRequestError: They do not fit the vocabulary, or the context.
@@ -284,7 +285,7 @@ def checked_ids(ids: Sequence[int], model: Model) -> list[int]:
 
 
 def merged(body: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's body with `DecodeRequest.extra`; a mapping is merged into the field of its name."""
+    """A request's body with the fields of `DecodeRequest.extra`; mappings in both are merged."""
     for name, value in extra.items():
         present = body.get(name)
         body[name] = {**present, **value} if isinstance(present, dict) else value

@@ -45,7 +45,7 @@ DRAIN_SECONDS = 1.0
 
 
 def http_client(url: str, **options: Any) -> httpx.AsyncClient:
-    """A client for a server by the environment's proxies (`InvalidRequestError`: they cannot be used).
+    """An httpx client with the environment's proxies (`InvalidRequestError`: they cannot be used).
 
     A loopback server is never asked through a proxy. The options are those of `httpx.AsyncClient`.
     """
@@ -62,15 +62,15 @@ class HTTPClient:
     """The connections to a server, and to its workers if it is a router.
 
     Args:
-        kind: What it has to be, "SGLang" say, for errors.
-        url: As the other arguments, of `ServerBackend`.
-        api_key: See there.
-        client: See there.
-        timeout: See there.
+        kind: Name of the program that serves, for error messages: "SGLang".
+        url: Base URL, as for `ServerBackend`.
+        api_key: See `ServerBackend`.
+        client: See `ServerBackend`.
+        timeout: See `ServerBackend`.
 
     Raises:
-        InvalidRequestError: The URL is none of an HTTP server, the key cannot be sent, or the proxy settings
-            of the environment cannot be used.
+        InvalidRequestError: The URL is not that of an HTTP server, the key cannot be sent, or the proxy
+            settings of the environment cannot be used.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class HTTPClient:
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return self._client
+        # A caller's client cannot be opened again; one of our own is made anew for each event loop.
         if not self._is_own and (self._loop or self._client.is_closed):
             raise InvalidStateError(
                 "the httpx client was closed, or belongs to another event loop: pass one of this loop"
@@ -118,7 +119,7 @@ class HTTPClient:
         return self._client
 
     async def text(self, url: str, body: Any = None) -> str:
-        """Get a URL, or post JSON to it; the text that comes back."""
+        """The text that a URL replies; a body is posted as JSON."""
         return (await self._send(url, body)).text
 
     async def _send(self, url: str, body: Any) -> httpx.Response:
@@ -133,7 +134,7 @@ class HTTPClient:
         return response
 
     async def ask(self, form: type[_Form], url: str, body: Any = None) -> _Form:
-        """The reply of a URL, to a body if there is one, in a form."""
+        """The JSON that a URL replies, checked against a pydantic model; a body is posted as JSON."""
         content = (await self._send(url, body)).content
         try:
             return form.model_validate(self.json(content, url) if content.strip() else None)
@@ -166,7 +167,7 @@ class HTTPClient:
         raise self._refusal(response, url)
 
     async def tell(self, url: str, body: Any) -> None:
-        """Post JSON of which no failure matters; also while the backend is being closed."""
+        """Post JSON and ignore failures. Works while the backend is being closed, too."""
         client = await self._connected()
         with suppress(httpx.HTTPError):
             await client.post(url, json=body, headers=self.headers, timeout=self._short_timeout)
@@ -204,7 +205,8 @@ class HTTPClient:
             await self._open.aclose()
 
     def _transport_error(self, error: httpx.RequestError, url: str) -> BackendTransportError:
-        where, why = url + self._through, str(error) or type(error).__name__
+        where = url + self._through
+        why = str(error) or type(error).__name__
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
             return BackendConnectError(
                 f"nothing answers at {where} ({why}). Is the {self.kind} server running, is the URL right?"
@@ -214,7 +216,7 @@ class HTTPClient:
         return BackendTransportError(f"the connection to {where} broke off ({why})")
 
     def _refusal(self, response: httpx.Response, url: str) -> BackendStatusError:
-        """The error for a response that is one."""
+        """The error for a response whose status is not a success."""
         status = response.status_code
         hint = " (pass api_key=)" if status in (401, 403) else ""
         return BackendStatusError(
@@ -242,11 +244,13 @@ class Events:
     """The events of a reply as JSON: those of a stream up to ``[DONE]``, or a plain reply as the only one."""
 
     def __init__(self, http: HTTPClient, response: httpx.Response, url: str) -> None:
-        self._http, self._response, self._url = http, response, url
+        self._http = http
+        self._response = response
+        self._url = url
         self._is_stream = "text/event-stream" in response.headers.get("content-type", "")
         self._chunks = response.aiter_bytes()
         self._lines = deque[bytes]()
-        self._rest = b""  # the beginning of a line
+        self._rest = b""  # the beginning of a line that is not complete yet
         self._is_over = False
 
     def __aiter__(self) -> Self:
@@ -297,7 +301,7 @@ class Events:
     async def aclose(self) -> None:
         """Give the connection back once everything is read, or close it if that takes longer than a second.
 
-        Reading to the end also tells that a request is over that was aborted.
+        The end of an aborted request's stream shows that the server has stopped working on it.
         """
         # RuntimeError: it is closed already, or a task that reads it is just being woken.
         with anyio.move_on_after(DRAIN_SECONDS), suppress(httpx.HTTPError, RuntimeError):
@@ -307,13 +311,13 @@ class Events:
 
 
 def retry_seconds(response: httpx.Response) -> float | None:
-    """Seconds until a server may be asked again, as it says. A date is not read: the usual delay serves."""
+    """Seconds after which a server wants to be asked again; None if it gives none, or a date."""
     header = response.headers.get("retry-after", "")
     return float(header) if re.fullmatch(r"\d{1,9}(\.\d+)?", header) else None
 
 
 def _excerpt(text: str) -> str:
-    """The beginning of what a server sent, on one line."""
+    """The beginning of a reply, on one line, for an error message."""
     text = " ".join(text.split())
     return (text[:300] + "..." if len(text) > 300 else text) or "nothing"
 
@@ -347,7 +351,8 @@ def _is_loopback(url: str) -> bool:
 
 def _proxy_note(url: str) -> str:
     """A note for errors where a server is asked through a proxy: it may be the proxy that fails."""
-    parsed, proxies = httpx.URL(url), urllib.request.getproxies()
+    parsed = httpx.URL(url)
+    proxies = urllib.request.getproxies()
     used = parsed.scheme if parsed.scheme in proxies else "all"
     if _is_loopback(url) or used not in proxies or urllib.request.proxy_bypass(parsed.host):
         return ""

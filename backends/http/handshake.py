@@ -30,10 +30,10 @@ TOKENIZER_FILES = (
 """Files of a model that its tokenizer is made of."""
 
 SAMPLE = "Two wars (1914-1918, 1939-1945):\n  1. causes,\n  2. outcome; na\u00efve, \u6f22\u5b57 \U0001f389."
-"""A text that two tokenizers hardly encode alike."""
+"""A text that different tokenizers hardly ever encode to the same ids."""
 
 _UNKNOWN = (404, 405)
-"""Statuses of a server that does not know a question."""
+"""HTTP statuses of a server that does not have an endpoint."""
 
 _WAYS = (
     "Pass tokenizer=, or set PASTA_TOKENIZER: a folder, a tokenizer.json or a name on the hub. Or have the "
@@ -49,14 +49,14 @@ class _Ids(BaseModel):
 async def find_tokenizer(
     http: HTTPClient, server: str, source: str | Path, *, revision: str | None = None, compare: bool = True
 ) -> Tokenizer:
-    """The tokenizer of a server's model. Cancelling it leaves the work to its thread.
+    """The tokenizer of a server's model. A cancellation does not wait for the thread that loads it.
 
     Args:
         http: The connections.
         server: Base URL of the server.
         source: A folder, a `tokenizer.json`, or a name on the hub.
-        revision: On the hub.
-        compare: Whether the server encodes a text as well, and must give the same ids.
+        revision: Revision of the model on the hub; None: the latest.
+        compare: Have the server encode `SAMPLE` as well: the ids must be the same.
 
     Raises:
         UnsupportedModelError: There is none, or the server has another one.
@@ -70,12 +70,12 @@ async def find_tokenizer(
 
 
 async def _compare(http: HTTPClient, server: str, tokenizer: Tokenizer, source: str | Path) -> None:
-    """Refuse a tokenizer that encodes a text otherwise than the server, where the server tells."""
+    """Refuse a tokenizer that gives `SAMPLE` other ids than the server does, if that has `/tokenize`."""
     body = {"prompt": SAMPLE, "add_special_tokens": False}
     try:
         ids = await http.ask(_Ids, f"{server}/tokenize", body)
     except BackendStatusError as error:
-        if error.status in _UNKNOWN:  # a proxy that passes on no more than is needed
+        if error.status in _UNKNOWN:  # a proxy in front of the server passes on only some endpoints
             return
         raise
     if ids.tokens != tokenizer.encode_unguarded(SAMPLE):
@@ -108,7 +108,7 @@ def _load(source: str | Path, server: str, revision: str | None) -> Tokenizer:
 
 @contextmanager
 def expecting(kind: str, server: str) -> Generator[None]:
-    """Questions that every server of a kind answers; `kind` has its article.
+    """Requests that every server of a kind answers. `kind` stands with its article: "a vLLM".
 
     Raises:
         BackendConnectError: The server does not know them, or answers in another form.
@@ -130,7 +130,7 @@ def check_version(server: str, kind: str, version: str, minimum: str, package: s
 
 
 def _unusable(message: str) -> BackendConnectError:
-    """The error for a server that will not be another one when it is asked again."""
+    """A connect error that is not retried: asked again, the server would be the same."""
     error = BackendConnectError(message)
     error.retryable = False
     return error

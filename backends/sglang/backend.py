@@ -21,13 +21,13 @@ ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router with `--policy manual` keeps requests together; others ignore it."""
 
 NEVER = -1e4
-"""Added to the logits of what is banned: a probability of 0, and less than what forces a token."""
+"""Added to the logit of a banned id: its probability becomes 0. Forced decoding adds more, and wins."""
 
 
 class SGLangBackend(ServerBackend[SGLangModel]):
     """An SGLang server, or a router (`sglang-router`) in front of some.
 
-    Servers that were started with `--skip-tokenizer-init` serve, too. A router aborts nothing, so its workers
+    Servers that were started with `--skip-tokenizer-init` work, too. A router aborts nothing, so its workers
     must be reachable, at the addresses that it knows them by. It keeps an answer on one worker under
     `--policy manual`, by the header `X-SMG-Routing-Key`. The arguments are those of `ServerBackend`.
     """
@@ -45,7 +45,7 @@ class SGLangBackend(ServerBackend[SGLangModel]):
         return await shake_hands(self._http, self._engines[0], self._tokenizer)
 
     async def _read_load(self) -> EngineLoad:
-        """The load of the server; of a router, that of its workers together."""
+        """The load of the server, or of all workers of a router together."""
         try:
             return await self._load.read(self._engines)
         except BackendConnectError:
@@ -54,8 +54,9 @@ class SGLangBackend(ServerBackend[SGLangModel]):
             raise
 
     def _call(self, request: DecodeRequest, served: SGLangModel) -> Call:
-        name, parent = next(self._request_ids), None
-        if request.thread and served.publishes:  # what its main thread decodes now, it forks from
+        name = next(self._request_ids)
+        parent = None
+        if request.thread and served.publishes:  # the parent of a fork is main's request that decodes now
             mains = (call for call in self._open if isinstance(call, _Generate))
             parent = next((main.id for main in mains if main.main_of == request.answer), None)
         return _Generate(f"{name}:{parent}" if parent else name, request, served, self._http, self._engines)
@@ -72,24 +73,27 @@ class _Generate(Call):
         http: HTTPClient,
         engines: Sequence[str],
     ) -> None:
-        body, headers = _body(request, served), {ROUTING_KEY: request.answer, **(request.headers or {})}
-        super().__init__(f"{http.url}/generate", {**body, "rid": name}, headers)
+        body = {**_body(request, served), "rid": name}
+        headers = {ROUTING_KEY: request.answer, **(request.headers or {})}
+        super().__init__(f"{http.url}/generate", body, headers)
         self.id = name
         self.main_of = None if request.thread else request.answer
-        """The answer whose main thread it decodes, if it does."""
-        self._http, self._engines = http, engines
+        """The answer whose main thread this request decodes; None for other threads."""
+        self._http = http
+        self._engines = engines
         self._incremental = bool(served.about.incremental_streaming_output) and request.stream
         self._ends = {*request.stop_ids, *served.model.end_ids}
-        self._count = 0  # of ids so far
+        self._count = 0  # ids in the events so far
 
     def pieces(self, event: Mapping[str, Any]) -> Iterable[Piece]:
-        """The new tokens of an event, whose ids may be all of the request's so far.
+        """The new tokens of an event; without incremental streaming it has all ids of the request so far.
 
         An end-of-text id that only the server knows is left out: it has no text.
         """
         meta: dict[str, Any] = event["meta_info"]
         reason: dict[str, Any] = meta.get("finish_reason") or {}
-        kind, matched = reason.get("type"), reason.get("matched")
+        kind = reason.get("type")
+        matched = reason.get("matched")  # the stop id that ended the request
         ids: tuple[int, ...] = tuple(event["output_ids"][0 if self._incremental else self._count :])
         self._count += len(ids)
         if kind not in (None, "stop", "length"):
@@ -102,24 +106,24 @@ class _Generate(Call):
         yield Piece(ids, kind, meta.get("cached_tokens"))
 
     async def abort(self) -> None:
-        """Ask every engine for its end; closing its connection asks again."""
+        """Ask every engine to end the request; closing its connection asks again."""
         await asyncio.gather(
             *(self._http.tell(f"{engine}/abort_request", {"rid": self.id}) for engine in self._engines)
         )
 
 
 def _request_ids() -> Iterator[str]:
-    """Names for requests, no two alike in the world.
+    """Ids for requests, unique among all processes.
 
-    SGLang aborts every request whose id *begins* with the one named: ids of one length are no prefixes of
-    each other, nor of a fork's, which is one of these and behind it its parent's (`pasta_async_sglang`).
+    SGLang aborts every request whose id *begins* with the given one. These all have one length, so that none
+    is a prefix of another, nor of a fork's id, which is `ID:PARENT` (`pasta_async_sglang`).
     """
     process = uuid.uuid4().hex
     return (f"pasta-{process}-{number:012x}" for number in itertools.count())
 
 
 def _body(request: DecodeRequest, served: SGLangModel) -> dict[str, Any]:
-    """A request in the form of `/generate`; mappings in `request.extra` are merged into its fields."""
+    """The body for `/generate`; mappings in `request.extra` are merged into its fields."""
     body: dict[str, Any] = {
         "input_ids": checked_ids(request.ids, served.model),
         "sampling_params": _sampling_params(request, served),
@@ -131,8 +135,9 @@ def _body(request: DecodeRequest, served: SGLangModel) -> dict[str, Any]:
 
 
 def _sampling_params(request: DecodeRequest, served: SGLangModel) -> dict[str, Any]:
-    """SGLang's sampling parameters; what a server could have another default for is spelled out."""
-    model, sampling = served.model, request.sampling
+    """SGLang's sampling parameters, including those whose default may differ from server to server."""
+    model = served.model
+    sampling = request.sampling
     params: dict[str, Any] = {
         "max_new_tokens": min(request.max_tokens, model.context_length - len(request.ids)),
         "temperature": sampling.temperature,

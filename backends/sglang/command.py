@@ -32,9 +32,9 @@ Device = Literal["cuda", "cpu"]
 
 _ENVIRONMENT = {
     VARIABLE: "1",  # forks find what their parent has decoded
-    "SGLANG_TIMEOUT_KEEP_ALIVE": "60",  # s; a busy server closes at its usual 5 what was just used again
+    "SGLANG_TIMEOUT_KEEP_ALIVE": "60",  # seconds; SGLang's 5 can close a connection as it is used again
 }
-"""Variables of a server; who sets them otherwise is heeded."""
+"""Environment variables of a server; values that are set already are kept."""
 
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 """Without this SGLang does not see a CPU as a device."""
@@ -45,7 +45,7 @@ ctypes.CDLL(None).prctl(1, 15)
 if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Has Linux send SIGTERM to a program once the thread that started it is gone, and becomes that program."""
+"""A program that asks Linux for SIGTERM when the thread that started it ends, and becomes another program."""
 
 _POLL_SECONDS = 0.25
 """Time between two looks at a server that is not ready yet."""
@@ -72,7 +72,7 @@ _CPU: _Settings = {
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """A command, and why it is what it is."""
+    """A command with its environment, and the reason for each flag."""
 
     argv: list[str]
     reasons: dict[str, str]
@@ -105,12 +105,12 @@ def server_command(
         raise BackendError("SGLang is not installed here: pip install 'pasta_async[sglang]'")
     if device is None:
         device = "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
-    given = {argument.partition("=")[0] for argument in extra}
+    extra_flags = {argument.partition("=")[0] for argument in extra}
     chosen: dict[str, str] = {}
     settings = _COMMON | (_CUDA if device == "cuda" else _CPU) | _model_settings(model)
     for name, (value, why) in settings.items():
         flag = "--" + name.replace("_", "-")
-        if flag not in given:
+        if flag not in extra_flags:
             chosen[flag if value is True else f"{flag} {value}"] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
@@ -120,7 +120,7 @@ def server_command(
 
 
 def _direct_loopback() -> dict[str, str]:
-    """Variables by which the server asks itself directly as it warms up, and not through a proxy."""
+    """Variables that keep the requests by which the server warms up from going through a proxy."""
     proxies = getproxies()
     excepted = proxies.pop("no", "").replace(" ", "")
     if not proxies or excepted == "*":
@@ -168,7 +168,7 @@ class LaunchedBackend(SGLangBackend):
             which win over those chosen here, `log_level="error"` among them.
 
     Raises:
-        BackendError: From `connect`, besides: SGLang is missing, or could not start.
+        BackendError: SGLang is missing or could not start; `connect` raises it.
     """
 
     def __init__(self, path: str | Path, *, device: Device | None = None, **server_args: Any) -> None:
@@ -185,7 +185,7 @@ class LaunchedBackend(SGLangBackend):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process or self._start()  # `aclose` may end and forget it meanwhile
         while not await asyncio.to_thread(_answers, f"{self.url}/model_info"):
-            self._http.check_open()  # else the ending of a closed one looks like a failed start
+            self._http.check_open()  # after `aclose` the ended process is no failed start
             if (status := process.poll()) is not None:
                 self._stop()
                 raise BackendError(
@@ -218,7 +218,7 @@ class LaunchedBackend(SGLangBackend):
                 await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
-        """End the server and all that it started, by force where that does not end by itself."""
+        """End the server; what it started and does not end by itself is killed."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -239,7 +239,7 @@ def _answers(url: str) -> bool:
 
 
 def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Arguments as SGLang's command line has them."""
+    """The flags of SGLang's command line for arguments by their names in Python."""
     for name, value in arguments.items():
         if value is None or value is False:
             continue

@@ -31,7 +31,7 @@ MINIMUM_VERSION = "0.5.23"
 
 
 class About(BaseModel):
-    """`/server_info`, as far as it matters."""
+    """The fields of `/server_info` that are used here."""
 
     version: str
     revision: str | None = None
@@ -43,16 +43,16 @@ class About(BaseModel):
     dp_size: int = 1
     max_req_input_len: int | None = None
     internal_states: list[dict[str, Any]] | None = None
-    """Of each scheduler."""
+    """The state of each scheduler process; the plug-in adds its own to it."""
 
 
 class PreferredSampling(BaseModel):
-    """Sampling that a server prefers (`--preferred-sampling-params`), as far as it is the model's own."""
+    """A server's default sampling (`--preferred-sampling-params`): the fields that belong to the model."""
 
     repetition_penalty: float = 1.0
-    """Where a request asks for none."""
+    """The penalty of requests that name none."""
     logit_bias: dict[str, float] = Field(default_factory=dict[str, float])
-    """Added to the logits in every request, by token id."""
+    """Numbers that are added to the logits of every request, by token id."""
 
 
 class _ModelInfo(BaseModel):
@@ -111,22 +111,23 @@ async def shake_hands(http: HTTPClient, server: str, tokenizer: str | Path | Non
         raise UnsupportedModelError(f"{server} serves {info.model_path!r}, which does not generate text")
     length = (await http.ask(_Cards, f"{server}/v1/models")).data[0].max_model_len
     source = tokenizer or info.tokenizer_path or info.model_path or ""
-    made = await find_tokenizer(
+    model_tokenizer = await find_tokenizer(
         http,
         server,
         source,
         revision=None if tokenizer else about.revision,
         compare=not about.skip_tokenizer_init,
     )
-    plugin, preferred = _plugin_state(about), info.preferred_sampling_params or PreferredSampling()
+    plugin = _plugin_state(about)
+    preferred = info.preferred_sampling_params or PreferredSampling()
     model = Model(
         name=info.served_model_name or info.model_path or "unknown",
-        tokenizer=made,
-        # The longest prompt it takes is a little shorter than the context, or much so where memory is scarce.
+        tokenizer=model_tokenizer,
+        # The longest prompt is a little shorter than the context, or much shorter if the KV cache is small.
         context_length=min(length, about.max_req_input_len or length),
-        vocab_size=made.vocab_size,
-        end_ids=made.end_ids,
-        tags=made.tags,
+        vocab_size=model_tokenizer.vocab_size,
+        end_ids=model_tokenizer.end_ids,
+        tags=model_tokenizer.tags,
         honours_seeds=bool(about.enable_deterministic_inference),
         grammars=frozenset({"json_schema"} if _constrains(about) else ()),
         notes=tuple(_notes(about, plugin, preferred)),
@@ -166,6 +167,6 @@ async def _about(http: HTTPClient, server: str) -> About:
 
 
 def _plugin_state(about: About) -> str | None:
-    """`ON`, or why the plug-in is off in a scheduler; None if a scheduler has none."""
+    """`ON`, or the reason why the plug-in is off in a scheduler; None if a scheduler lacks it."""
     states: list[str | None] = [state.get(STATE) for state in about.internal_states or [{}]]
     return next((state for state in states if state != ON), ON)

@@ -20,8 +20,8 @@ class _Rank(BaseModel):
     max_running_requests: int
     token_usage: float
     decode_moments: list[float] | None = Field(None, min_length=6, max_length=6)
-    """Decode steps since the server's start; and over them requests, microseconds, requests squared,
-    requests x microseconds, tokens."""
+    """The number of decode steps since the server's start, then sums over these steps: requests,
+    microseconds, requests squared, requests x microseconds, tokens."""
 
 
 class _Loads(BaseModel):
@@ -33,7 +33,7 @@ class LoadReader:
 
     def __init__(self, http: HTTPClient) -> None:
         self._http = http
-        self._moments: dict[tuple[str, int], list[float]] = {}  # by server and rank
+        self._moments: dict[tuple[str, int], list[float]] = {}  # last reading, by server and rank
         self._steps = StepTimes()
 
     async def read(self, servers: Sequence[str]) -> EngineLoad:
@@ -61,8 +61,9 @@ class LoadReader:
         )
 
     def _growth(self, key: tuple[str, int], rank: _Rank) -> list[float]:
-        """Decode steps of a rank since the last reading; all of its steps, if it was started since."""
-        moments, before = rank.decode_moments or _NO_MOMENTS, self._moments.get(key, _NO_MOMENTS)
+        """The growth of a rank's `decode_moments` since the last reading; all of them after a restart."""
+        moments = rank.decode_moments or _NO_MOMENTS
+        before = self._moments.get(key, _NO_MOMENTS)
         growth = [new - old for new, old in zip(moments, before, strict=True)]
         self._moments[key] = moments
         return moments if min(growth) < 0 else growth

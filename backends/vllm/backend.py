@@ -24,7 +24,7 @@ RANK = "X-data-parallel-rank"
 """The header that names the data-parallel engine which decodes a request."""
 
 NEVER = -100.0
-"""Added to the logits of what is banned. vLLM takes no less."""
+"""Added to the logit of a banned id: the lowest bias that vLLM accepts."""
 
 
 class VLLMBackend(ServerBackend[VLLMModel]):
@@ -33,9 +33,9 @@ class VLLMBackend(ServerBackend[VLLMModel]):
     With `--enable-prompt-tokens-details` it also tells how much of a context it found in its prefix cache.
 
     Args:
-        url: As `options`, of `ServerBackend`.
+        url: Base URL of the server.
         model: The model to ask, a LoRA adapter for instance; None: the one that it serves.
-        options: See there.
+        options: Those of `ServerBackend`.
     """
 
     kind = "vLLM"
@@ -69,7 +69,7 @@ class _Completion(Call):
         self._last: Piece | None = None
 
     def pieces(self, event: Mapping[str, Any]) -> Iterable[Piece]:
-        """The new tokens of an event. The last ones wait for what was cached, which comes behind them.
+        """The new tokens of an event. The last ones wait for the usage, which says what was cached.
 
         An end-of-text id that only the server knows is left out: it has no text.
         """
@@ -91,14 +91,15 @@ class _Completion(Call):
             yield self._last._replace(cached_tokens=details.get("cached_tokens"))
 
     async def abort(self) -> None:
-        """Close the connection, for which the server looks out."""
+        """Close the connection: that makes the server end the request."""
         if self.events:
             await self.events.break_off()
 
 
 def _body(request: DecodeRequest, served: VLLMModel) -> dict[str, Any]:
-    """A request for `/v1/completions`; what a server could have another default for is spelled out."""
-    model, sampling = served.model, request.sampling
+    """The body for `/v1/completions`, including fields whose default may differ from server to server."""
+    model = served.model
+    sampling = request.sampling
     body: dict[str, Any] = {
         "model": model.name,
         "prompt": checked_ids(request.ids, model),

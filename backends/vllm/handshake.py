@@ -29,7 +29,7 @@ class _Card(BaseModel):
     owned_by: str
     root: str | None = None
     parent: str | None = None
-    """Of an adapter, the model that it is for."""
+    """The model that an adapter is for; None if this is no adapter."""
     max_model_len: int | None = None
 
 
@@ -62,19 +62,19 @@ async def shake_hands(http: HTTPClient, tokenizer: str | Path | None, name: str 
         names = ", ".join(card.id for card in cards)
         raise UnsupportedModelError(f"{http.url} does not serve {name!r}; there is {names}")
     source = tokenizer or base.root or base.id
-    made = await find_tokenizer(http, http.url, source)
+    model_tokenizer = await find_tokenizer(http, http.url, source)
     if base.max_model_len is None:
         raise BackendProtocolError(f"{http.url}/v1/models does not tell the length of the context")
     engines, notes = await _cache(http)
-    if made.tags:
+    if model_tokenizer.tags:
         notes = (*notes, "vLLM holds tags to no grammar, and a repetition penalty counts them")
     model = Model(
         name=name or base.id,
-        tokenizer=made,
+        tokenizer=model_tokenizer,
         context_length=base.max_model_len,
-        vocab_size=made.vocab_size,
-        end_ids=made.end_ids,
-        tags=made.tags,
+        vocab_size=model_tokenizer.vocab_size,
+        end_ids=model_tokenizer.end_ids,
+        tags=model_tokenizer.tags,
         honours_seeds=True,
         grammars=frozenset({"json_schema"}),
         notes=notes,
@@ -83,7 +83,7 @@ async def shake_hands(http: HTTPClient, tokenizer: str | Path | None, name: str 
 
 
 async def _cards(http: HTTPClient) -> list[_Card]:
-    """The models of the server, once its version is known to do."""
+    """The models of the server, after a check of its version."""
     with expecting("a vLLM", http.url):
         version = (await http.ask(_Version, f"{http.url}/version")).version
         cards = (await http.ask(_Cards, f"{http.url}/v1/models")).data
@@ -92,7 +92,7 @@ async def _cards(http: HTTPClient) -> list[_Card]:
 
 
 async def _cache(http: HTTPClient) -> tuple[int, tuple[str, ...]]:
-    """Engines of the server, and a note if they share no prefixes; 1 where it tells no metrics."""
+    """The number of engines (1 if the server has no metrics), and a note if their prefix cache is off."""
     try:
         metrics = await read_metrics(http)
     except BackendError:

@@ -20,7 +20,7 @@ class Metrics:
 
     url: str
     samples: dict[str, list[tuple[dict[str, str], float]]]
-    """Labels and values by name, without `vllm:`; one for each engine, or more."""
+    """Labels and value of each sample, by the metric's name without `vllm:`. Each engine has one or more."""
 
     def labels(self, name: str) -> list[dict[str, str]]:
         """The labels of a metric's samples."""
@@ -50,21 +50,20 @@ class LoadReader:
 
     def __init__(self, http: HTTPClient) -> None:
         self._http = http
-        self._counted = [0.0] * 4
+        self._counted = [0.0] * 4  # the counters of `_count_steps` at the last reading
         self._steps = StepTimes()
 
     async def read(self) -> EngineLoad:
         """The load now (`BackendError`: the server did not tell). Cancelling it leaves nothing behind."""
         metrics = await read_metrics(self._http)
-        running, queued = (
-            int(sum(metrics.values(f"num_requests_{state}"))) for state in ("running", "waiting")
-        )
+        running = int(sum(metrics.values("num_requests_running")))
+        queued = int(sum(metrics.values("num_requests_waiting")))
         self._count_steps(metrics)
         doubles_at = self._steps.doubles_at
         caches = metrics.labels("cache_config_info")
         return EngineLoad(
-            # It does not tell its --max-num-seqs. A request holds a block at least, and one that waits says
-            # that no more can run.
+            # vLLM does not tell --max-num-seqs. If requests wait, no more can run than do. Otherwise the KV
+            # cache is the limit, in which each request holds at least one block.
             capacity=running if queued else sum(_blocks(caches)) or running,
             running=running,
             queued=queued,
@@ -75,8 +74,8 @@ class LoadReader:
     def _count_steps(self, metrics: Metrics) -> None:
         """Count the steps since the last reading, at their mean batch size, unless one of them prefilled.
 
-        Each request that decodes in a step waits as long as that takes: their waits, together and on average,
-        tell the step's batch size and its time.
+        Every request in a decode step waits for its token as long as the step takes. So the number of waits
+        per step is the batch size, and the mean wait is the step's time.
         """
         names = ("iteration_tokens_total_count", "prompt_tokens_total")
         waits = ("inter_token_latency_seconds_count", "inter_token_latency_seconds_sum")
@@ -85,12 +84,13 @@ class LoadReader:
         self._counted = counted
         steps, prefilled, requests, seconds = growth
         if min(steps, requests, seconds) > 0 and not prefilled:
-            batch, step = requests / steps, seconds / requests
-            self._steps.add(steps, requests, steps * step, requests * batch, requests * step)
+            batch = requests / steps
+            step_seconds = seconds / requests
+            self._steps.add(steps, requests, steps * step_seconds, requests * batch, requests * step_seconds)
 
 
 def _blocks(caches: list[dict[str, str]]) -> Iterator[int]:
-    """Blocks of the KV cache of each engine, where they are told."""
+    """The number of KV cache blocks of each engine that tells it."""
     for cache in caches:
         if (blocks := cache.get("num_gpu_blocks", "")).isdigit():
             yield int(blocks)
