@@ -6,15 +6,20 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]
+
+from tests.pasta_tiny import PASTA_TINY
+
+if TYPE_CHECKING:
+    from pasta_async.backends.local import LocalBackend
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -123,3 +128,13 @@ def _listens_to_ctrl_c() -> Iterator[None]:  # pyright: ignore[reportUnusedFunct
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[LocalBackend]:
+    """The embedded engine with pasta-tiny, which computes in float32 as the servers of the tests do."""
+    from pasta_async.backends.local import LocalBackend
+
+    engine = LocalBackend(PASTA_TINY, dtype="float32")
+    yield engine
+    await engine.aclose()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import local_models
@@ -16,38 +15,10 @@ import pasta_async
 from pasta_async import Backend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import STYLE_CODES, Code
-from pasta_async.protocol import DecodeRequest, Piece
-from tests.pasta_tiny import PASTA_TINY, examples
+from pasta_async.protocol import DecodeRequest
+from tests.pasta_tiny import examples
 
 FAMILIES = ("describe", "totals", "fair")
-
-
-class Recorder(LocalBackend):
-    """Remembers each request with the cached tokens and the ids it got."""
-
-    def __init__(self) -> None:
-        super().__init__(PASTA_TINY, device="cpu")
-        self.seen: list[tuple[DecodeRequest, int, list[int]]] = []
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """As it is, and write down what comes."""
-        ids: list[int] = []
-        pieces = super().decode(request)
-        try:
-            async for piece in pieces:
-                ids += piece.ids
-                if piece.finish_reason:
-                    self.seen.append((request, piece.cached_tokens or 0, ids))
-                yield piece
-        finally:
-            await pieces.aclose()
-
-
-@pytest.fixture
-async def backend() -> AsyncIterator[Recorder]:
-    made = Recorder()
-    yield made
-    await made.aclose()
 
 
 def prompt(family: str) -> str:
@@ -55,16 +26,16 @@ def prompt(family: str) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_one_after_another_gives_the_same_text(backend: Recorder, family: str) -> None:
-    async with pasta_async.Client(backend) as client:
+async def test_one_after_another_gives_the_same_text(local: LocalBackend, family: str) -> None:
+    async with pasta_async.Client(local) as client:
         together = await client.generate(prompt(family))
         apart = await client.generate(prompt(family), parallel="never")
     assert together.document.format() == apart.document.format()
     assert len(together.threads) > 1
 
 
-async def test_a_repetition_penalty_spares_tags_and_ends(backend: Recorder) -> None:
-    model = await backend.connect()
+async def test_a_repetition_penalty_spares_tags_and_ends(local: LocalBackend) -> None:
+    model = await local.connect()
     words = model.tokenizer.encode("Compare")
     seen: list[torch.Tensor] = []
 
@@ -76,7 +47,7 @@ async def test_a_repetition_penalty_spares_tags_and_ends(backend: Recorder) -> N
         sampling = pasta_async.Sampling(repetition_penalty=penalty)
         ids = (*words, *(model.tags or ()), *model.end_ids)
         request = DecodeRequest("a", 0, ids, 1, sampling, extra={"logits_processor": look})
-        async for _ in backend.decode(request):
+        async for _ in local.decode(request):
             pass
     changed = ~torch.isclose(*seen, rtol=0.1)
     assert [token for token in range(len(changed)) if changed[token]] == sorted({*words})
@@ -109,47 +80,19 @@ async def test_noise_is_well_formed(tmp_path: Path) -> None:
     assert await complaints(unconstrained(LocalBackend(tmp_path, device="cpu"))) - left_to_the_model
 
 
-async def test_answers_at_the_same_time_are_those_alone(backend: Recorder) -> None:
-    async with pasta_async.Client(backend) as client:
-        alone = [(await client.generate(prompt(family))).text for family in FAMILIES]
-        ways = (client.generate(prompt(family), parallel="always") for family in FAMILIES)
-        together = await asyncio.gather(*ways)
-    assert [answer.text for answer in together] == alone
-
-
-async def test_forks_share_and_joins_start_from_the_longest_prefix(backend: Recorder) -> None:
-    question = prompt("totals")
-    async with pasta_async.Client(backend) as client:
-        answer = await client.generate(question)
-    model = await backend.connect()
-    tags = model.tags
-    assert tags is not None
-    length = len(model.tokenizer.encode_chat([{"role": "user", "content": question}], {}))
-    forks = [(request, cached) for request, cached, _ in backend.seen if request.thread]
-    assert len(forks) == len(answer.threads) - 1
-    for request, cached in forks:
-        assert cached >= len(request.ids) - 2  # all but the promise's last tag and `<async>`
-        assert cached >= length
-    after = next(
-        request for request, _, _ in backend.seen if not request.thread and tags.close_async in request.ids
-    )
-    cached = next(cached for request, cached, _ in backend.seen if request is after)
-    assert cached >= after.ids.index(tags.close_async)
-
-
-async def test_the_load_is_the_schedulers_own(backend: Recorder) -> None:
-    assert await backend.load() is None
-    async with pasta_async.Client(backend) as client:
+async def test_the_load_is_the_schedulers_own(local: LocalBackend) -> None:
+    assert await local.load() is None
+    async with pasta_async.Client(local) as client:
         await client.connect()
-        idle = await backend.load()
+        idle = await local.load()
         assert idle is not None
         assert (idle.capacity, idle.running, idle.queued, idle.kv_use) == (256, 0, 0, 0)
         async with client.stream(prompt("fair"), parallel="never") as answer:
             await anext(answer.text_deltas())
-            busy = await backend.load()
+            busy = await local.load()
         assert busy is not None
         assert (busy.running, busy.queued) == (1, 0) and busy.kv_use > 0
         await client.generate(prompt("fair"))
-    done = await backend.load()
+    done = await local.load()
     assert done is not None
     assert (done.running, done.kv_use) == (0, 0)

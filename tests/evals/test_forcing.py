@@ -11,10 +11,9 @@ from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBack
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 from pasta_async.testing import ScriptedBackend
-from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from pasta_async import Backend
 
@@ -24,13 +23,6 @@ WRITTEN = (
     'Both were long. <promise topic="end" tokens="10"/><async>That is all.</async>'
 )
 DOCUMENT = parse(WRITTEN)
-
-
-@pytest.fixture
-async def local() -> AsyncIterator[LocalBackend]:
-    made = LocalBackend(PASTA_TINY)
-    yield made
-    await made.aclose()
 
 
 def forced(backend: Backend) -> ForcedBackend:

@@ -1,8 +1,9 @@
-"""Plans on the embedded engine: grammars in the sampler, and what forks share."""
+"""Plans on the embedded engine: grammars in the sampler, and what forks share.
+
+The model knows nothing of JSON.
+"""
 
 from __future__ import annotations
-
-from collections.abc import AsyncIterator
 
 import pytest
 from pydantic import BaseModel
@@ -10,38 +11,27 @@ from pydantic import BaseModel
 from pasta_async import Client, DecodeRequest, InvalidRequestError, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.grammar import Grammar
-from tests.pasta_tiny import PASTA_TINY
 from tests.plans.forms import REVIEW_TEXT, Report, Review
 
 
-@pytest.fixture
-async def backend() -> AsyncIterator[LocalBackend]:
-    """The engine with a tiny model, which knows nothing of JSON."""
-    made = LocalBackend(PASTA_TINY, dtype="float32")
-    yield made
-    await made.aclose()
-
-
 @pytest.mark.parametrize("form", [Review, Report])
-async def test_forms_are_valid_however_wildly_is_sampled(
-    backend: LocalBackend, form: type[BaseModel]
-) -> None:
-    async with Client(backend) as client:
+async def test_forms_are_valid_however_wildly_is_sampled(local: LocalBackend, form: type[BaseModel]) -> None:
+    async with Client(local) as client:
         for seed in range(5):
             filled = await client.fill("Describe it.", form, temperature=10, seed=seed)
             assert form.model_validate_json(filled.text) == filled.value
 
 
-async def test_greedy_text_is_the_same_at_any_width(backend: LocalBackend) -> None:
-    async with Client(backend) as client:
+async def test_greedy_text_is_the_same_at_any_width(local: LocalBackend) -> None:
+    async with Client(local) as client:
         for form in (Review, Report, REVIEW_TEXT):
             wide = await client.fill("Describe it.", form)
             narrow = await client.fill("Describe it.", form, limits={"max_threads": 1})
             assert wide.text == narrow.text
 
 
-async def test_the_prompt_is_computed_once(backend: LocalBackend) -> None:
-    async with Client(backend) as client:
+async def test_the_prompt_is_computed_once(local: LocalBackend) -> None:
+    async with Client(local) as client:
         filled = await client.fill("Describe it.", Review)
     first, *others = sorted(filled.threads, key=lambda record: record.started or 0)
     assert first.requests[0].cached_tokens == 0
@@ -49,29 +39,29 @@ async def test_the_prompt_is_computed_once(backend: LocalBackend) -> None:
         assert (record.requests[0].cached_tokens or 0) >= filled.usage.prompt_tokens
 
 
-async def decoded(backend: LocalBackend, grammar: Grammar, tokens: int = 50) -> tuple[str, str | None, int]:
+async def decoded(local: LocalBackend, grammar: Grammar, tokens: int = 50) -> tuple[str, str | None, int]:
     """The output under a grammar, the reason of its end, and its tokens."""
-    model = await backend.connect()
+    model = await local.connect()
     ids = tuple(model.tokenizer.encode("x"))
     request = DecodeRequest("a", 0, ids, tokens, Sampling(temperature=5), seed=1, grammar=grammar)
-    pieces = [piece async for piece in backend.decode(request)]
+    pieces = [piece async for piece in local.decode(request)]
     out = [token for piece in pieces for token in piece.ids if token not in model.end_ids]
     return model.tokenizer.decode(out), pieces[-1].finish_reason, len(out)
 
 
-async def test_a_request_ends_with_its_grammar(backend: LocalBackend) -> None:
-    text, finish_reason, _ = await decoded(backend, Grammar("lark", 'start: "yes" | "no"'))
+async def test_a_request_ends_with_its_grammar(local: LocalBackend) -> None:
+    text, finish_reason, _ = await decoded(local, Grammar("lark", 'start: "yes" | "no"'))
     assert (text in ("yes", "no"), finish_reason) == (True, "stop")
 
 
-async def test_a_request_that_is_cut_off_can_be_closed(backend: LocalBackend) -> None:
+async def test_a_request_that_is_cut_off_can_be_closed(local: LocalBackend) -> None:
     grammar = Grammar.of_schema({"type": "array", "items": {"type": "string"}, "minItems": 40})
-    text, finish_reason, count = await decoded(backend, grammar, tokens=9)
+    text, finish_reason, count = await decoded(local, grammar, tokens=9)
     assert (finish_reason, count) == ("length", 9)
     assert not grammar.accepts(text)
     assert grammar.accepts(text + grammar.closing(text))
 
 
-async def test_a_grammar_that_is_none_is_refused(backend: LocalBackend) -> None:
+async def test_a_grammar_that_is_none_is_refused(local: LocalBackend) -> None:
     with pytest.raises(InvalidRequestError):
-        await decoded(backend, Grammar("lark", "start: nothing"))
+        await decoded(local, Grammar("lark", "start: nothing"))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from real_server import RealServer, require_sglang, running_server
 
-from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from tests.pasta_tiny import PASTA_TINY
 
@@ -37,15 +36,7 @@ def server(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture
 async def backend(server: RealServer) -> AsyncIterator[SGLangBackend]:
     """A backend for the real server, which has to be idle again afterwards."""
-    made = SGLangBackend(server.url)
-    yield made
-    await made.aclose()
+    backend = SGLangBackend(server.url)
+    yield backend
+    await backend.aclose()
     assert server.running() == 0
-
-
-@pytest.fixture
-async def local(shipped: Path) -> AsyncIterator[LocalBackend]:
-    """The embedded engine with the same model, computing with the same numbers."""
-    made = LocalBackend(shipped, dtype="float32")
-    yield made
-    await made.aclose()

@@ -9,7 +9,6 @@ import pytest
 from real_vllm import RealServer, running_vllm
 from server_contract import until
 
-from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.vllm import VLLMBackend
 from tests.pasta_tiny import PASTA_TINY
 
@@ -30,15 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 @pytest.fixture
 async def backend(server: RealServer) -> AsyncIterator[VLLMBackend]:
     """A backend for the real server, which has to be idle soon afterwards."""
-    made = VLLMBackend(server.url)
-    yield made
-    await made.aclose()
+    backend = VLLMBackend(server.url)
+    yield backend
+    await backend.aclose()
     await until(server, 0)
-
-
-@pytest.fixture
-async def local() -> AsyncIterator[LocalBackend]:
-    """The embedded engine with the same model, computing with the same numbers."""
-    made = LocalBackend(PASTA_TINY, dtype="float32")
-    yield made
-    await made.aclose()
