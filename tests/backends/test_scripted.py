@@ -1,42 +1,85 @@
-"""The scripted backend plays what was written, to whoever asks in the right order, and breaks on demand."""
+"""The scripted backend plays what was written, to whoever asks in the right order."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_player import WARS, WRITTEN, Player, ids_of, plain
 
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang import (
     ASYNC_CLOSE,
-    ASYNC_OPEN,
     TAG_TOKENS,
+    Chunk,
     Document,
+    Promise,
     Segment,
+    Sync,
     Text,
     escape,
     views,
 )
+from pasta_async.options import Sampling
+from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.testing import ScriptedBackend, VirtualClock
 
+WARS = Document(
+    (
+        Text("Both wars."),
+        Promise("causes", 60, Chunk((Text(" The causes were many."),))),
+        Promise("outcome", 40, Chunk((Text(" Peace came."),))),
+        Sync(),
+        Text(" Taken together: "),
+        Promise("sum", 10, Chunk((Text("two"),))),
+        Text(" wars."),
+    )
+)
+
+
+class Player:
+    """Asks a backend by hand, as an interpreter would."""
+
+    def __init__(self, backend: ScriptedBackend, model: Model, prompt: list[int]) -> None:
+        self.backend, self.model, self.prompt = backend, model, tuple(prompt)
+
+    @classmethod
+    async def ask(cls, backend: ScriptedBackend, prompt: str = "Go") -> Player:
+        ids = backend.tokenizer.encode_chat([{"role": "user", "content": prompt}], {})
+        return cls(backend, await backend.connect(), ids)
+
+    def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        return self.model.tokenizer.encode_segments(segments)
+
+    async def pieces(
+        self, thread: int = 0, written: Sequence[int] = (), *, answer: str = "a", **fields: Any
+    ) -> list[Piece]:
+        tags, ids = self.model.tags, (*self.prompt, *written)
+        assert tags is not None
+        fields = {"max_tokens": 1000, "stop_ids": (tags.sync, tags.close_async), **fields}
+        request = DecodeRequest(answer, thread, ids, sampling=Sampling(), **fields)
+        return [piece async for piece in self.backend.decode(request)]
+
+    async def text(self, thread: int = 0, written: Sequence[int] = (), **fields: Any) -> str:
+        return self.text_of(await self.pieces(thread, written, **fields))
+
+    def text_of(self, pieces: Sequence[Piece]) -> str:
+        ids = [token for token in ids_of(pieces) if token not in self.model.end_ids]
+        return self.model.tokenizer.decode(ids)
+
+
+def ids_of(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    return tuple(token for piece in pieces for token in piece.ids)
+
+
+def plain(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
+
+
 # --- what is played -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("script", [WARS, WRITTEN], ids=["document", "written"])
-async def test_every_view_is_answered_with_its_target(script: Document | str) -> None:
-    player = await Player.ask(ScriptedBackend(script))
-    end = player.model.end_ids[0]
-    for view in views(WARS):
-        pieces = await player.pieces(view.thread, player.encode(view.context))
-        expected = player.encode(view.target)
-        assert ids_of(pieces) == (*expected, end) if view.ends_answer else expected
-        assert player.text_of(pieces) == plain(view.target)
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
@@ -65,14 +108,6 @@ async def test_main_goes_on_where_its_context_ends(cut: int) -> None:
         assert first + ids_of(await player.pieces(written=first)) == whole
 
 
-async def test_a_chunk_goes_on_where_its_context_ends() -> None:
-    player = await Player.ask(ScriptedBackend(WARS))
-    opened = player.encode([Segment(ASYNC_OPEN, is_tag=True)])
-    assert await player.text(1, opened) == " The causes were many." + ASYNC_CLOSE
-    some = player.encode([Segment(" The causes")])
-    assert await player.text(1, (*opened, *some)) == " were many." + ASYNC_CLOSE
-
-
 async def test_a_context_that_is_in_no_view_leads_to_the_next_stretch() -> None:
     """A chunk that its budget cut is shorter than the script's."""
     player = await Player.ask(ScriptedBackend(WARS))
@@ -94,13 +129,6 @@ async def test_each_prompt_may_have_its_own_script() -> None:
         await (await Player.ask(by_prompt, "what")).text(answer="3")
     by_function = ScriptedBackend(lambda prompt: f"You said: {prompt}")
     assert await (await Player.ask(by_function, "loud")).text() == "You said: loud"
-
-
-@pytest.mark.parametrize(("trained", "pasta"), [(True, False), (False, True)])
-async def test_the_plain_answer_is_the_visible_text(trained: bool, pasta: bool) -> None:
-    player = await Player.ask(ScriptedBackend(WARS, trained=trained), pasta=pasta)
-    assert (player.model.tags is None) == (not trained)
-    assert await player.text() == WARS.text
 
 
 @given(st.text(), st.booleans())
@@ -152,30 +180,11 @@ async def test_tokens_take_their_time_on_the_clock() -> None:
     assert backend.max_open == 3
 
 
-# --- leaving early ------------------------------------------------------------------------------------
-
-
-@pytest.mark.loop_matrix
-async def test_closing_early_aborts_the_request() -> None:
-    backend = ScriptedBackend(WARS, latency=1)
-    player = await Player.ask(backend)
-    request = player.request()
-    async with aclosing(backend.decode(request)) as pieces:
-        await anext(pieces)
-        assert [play.request for play in backend.open] == [request]
-    assert not backend.open
-    assert backend.aborted == [request]
-    assert backend.played[0].finish_reason == "abort"
-
-
-# --- faults -------------------------------------------------------------------------------------------
-
-
 # --- the cache ----------------------------------------------------------------------------------------
 
 
-async def cached(player: Player, thread: int, written: Sequence[int], **fields: Any) -> int | None:
-    return (await player.pieces(thread, written, **fields))[-1].cached_tokens
+async def cached(player: Player, thread: int, written: Sequence[int]) -> int | None:
+    return (await player.pieces(thread, written))[-1].cached_tokens
 
 
 async def test_a_request_finds_what_earlier_ones_computed() -> None:
