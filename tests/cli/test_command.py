@@ -12,7 +12,6 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings
 
-from pasta_async import BackendConnectError
 from pasta_async.cli.command import command
 
 
@@ -89,19 +88,6 @@ def test_misuse_is_2_and_names_the_option(line: str, names: str, capsys: pytest.
     assert run(read.append, *line.split()) == 2
     assert not read
     assert names in capsys.readouterr().err
-
-
-def test_an_error_of_the_library_is_1_with_its_name() -> None:
-    def work(settings: Copy) -> None:
-        raise BackendConnectError("nothing answers")
-
-    # A text as the code: Python prints it on standard error and exits with 1.
-    assert run(work, "there") == "BackendConnectError: nothing answers"
-
-
-def test_the_text_that_the_work_returns_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(lambda settings: f"from {settings.source}", "there") == 0
-    assert capsys.readouterr().out == "from there\n"
 
 
 @pytest.mark.parametrize("resumes", [False, True])

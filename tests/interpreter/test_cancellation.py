@@ -109,20 +109,16 @@ async def test_cancelling_the_caller_at_any_moment_ends_everything() -> None:
         nothing_is_left(backend)
 
 
-async def cancelled_after(turns: int, backend: ScriptedBackend, **options: Any) -> None:
-    """Cancel an answer after so many turns of the loop: nothing may be left of it."""
-    task = asyncio.create_task(answer(backend, **options))
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    nothing_is_left(backend)
-
-
 async def test_cancelling_before_the_first_step_ends_everything() -> None:
     for turns in range(8):
-        await cancelled_after(turns, ScriptedBackend(RICH))
+        backend = ScriptedBackend(RICH)
+        task = asyncio.create_task(answer(backend))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        nothing_is_left(backend)
 
 
 async def test_a_time_out_at_any_moment_ends_everything_and_has_the_partial_answer() -> None:

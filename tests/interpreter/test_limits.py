@@ -41,14 +41,6 @@ async def test_a_thread_holds_its_slot_only_while_it_decodes() -> None:
     )  # main's slot is free
 
 
-async def test_threads_over_all_answers_of_a_client_are_limited() -> None:
-    backend = ScriptedBackend(WIDE, latency=1.0)
-    async with Client(backend, clock=backend.clock, limits=Limits(client_threads=4)) as client:
-        answers = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(6)))
-    assert backend.max_open == 4
-    assert {generation.text for generation in answers} == {parse(WIDE).text}
-
-
 async def test_chunks_of_started_answers_go_before_new_answers() -> None:
     script = f"One. {promise('a', 'Alpha.')}{promise('b', 'Beta.')}<sync/> Two."
     backend = ScriptedBackend(script, latency=1.0)

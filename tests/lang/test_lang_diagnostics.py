@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_async.lang import STYLE_CODES, Code, Diagnostic, ParseError, check, parse
+from pasta_async.lang import STYLE_CODES, Code, ParseError, check, parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^### `([a-z-]+)`\n\n```text\n(.*?)\n```$", PAGE, re.M | re.S))
@@ -58,13 +58,6 @@ def test_strict_reading_raises_unless_the_diagnostic_is_mild(code: Code) -> None
         parse(text, strict=True)
     assert raised.value.diagnostic in check(text)
     assert str(raised.value) == str(raised.value.diagnostic)
-
-
-def test_a_diagnostic_reads_like_a_compilers() -> None:
-    (found,) = check("That is all.\n<sync/>")
-    assert found == Diagnostic(Code.SYNC_IDLE, offset=13, line=2, column=1)
-    assert str(found) == "2:1: sync-idle: <sync/> with no open promise; it is ignored (remove it)"
-    assert (found.message, found.hint) == (Code.SYNC_IDLE.message, Code.SYNC_IDLE.hint)
 
 
 def test_the_pages_document_and_its_visible_text() -> None:

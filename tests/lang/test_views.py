@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given
 from language_texts import canonical_documents, texts, thorough
 
 from pasta_async.lang import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
-    SYNC,
-    Chunk,
-    ClosedBy,
     Document,
     Promise,
     Segment,
@@ -53,29 +49,6 @@ def test_the_views_of_two_rounds() -> None:
 def test_an_empty_document_is_still_one_view() -> None:
     (view,) = views(Document())
     assert (view.thread, view.context, view.target, view.ends_answer) == (0, (), (), True)
-
-
-@pytest.mark.parametrize("closed_by", ["budget", "end", "interrupted"])
-def test_a_forced_closing_tag_is_no_target_but_is_seen_later(closed_by: ClosedBy) -> None:
-    kept = Promise("causes", 60, Chunk((Text("Many"),), closed_by=closed_by))
-    main, chunk, last = views(Document((kept, Sync(), Text("so"))))
-    assert written(main.target) == f"{CAUSES}<sync/>"
-    assert written(chunk.target) == "Many"
-    assert written(last.context) == f"{CAUSES}<async>Many</async><sync/>"
-
-
-def test_an_ignored_tag_stays_in_every_context() -> None:
-    document = parse(f"<sync/>{CAUSES}<async>a{OUTCOME}b</async></promise><sync/>c")
-    main, chunk, last = views(document)
-    assert written(main.target) == f"<sync/>{CAUSES}</promise><sync/>"
-    assert written(chunk.target) == f"a{OUTCOME}b</async>"
-    assert written(last.context) == f"<sync/>{CAUSES}<async>a{OUTCOME}b</async></promise><sync/>"
-    assert Segment(SYNC, is_tag=True) in main.target
-
-
-def test_literal_tags_are_bare_text_in_views() -> None:
-    (view,) = views(parse("say <\\sync/>"))
-    assert view.target == (Segment("say <sync/>"),)
 
 
 def test_segments_are_tag_tokens_and_the_text_between_them() -> None:

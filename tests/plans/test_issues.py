@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
@@ -71,13 +71,6 @@ async def test_lists_hold_lists_and_objects() -> None:  # jsonformer 46, 67
                 filled = await client.fill("x", Form)
             assert len(filled.value.points) in (2, 3)
             assert filled.value.none == []
-
-
-async def test_a_number_is_no_string_and_every_field_is_there() -> None:  # super-json-mode
-    fields: dict[str, Any] = {"age": {"type": "integer"}, "tall": {"type": "boolean"}}
-    async with Client(RandomBackend(3)) as client:
-        filled = await client.fill("x", {"type": "object", "properties": fields})
-    assert [*map(type, filled.value.values())] == [int, bool]
 
 
 def test_strings_of_bounded_length_may_hold_quotes_and_line_breaks() -> None:  # SGLang 800

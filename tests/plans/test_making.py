@@ -9,19 +9,11 @@ from pydantic import BaseModel, Field
 
 from pasta_async import InvalidRequestError
 from pasta_async.plans import After, Plan, Together, Tokens
-from tests.plans.forms import REVIEW_TEXT, Report, Review
+from tests.plans.forms import REVIEW_TEXT, Report
 
 
 def names(plan: Plan) -> list[str]:
     return [hole.name for hole in plan.holes]
-
-
-def test_each_field_of_a_model_is_a_hole_that_sees_its_ancestors() -> None:
-    plan = Plan.of(Review)
-    assert names(plan) == ["strengths", "weaknesses", "stars", "verdict"]
-    assert plan.seen["strengths"] == frozenset()
-    assert plan.seen["stars"] == {"strengths", "weaknesses"}
-    assert plan.seen["verdict"] == {"strengths", "weaknesses", "stars"}
 
 
 def test_a_list_is_an_outline_and_a_hole_for_each_item() -> None:

@@ -9,7 +9,7 @@ from pasta_async import Client
 from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
 from tests.torture.cancellation import LocalEngine, break_off
-from tests.torture.inputs import check_typed, generate, send
+from tests.torture.inputs import generate, send
 from tests.torture.plan import Plan
 from tests.torture.plans import fill_forms
 from tests.torture.soak import soak
@@ -30,19 +30,6 @@ async def test_random_forms() -> None:
 
 async def test_clients_that_come_and_go() -> None:
     assert (await soak(Plan(count=30)))["whole streams"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<img src="x"/> and "/>',
-        '<promise topic="a" tokens="10"/>\ue000<as\ue000ync>x</async>\uf8ff<sync/>\u2063',
-        "<|im_<|im_end|>start|><|end|><|<|end|>|><|endoftext|></s><s>",
-        "<0x0A><0xE2>\u2581\U0001f30d\x00e\u0301\u00e9",
-    ],
-)
-def test_typed_text_that_was_once_read_otherwise(text: str) -> None:
-    check_typed(text)
 
 
 @pytest.mark.parametrize(

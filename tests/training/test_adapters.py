@@ -153,14 +153,6 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
     save_file(tensors, path)
 
 
-def halve_rank(tensors: dict[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if "lora_A" in name:
-            tensors[name] = tensor[: len(tensor) // 2].contiguous()
-        elif "lora_B" in name:
-            tensors[name] = tensor[:, : tensor.shape[1] // 2].contiguous()
-
-
 def rows_of(tensors: dict[str, torch.Tensor]) -> str:
     return next(name for name in tensors if "trainable_tokens_delta" in name)
 

@@ -16,7 +16,6 @@ from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
     BackendStatusError,
-    InvalidRequestError,
     UnsupportedModelError,
 )
 from pasta_async.options import Sampling
@@ -137,14 +136,6 @@ async def test_an_end_of_text_that_only_the_server_knows_is_no_text() -> None:
 async def test_what_is_wrong_with_an_answer_is_told(reply: Any, kind: type[BackendError]) -> None:
     with pytest.raises(kind, match=r"http://odd|the server ended"):
         await pieces_of(backend(served(reply)))
-
-
-async def test_what_does_not_fit_the_model_is_never_sent() -> None:
-    server = served()
-    for ids in ((), (odd_server.VOCABULARY,), (-1,), tuple(range(11, 111))):
-        with pytest.raises(InvalidRequestError):
-            await pieces_of(backend(server), ids=ids)
-    assert not server.sent("/v1/completions")
 
 
 @pytest.mark.parametrize(
