@@ -32,7 +32,7 @@ from pasta_async.tokenizer_files import find_template, named_ends
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _ROW_MULTIPLE = 64
-"""Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
+"""A vocabulary grows to a multiple of so many rows, as SGLang pads and tensor parallelism cuts it."""
 
 _PREFIX = "base_model.model."
 _TABLES = {"embed_tokens": "model.embed_tokens", "lm_head": "lm_head"}
@@ -41,7 +41,7 @@ _IGNORED_KEYS = {
     *("layers_pattern", "auto_mapping", "ensure_weight_tying", "inference_mode", "lora_dropout"),
     *("megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 }
-"""Keys of the config that change nothing in the result, or that the tensors tell, too; others must be off."""
+"""Keys of the config that do not change the result, or that the tensors tell as well; others must be off."""
 
 _RowId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
@@ -50,8 +50,8 @@ def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
     """Open a model folder, a GGUF file, the folder of an adapter, or a folder that only names a base.
 
     Args:
-        path: Of the folder or the file.
-        base: Instead of the one that the folder names.
+        path: The folder or the file.
+        base: A base to use instead of the one that the folder names.
 
     Raises:
         UnsupportedModelError: There is none, or the engine cannot compute the model.
@@ -96,7 +96,7 @@ def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
 
 
 def grown_rows(rows: int, needed: int) -> int:
-    """Rows of a vocabulary of `rows` that has to hold `needed`: as before if they fit, else a multiple."""
+    """Rows of a vocabulary that has `rows` and needs `needed`: the same if they fit, else rounded up."""
     return rows if needed <= rows else -(-needed // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
@@ -116,7 +116,7 @@ class _AdapterConfig(File):
     @field_validator("trainable_token_indices", mode="before")
     @classmethod
     def _of_the_embedding(cls, given: Any) -> Any:
-        """A list, which peft takes as well, is of the embedding."""
+        """A mapping; peft also takes a list, which is that of the embedding."""
         return {"embed_tokens": cast("list[Any]", given)} if isinstance(given, list) else given or {}
 
     @field_validator("trainable_token_indices")
@@ -140,9 +140,9 @@ class _AdapterConfig(File):
     def read(cls, path: Path) -> _AdapterConfig:
         raw = read_json(path)
         if wrong := [key for key in raw.keys() - cls.model_fields.keys() - _IGNORED_KEYS if raw[key]]:
-            said = ", ".join(f"{key} is {raw[key]!r:.60}" for key in sorted(wrong))
+            settings = ", ".join(f"{key} is {raw[key]!r:.60}" for key in sorted(wrong))
             raise UnsupportedModelError(
-                f"{path}: {said}; only LoRA of one rank, and trained rows, can be merged"
+                f"{path}: {settings}; only LoRA of one rank, and trained rows, can be merged"
             )
         return validated(cls, {key: value for key, value in raw.items() if value is not None}, path)
 
@@ -165,7 +165,8 @@ class AdapterFolder(Checkpoint):
         self.path = path
         self.base: Checkpoint = base
         given = _AdapterConfig.read(path / ADAPTER_CONFIG)
-        self._rows, self._scale = given.rows, given.scale
+        self._rows = given.rows
+        self._scale = given.scale
         needed = max((token for ids in self._rows.values() for token in ids), default=-1) + 1
         rows = grown_rows(base.config.vocab_size, needed)
         self.config: ModelConfig = base.config.model_copy(update={"vocab_size": rows})
@@ -180,7 +181,8 @@ class AdapterFolder(Checkpoint):
 
     def tensor(self, name: str) -> torch.Tensor:
         """See `Checkpoint`; tensors that the adapter changes are float32."""
-        weight, module = self.base.tensor(name), name.removesuffix(".weight")
+        weight = self.base.tensor(name)
+        module = name.removesuffix(".weight")
         if module in _TABLES.values():
             return self._table(weight, module)
         if _lora(module, "A") not in self._shapes:
@@ -190,15 +192,16 @@ class AdapterFolder(Checkpoint):
 
     def tokenizer_files(self) -> TokenizerFiles:
         """See `Checkpoint`."""
-        base, complete = self.base.tokenizer_files(), (self.path / "tokenizer.json").is_file()
+        base = self.base.tokenizer_files()
+        complete = (self.path / "tokenizer.json").is_file()
         files = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
         ends = tuple(dict.fromkeys([*files.end_ids, *base.end_ids]))
         return files._replace(template=files.template or base.template, end_ids=ends)
 
     def generation_defaults(self) -> GenerationDefaults:
-        """See `Checkpoint`; the base's, unless the folder says something."""
-        has_some = (self.path / "generation_config.json").is_file()
-        return super().generation_defaults() if has_some else self.base.generation_defaults()
+        """See `Checkpoint`; the base's, unless the folder has a `generation_config.json`."""
+        has_file = (self.path / "generation_config.json").is_file()
+        return super().generation_defaults() if has_file else self.base.generation_defaults()
 
     def _with_tags(self, base: TokenizerFiles) -> TokenizerFiles:
         """The base's tokenizer, with tags if the adapter has rows for them."""
@@ -217,7 +220,8 @@ class AdapterFolder(Checkpoint):
 
     def _table(self, weight: torch.Tensor, module: str) -> torch.Tensor:
         """The embedding, or the output layer, `[rows, hidden]`."""
-        old, more = weight.float(), self.config.vocab_size - len(weight)
+        old = weight.float()
+        more = self.config.vocab_size - len(weight)
         grown = torch.cat([old, old.mean(0, keepdim=True).expand(more, -1)]) if more else old.clone()
         if ids := self._rows.get(module):
             grown[ids] = self._read(_row_name(module))
@@ -232,7 +236,7 @@ def _lora(module: str, part: str) -> str:
 
 
 def _row_name(module: str) -> str:
-    return f"{_PREFIX}{module}.token_adapter.trainable_tokens_delta"  # whole rows, though peft says delta
+    return f"{_PREFIX}{module}.token_adapter.trainable_tokens_delta"  # not a delta: whole rows
 
 
 def _expected_shapes(

@@ -132,14 +132,15 @@ class LocalBackend:
         return replace(engine.scheduler.load(), step_doubles_at=engine.step_times.doubles_at)
 
     async def aclose(self) -> None:
-        """End open requests with an error and let the model go. A cancellation is raised after that."""
+        """End open requests with an error and free the model. A cancellation is raised after that."""
         self._closed = True
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
+        self._loaded = None
         try:
             if loaded is not None:
                 await loaded.engine_loop.aclose(BackendError(f"{self._path.name}: the backend was closed"))
         finally:
-            self._executor.shutdown(wait=False)  # who waits to load finds it closed
+            self._executor.shutdown(wait=False)  # a call that waits for the loading finds it closed
 
     async def _connected(self) -> _LoadedModel:
         if self._loaded is None and not self._closed:
@@ -149,7 +150,7 @@ class LocalBackend:
         return loaded
 
     def _load(self) -> None:
-        """In the engine's thread, so that two callers wait for one loading."""
+        """Load the model, in the engine's thread, so that two callers wait for one loading."""
         if self._loaded is None and not self._closed:
             with _uncollected():
                 loaded = _LoadedModel(self._path, self._options, self._executor)
@@ -173,9 +174,11 @@ class _LoadedModel:
             checkpoint = open_checkpoint(path)
         except ModuleNotFoundError as error:
             raise BackendError(str(missing_extra("local:", "local", error))) from error
-        tokenizer, self._defaults = checkpoint.tokenizer(), checkpoint.generation_defaults()
-        small = weight_count(checkpoint.config) < _SMALL_MODEL
-        threads = options.threads or (1 if small else torch.get_num_threads())
+        tokenizer = checkpoint.tokenizer()
+        self._defaults = checkpoint.generation_defaults()
+        is_small = weight_count(checkpoint.config) < _SMALL_MODEL
+        threads = options.threads or (1 if is_small else torch.get_num_threads())
+        # This thread loads with `threads`, then decodes with `torch_threads`; all others keep their number.
         usual_threads = use_threads(threads)
         self.engine = Engine(checkpoint, options.model_copy(update={"threads": threads}))
         use_threads(self.engine.torch_threads, usual_threads)
@@ -226,7 +229,7 @@ class _LoadedModel:
 
 @contextmanager
 def _uncollected() -> Generator[None]:
-    """Look for no garbage: what is imported and loaded stays, and looking took a tenth of the time."""
+    """Switch the garbage collector off: all that is loaded stays, and collecting took a tenth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -237,7 +240,7 @@ def _uncollected() -> Generator[None]:
 
 
 def _checked_ids(request: DecodeRequest, model: Model) -> NDArray[np.int64]:
-    """The context of a request that the engine can work on."""
+    """The ids of a request, int64 `[length]`, if the engine can decode it."""
     import numpy as np
 
     try:

@@ -21,13 +21,13 @@ from pasta_async.backends.local.cache import PAGE
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
-_HOLES = 0.2  # share of pages between those attended to that is read along rather than copied without them
-_TOGETHER = 16  # new tokens of an entry from which on the compiled step has them attend together
-_MOST_QUERIES = 64  # of a prompt in one product: a part does not read the keys of those behind it
-_MANY_QUERIES = 32  # queries of a group that is worth a product of its own
+_FEW_GROUPS = 4  # if there are no more, each gets one or two products of its own
+_HOLES = 0.2  # largest share of unused pages in a contiguous range that is read in place instead of copied
+_TOGETHER = 16  # new tokens of an entry that attend together in the compiled step; fewer attend one by one
+_MOST_QUERIES = 64  # queries of a prompt in one product: so that a part reads no keys of later parts
+_MANY_QUERIES = 32  # queries of a group from which on it gets a product of its own
 _WASTE = 1.5  # groups share a block while padding makes it at most this much larger
-_COPIED = 128  # pages that are copied for one product: they stay in the processor's cache
+_COPIED = 128  # most pages that are copied for one product: they stay in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Entry:
     group: Hashable  # sequences of a group are expected to share slots
     ids: Ints
     start: int
-    slots: Ints  # of all tokens up to the last new one
+    slots: Ints  # the slot of each token up to the last new one
 
     @property
     def count(self) -> int:
@@ -69,8 +69,8 @@ class Block:
 class Batch:
     """A flat batch; every tensor is int64, on the model's device."""
 
-    ids: torch.Tensor  # of each row's token, `[rows]`
-    positions: torch.Tensor  # of each row's token in its sequence, `[rows]`
+    ids: torch.Tensor  # the id of each row's token, `[rows]`
+    positions: torch.Tensor  # its position in its sequence, `[rows]`
     slots: torch.Tensor  # where the keys and values of each row go, `[rows]`
     last: torch.Tensor  # the row of each entry's last token, `[entries]`
     blocks: list[Block]
@@ -79,20 +79,22 @@ class Batch:
 class RowBatch(NamedTuple):
     """A batch for the compiled step: each row has the slots that it sees, whatever others see. All int64."""
 
-    ids: Ints  # of each row's token, `[rows]`
-    positions: Ints  # a row sees so many slots, and its own: `[rows]`
+    ids: Ints  # the id of each row's token, `[rows]`
+    positions: Ints  # its position: the row sees so many slots and its own, `[rows]`
     slots: Ints  # where the keys and values of each row go, `[rows]`
     last: Ints  # the row of each entry's last token, `[entries]`
-    seen: Ints  # the slots of all entries, one behind the other: `[sum of their lengths]`
-    starts: Ints  # where in `seen` those of each row begin, `[rows]`
+    seen: Ints  # the slots of all entries, entry after entry: `[sum of their lengths]`
+    starts: Ints  # the index in `seen` of the first slot that each row sees, `[rows]`
     single: Ints  # rows that attend one by one, `[single rows]`
-    prompts: Ints  # `[prompts, 2]`: rows from the first up to the second, of one entry, that attend together
+    prompts: Ints  # `[prompts, 2]`: first row and end of each entry whose rows attend together
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> RowBatch:
         """The batch of these entries, in order."""
-        counts, lengths = np.array([(e.count, len(e.slots)) for e in entries], np.int64).T
-        ends, together = np.cumsum(counts, dtype=np.int64), counts >= _TOGETHER
+        counts = np.array([entry.count for entry in entries], np.int64)
+        lengths = np.array([len(entry.slots) for entry in entries], np.int64)
+        ends = np.cumsum(counts, dtype=np.int64)
+        together = counts >= _TOGETHER
         return cls(
             *_new_tokens(entries),
             last=ends - 1,
@@ -121,12 +123,14 @@ class BatchMaker:
     """Lays out batches for a pool of so many slots; masks are of `dtype`, as keys and values are."""
 
     def __init__(self, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._column = np.empty(-(-slots // PAGE) * PAGE, np.int64)  # of a slot among the keys of its group
-        self._device, self._dtype = device, dtype
+        self._column = np.empty(-(-slots // PAGE) * PAGE, np.int64)  # the mask column of each slot
+        self._device = device
+        self._dtype = dtype
 
     def make(self, entries: Sequence[Entry]) -> Batch:
         """The batch of these entries, in order."""
         ends = np.cumsum([entry.count for entry in entries])
+        # Entries of one group attend together. A long prompt is cut, and each of its parts is a group alone.
         members: dict[Hashable, list[tuple[Entry, int]]] = {}
         for entry, end in zip(entries, ends.tolist(), strict=True):
             for part, behind in _parts(entry):
@@ -139,9 +143,10 @@ class BatchMaker:
         return Batch(ids, positions, slots, self._tensor(ends - 1), blocks)
 
     def _group(self, members: list[tuple[Entry, int]], few: bool) -> _Group:
-        """The attention of entries, each given with the end of its rows."""
+        """The attention of entries that share slots, each given with the end of its rows in the batch."""
         rows = np.concatenate([np.arange(end - entry.count, end) for entry, end in members])
-        private, entries = None, [entry for entry, _ in members]
+        private = None
+        entries = [entry for entry, _ in members]
         if few:
             private, entries = self._private_part(entries)
         table, keys = self._table(entries, in_place=few)
@@ -171,13 +176,13 @@ class BatchMaker:
         if not all(shared):
             return None, entries
         # Each thread's own slots, by their pages (which threads may share) and their columns within these.
-        own_slots = [entry.slots[length:] for entry, length in zip(entries, shared, strict=True)]
-        own_pages = [(self._pages(own), self._column[own]) for own in own_slots]
-        if not (most := max(len(pages) for pages, _ in own_pages)):
+        private_slots = [entry.slots[length:] for entry, length in zip(entries, shared, strict=True)]
+        private_pages = [(self._pages(of_thread), self._column[of_thread]) for of_thread in private_slots]
+        if not (most := max(len(pages) for pages, _ in private_pages)):
             return None, entries
-        table = np.concatenate([_pad(pages, most) for pages, _ in own_pages])
+        table = np.concatenate([_pad(pages, most) for pages, _ in private_pages])
         mask = np.full((len(entries), 1, most * PAGE), -np.inf, np.float32)
-        for query, (_, columns) in enumerate(own_pages):
+        for query, (_, columns) in enumerate(private_pages):
             mask[query, 0, columns] = 0
         rest = [
             replace(entry, slots=entry.slots[:length], start=length - 1)
@@ -191,12 +196,12 @@ class BatchMaker:
         Pages that nobody sees may be among them, if they are few (a mask hides them).
         """
         pages = self._pages(np.concatenate([entry.slots for entry in entries]))
-        first, last = int(pages[0]), int(pages[-1])
-        span = last + 1 - first
+        first, end = int(pages[0]), int(pages[-1]) + 1
+        span = end - first
         if not in_place or span - len(pages) > _HOLES * span:
             return pages, len(pages) * PAGE
-        self._column[first * PAGE : (last + 1) * PAGE] = np.arange(span * PAGE)
-        return slice(first * PAGE, (last + 1) * PAGE), span * PAGE
+        self._column[first * PAGE : end * PAGE] = np.arange(span * PAGE)
+        return slice(first * PAGE, end * PAGE), span * PAGE
 
     def _pages(self, slots: Ints) -> Ints:
         """The pages that slots are on; sets the column of each of their slots."""
@@ -205,7 +210,8 @@ class BatchMaker:
         return pages
 
     def _block(self, groups: list[_Group]) -> Block:
-        queries, pages = max(len(group.rows) for group in groups), max(group.pages for group in groups)
+        queries = max(len(group.rows) for group in groups)
+        pages = max(group.pages for group in groups)
         if len(groups) == 1:
             (group,) = groups
             mask = None if group.mask is None else self._tensor(group.mask[None, None])
@@ -241,13 +247,13 @@ def _new_tokens(entries: Sequence[Entry]) -> tuple[Ints, Ints, Ints]:
 
 
 def _shared_length(readers: Ints) -> int:
-    """Slots of a sequence up to the last that others see as well, by the number of readers of each slot."""
+    """Slots of a sequence up to the last that others see as well; `readers`: threads that see each slot."""
     shared = np.flatnonzero(readers != 1)
     return int(shared[-1]) + 1 if len(shared) else 0
 
 
 def _parts(entry: Entry) -> Iterator[tuple[Entry, int]]:
-    """The entry, in parts if it is long, each with the number of its tokens that stand behind the part."""
+    """The entry, or parts of it if it is long, each with the number of new tokens behind the part."""
     if entry.count <= _MOST_QUERIES:
         yield entry, 0
         return
@@ -273,10 +279,10 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
 
 
 def _fits(group: _Group, block: list[_Group], area: int) -> bool:
-    """True if a group may share the block of others, which have no fewer rows; `area`: of all, unpadded."""
+    """True if a group may join a block of groups with no fewer rows; `area`: all rows x pages, unpadded."""
     for member in (group, block[-1]):
         if len(member.rows) >= _MANY_QUERIES or not member.pages or member.private is not None:
-            return False  # its attention is a product of its own
+            return False  # it gets a product of its own
     pages = (len(block) + 1) * max(member.pages for member in (*block, group))
     return pages <= _COPIED and len(block[0].rows) * pages <= _WASTE * area
 

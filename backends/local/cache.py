@@ -27,7 +27,7 @@ from pasta_async.errors import UnsupportedModelError
 Ids = NDArray[np.int64]
 
 PAGE = 32
-"""Slots that attention reads together. Products are compiled for each new shape: shapes should come back."""
+"""Slots that attention reads together. A product is compiled for each new shape, so sizes are whole pages."""
 
 _CACHE_BYTES = 2**30
 _MAX_SLOTS = 32768
@@ -37,12 +37,12 @@ _MIN_SLOTS = 1024
 class KVCache:
     """Keys and values of all slots: `whole` is `[layers, 2 * kv_heads, slots, head_dim]`, keys first.
 
-    What a head sees stands together, as products of many matrices want it. There are whole pages of slots.
+    The slots of a head are contiguous, as batched products need them, and rounded up to whole pages.
     """
 
     def __init__(self, config: ModelConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
         shape = (config.layers, 2 * config.kv_heads, -(-slots // PAGE) * PAGE, config.head_dim)
-        if device.type == "cpu":  # in pages that the system provides as they are first used: most stay unused
+        if device.type == "cpu":  # a mapping: pages take memory once they are used, and most are not
             pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
             self.whole: torch.Tensor = torch.frombuffer(pages, dtype=dtype).view(shape)
         else:
@@ -62,12 +62,12 @@ class SlotPool:
         self.free: int = slots
         """The number of free slots."""
         self._unused = np.ones(slots, np.bool_)
-        self._left = np.full(slots // PAGE, PAGE)  # free slots of each page
+        self._free_of_page = np.full(slots // PAGE, PAGE)  # free slots of each page
 
     @property
     def free_in_pages(self) -> int:
         """The number of slots in pages that are free as a whole."""
-        return PAGE * int(np.count_nonzero(self._left == PAGE))
+        return PAGE * int(np.count_nonzero(self._free_of_page == PAGE))
 
     def take(self, count: int, behind: int | None = None) -> Ids:
         """Claim `count` slots, if possible those behind the sequence's last one; so many must be free."""
@@ -82,7 +82,7 @@ class SlotPool:
 
     def _free_stretch(self, most: int) -> Ids:
         """At most so many free slots: from the first page that is free as a whole, or else any."""
-        whole = np.flatnonzero(self._left == PAGE)
+        whole = np.flatnonzero(self._free_of_page == PAGE)
         if len(whole):
             return self._stretch(int(whole[0]) * PAGE, most)
         return np.flatnonzero(self._unused)[:most]
@@ -97,10 +97,12 @@ class SlotPool:
         return slots
 
     def _mark(self, slots: Ids, *, free: bool) -> None:
-        pages, change = slots // PAGE, 1 if free else -1
+        pages = slots // PAGE
+        change = 1 if free else -1
         self._unused[slots] = free
         self.free += change * len(slots)
-        np.add.at(self._left, pages[pages < len(self._left)], change)
+        # The last slots may not fill a page: they are in no count.
+        np.add.at(self._free_of_page, pages[pages < len(self._free_of_page)], change)
 
 
 @dataclass(eq=False, slots=True)
@@ -112,7 +114,7 @@ class Node:
     parent: Node | None
     children: dict[int, Node] = field(default_factory=dict["int", "Node"])
     locks: int = 0  # sequences that stand on this node or below it
-    used: int = 0
+    used: int = 0  # time of the last use, by the clock of the tree
 
     def path(self) -> Iterator[Node]:
         """This node and those above it, without the root."""
@@ -143,13 +145,13 @@ class RadixCache:
         caller keeps its own slots, and may free them once it uses the tree's instead.
         """
         end, done = self._walk(node, ids)
-        known = _slots_between(node, end)
+        present = _slots_between(node, end)
         if done == len(ids):
-            return end, known
+            return end, present
         leaf = Node(ids[done:].copy(), slots[done:].copy(), end, used=self._clock)
         end.children[int(leaf.ids[0])] = leaf
         self.evictable += len(leaf.ids)
-        return leaf, known
+        return leaf, present
 
     def lock(self, node: Node) -> None:
         """Keep the path to `node` from being evicted, until as many `unlock` calls."""
@@ -197,6 +199,7 @@ class RadixCache:
         done = 0
         while done < len(ids) and (child := node.children.get(int(ids[done]))):
             child.used = self._clock
+            # The edge is followed as far as it agrees with `ids`; where it ends within, it is cut in two.
             size = min(len(child.ids), len(ids) - done)
             differ = np.flatnonzero(child.ids[:size] != ids[done : done + size])
             shared = int(differ[0]) if len(differ) else size
@@ -212,18 +215,22 @@ class RadixCache:
         assert parent is not None
         upper = Node(node.ids[:at], node.slots[:at], parent, locks=node.locks, used=node.used)
         parent.children[int(upper.ids[0])] = upper
-        node.ids, node.slots, node.parent = node.ids[at:], node.slots[at:], upper
+        node.ids = node.ids[at:]
+        node.slots = node.slots[at:]
+        node.parent = upper
         upper.children[int(node.ids[0])] = node
         return upper
 
     def _remove(self, node: Node, wanted: int) -> Ids:
         """Take the last `wanted` slots of a leaf, all of it if it has no more."""
-        parent, keep = node.parent, max(len(node.ids) - wanted, 0)
+        parent = node.parent
         assert parent is not None
+        keep = max(len(node.ids) - wanted, 0)
         freed = node.slots[keep:]
         self.evictable -= len(freed)
         if keep:
-            node.ids, node.slots = node.ids[:keep], node.slots[:keep]
+            node.ids = node.ids[:keep]
+            node.slots = node.slots[:keep]
         else:
             del parent.children[int(node.ids[0])]
         return freed
@@ -246,7 +253,8 @@ def _loose(node: Node) -> bool:
 
 # Memory ---------------------------------------------------------------------------------------------------
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_M_TRIM_THRESHOLD = -1  # from glibc's malloc.h, as the next one
+_M_MMAP_THRESHOLD = -3
 _LARGEST_KEPT = 2**25  # glibc takes no larger threshold
 
 
@@ -267,43 +275,44 @@ def affordable_slots(
     """The number of KV slots that fit in memory with the weights and the copies that loading makes.
 
     Args:
-        checkpoint: Of the model.
-        weight_bytes: Of a weight.
-        kv_bytes: Of a number in the cache.
-        wanted: So many are asked for; None: as many as a gibibyte holds, at most 32768, but in a small memory
-            no more than half of what the weights leave.
-        device: Where they are to be.
+        checkpoint: The model.
+        weight_bytes: Bytes of a weight.
+        kv_bytes: Bytes of a number in the cache.
+        wanted: The number that the user asks for; None: as many as a gibibyte holds, at most 32768, but in a
+            small memory no more than half of what the weights leave.
+        device: The device of weights and cache.
 
     Raises:
         UnsupportedModelError: Those wanted do not fit, or not even a few.
     """
     config = checkpoint.config
     matrices = [math.prod(shape) for shape in expected_shapes(config).values() if len(shape) == 2]
-    if config.tied:  # the head is a matrix of its own, with the weights of the norm before it
+    if config.tied:  # the head is a second matrix: the weights of the norm before it are multiplied in
         matrices.append(config.vocab_size * config.hidden)
-    weights = weight_bytes * sum(matrices)
+    weights = weight_bytes * sum(matrices)  # bytes, as `loading`, `room` and `needed`
     loading = 8 * max(*matrices, 2 * config.intermediate * config.hidden)  # two float32 copies of the largest
-    token = 2 * config.layers * config.kv_heads * config.head_dim * kv_bytes
-    slots = wanted or max(min(_CACHE_BYTES // token, _MAX_SLOTS), 256)
+    slot_bytes = 2 * config.layers * config.kv_heads * config.head_dim * kv_bytes
+    slots = wanted or max(min(_CACHE_BYTES // slot_bytes, _MAX_SLOTS), 256)
     if (room := available_memory(device)) is None:
         return slots
     if wanted is None:
-        slots = min(slots, max((room - weights - loading) // 2 // token, _MIN_SLOTS))
-    if (needed := weights + loading + slots * token) > room:
+        slots = min(slots, max((room - weights - loading) // 2 // slot_bytes, _MIN_SLOTS))
+    if (needed := weights + loading + slots * slot_bytes) > room:
         raise UnsupportedModelError(
             f"{checkpoint.path} does not fit in memory: its weights take {weights / 1e9:.1f} GB, loading "
             f"them {loading / 1e9:.1f} GB more, the keys and values of {slots} tokens "
-            f"{slots * token / 1e9:.1f} GB; that is {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are free"
+            f"{slots * slot_bytes / 1e9:.1f} GB; that is {needed / 1e9:.1f} GB, "
+            f"and {room / 1e9:.1f} GB are free"
         )
     return slots
 
 
 def available_memory(device: torch.device, root: Path = Path("/")) -> int | None:
-    """Bytes that this process can still take without pushing others out; None where nobody says.
+    """Bytes that this process can still take without pushing others out; None if that is not known.
 
     Args:
-        device: Where the memory is to be.
-        root: Of the file system that has `proc` and `sys`.
+        device: The device whose memory is meant.
+        root: The folder with `proc` and `sys`.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
@@ -316,24 +325,25 @@ def _system_memory(root: Path) -> Iterator[int]:
     try:
         yield _table(root / "proc/meminfo")["MemAvailable:"] * 1024
     except (OSError, KeyError):
-        with suppress(AttributeError, OSError, ValueError):  # all there is, rather than what is free
+        with suppress(AttributeError, OSError, ValueError):  # the whole memory, rather than what is free
             yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _group_rooms(root: Path) -> Iterator[int]:
     """Bytes that each control group above this process leaves; cached files do not count as used."""
-    top, lines = root / "sys/fs/cgroup", list[str]()
+    top = root / "sys/fs/cgroup"
+    lines: list[str] = []
     with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]  # of version 2
+    names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]  # cgroup v2
     for folder in (top / name.strip("/") for name in names):
         # In a container the group may stand at the top, under another name.
         for group in (folder, *folder.parents[: len(folder.parts) - len(top.parts)]):
-            with suppress(OSError, ValueError):  # no limit, or none of this process's business
+            with suppress(OSError, ValueError):  # no limit, or a file that may not be read
                 room = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
                 yield room + _table(group / "memory.stat").get("inactive_file", 0)
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """The numbers of a file by their names; a line has a name and a number."""
     return {name: int(number) for name, number, *_ in map(str.split, path.read_text().splitlines())}

@@ -59,7 +59,7 @@ class ModelConfig(File):
     """True if the output layer is the embedding."""
     rope_theta: float = 10000.0
     rope_divisors: tuple[float, ...] = ()
-    """Of rotary frequencies; all 1 where nothing is stretched."""
+    """The divisor of each rotary frequency; 1 where nothing is stretched."""
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
@@ -139,8 +139,11 @@ def model_config(raw: Mapping[str, Any], path: Path, refusal: str = _REFUSAL) ->
     with well_formed(path):
         if reason := _unsupported(raw):
             raise UnsupportedModelError(f"{path}: {reason}; {refusal}")
-        architecture, heads = raw["architectures"][0], raw.get("num_attention_heads")
-        bias, qwen2 = bool(raw.get("attention_bias")), architecture == "Qwen2ForCausalLM"
+        architecture = raw["architectures"][0]
+        heads = raw.get("num_attention_heads")
+        bias = bool(raw.get("attention_bias"))
+        qwen2 = architecture == "Qwen2ForCausalLM"  # its queries, keys and values always have biases
+        # Values that a file may leave out, then those that it has, then what the architecture decides.
         values = {"num_key_value_heads": heads}
         if heads and "hidden_size" in raw:
             values["head_dim"] = max(raw["hidden_size"] // heads, 1)
@@ -158,6 +161,7 @@ def model_config(raw: Mapping[str, Any], path: Path, refusal: str = _REFUSAL) ->
             raise UnsupportedModelError(
                 f"{path}: {config.heads} heads cannot share {config.kv_heads} key-value heads"
             )
+        # transformers 5 writes `rope_parameters`; older files have `rope_scaling`, `rope_theta` beside it.
         scaling: dict[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind not in _ROPES:
@@ -192,7 +196,7 @@ def _frequencies(theta: float, half: int) -> list[float]:
 
 
 class GenerationDefaults(File):
-    """The sampling that a model prefers, as its `generation_config.json` has it."""
+    """A model's default sampling, from its `generation_config.json`."""
 
     repetition_penalty: float = Field(default=1.0, gt=0, le=2)
     suppress_tokens: tuple[NonNegativeInt, ...] = ()
@@ -246,10 +250,10 @@ class Checkpoint(ABC):
         return tokenizer
 
     def generation_defaults(self) -> GenerationDefaults:
-        """The sampling that it prefers.
+        """The model's default sampling.
 
         Raises:
-            UnsupportedModelError: Its file is malformed, the penalty not above 0 and at most 2, or an id not
+            UnsupportedModelError: The file is malformed, the penalty not above 0 and at most 2, or an id not
                 in the vocabulary.
         """
         path = self.path / "generation_config.json"
@@ -268,8 +272,9 @@ class CheckpointFolder(Checkpoint):
         refusal: The end of a message about something that is not supported.
 
     Raises:
-        UnsupportedModelError: As `read_config` says; or no safetensors file, a broken one, or tensors that
-            are missing, unknown, of another shape than config.json says, or no floating numbers.
+        UnsupportedModelError: `read_config` raises it; there is no safetensors file, or a broken one; or
+            tensors are missing, unknown, of another shape than config.json says, or not of floating-point
+            numbers.
     """
 
     def __init__(self, path: Path, refusal: str = _REFUSAL) -> None:
@@ -284,7 +289,7 @@ class CheckpointFolder(Checkpoint):
             opened, in_file = open_safetensors(file, refusal)
             self._files |= dict.fromkeys(in_file, opened)
             shapes |= in_file
-        if self.config.tied:  # some writers save what follows from others
+        if self.config.tied:  # some writers save it, though it is the embedding
             shapes.pop("lm_head.weight", None)
         shapes = {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
         compare_shapes(path, expected_shapes(self.config), shapes)
@@ -304,7 +309,7 @@ class CheckpointFolder(Checkpoint):
 
 @contextmanager
 def well_formed(path: Path) -> Generator[None]:
-    """Reading a file of an unexpected form ends with an `UnsupportedModelError` that names it."""
+    """Turn errors of reading a malformed file into an `UnsupportedModelError` that names it."""
     try:
         yield
     except (OSError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
@@ -382,7 +387,8 @@ def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
     if not index.is_file():
@@ -405,7 +411,7 @@ def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str
     Returns the opened file, as `safe_open` gives it, and the shape of each tensor.
 
     Raises:
-        UnsupportedModelError: It is missing or broken, or has a tensor of no floating numbers.
+        UnsupportedModelError: It is missing or broken, or a tensor is not of floating-point numbers.
     """
     open_file: Callable[..., Any] = safe_open
     try:
@@ -445,7 +451,7 @@ Files = dict[str, Mapping[str, Any] | str]
 """Files of a model folder beside the weights, by name: text, or an object that is written as JSON."""
 
 FILE_BYTES = 10**9
-"""Of weights in one file, and in memory while it is written; more only where a single tensor has more."""
+"""Most bytes of weights in one file, and in memory while it is written, unless one tensor has more."""
 
 _save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
 _split: Any = getattr(huggingface_hub, "split_state_dict_into_shards_factory")  # noqa: B009 (neither)
@@ -455,9 +461,9 @@ def model_files(config: Mapping[str, Any], tokenizer: TokenizerFiles, generation
     """The files of a model folder beside the weights.
 
     Args:
-        config: For config.json.
-        tokenizer: For tokenizer.json, tokenizer_config.json and the chat template.
-        generation: For generation_config.json; what says nothing is left out.
+        config: The content of config.json.
+        tokenizer: The content of tokenizer.json, tokenizer_config.json and the chat template.
+        generation: The content of generation_config.json; empty values are left out.
     """
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     named = {key: value for key, value in tokenizer.config.items() if key != "chat_template"}
@@ -480,10 +486,10 @@ def write_folder(
         files: All but the weights.
         sizes: Bytes of each tensor, by name.
         read: Gives the tensor of a name.
-        label: Says what is done, beside the progress bar.
+        label: Text beside the progress bar.
     """
     partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # a process that was killed may have left it
     partial.mkdir(parents=True)
     try:
         for name, content in files.items():
@@ -529,7 +535,7 @@ def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float
     Args:
         checkpoint: The model.
         out: The folder; it appears when it is complete.
-        dtype: Of the weights; float32 loses nothing.
+        dtype: Type of the weights; float32 loses nothing.
 
     Raises:
         InvalidRequestError: `out` is there already.
@@ -537,7 +543,7 @@ def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float
     """
     if out.exists():
         raise InvalidRequestError(f"{out} is there already: name a new folder")
-    ends = checkpoint.tokenizer().end_ids  # what cannot be used is not written
+    ends = checkpoint.tokenizer().end_ids  # raises before anything is written
     config = {key: value for key, value in checkpoint.raw.items() if key != "torch_dtype"}
     generation = {"eos_token_id": [*ends], **checkpoint.generation_defaults().model_dump()}
     files = model_files({**config, "dtype": dtype}, checkpoint.tokenizer_files(), generation)

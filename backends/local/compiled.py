@@ -35,7 +35,7 @@ Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 class Team:
     """Threads that run a kernel together: the caller's own, and workers that wait for its next call.
 
-    They wait actively for some milliseconds, longer than between two steps, and then sleep.
+    They spin for some milliseconds, longer than the time between two steps, and then sleep.
 
     Args:
         size: The number of threads, the caller's included.
@@ -43,7 +43,8 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._sync, self._turn = np.zeros(16, np.int64), 0  # two counts, see `kernels._CALLS`
+        self._sync = np.zeros(16, np.int64)  # two counts, of waits and of calls; see `kernels._CALLS`
+        self._turn = 0  # waits of each thread so far
         self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
         for tasks in self._queues:
             threading.Thread(target=_work, args=(tasks,), name="pasta-kernels", daemon=True).start()
@@ -52,7 +53,7 @@ class Team:
     def run(self, kernel: Any, *args: Any) -> None:
         """Call ``kernel(thread, threads, sync, turn, *args)`` in each thread; returns when all are through.
 
-        `sync` is the address of the number of all waits so far, of all threads, and `turn` of those of each.
+        `sync` is the address of the count of all threads' waits so far; `turn` is the number of each one's.
         A kernel tells the others that a call begins, ends with `kernels._end`, and returns its next turn.
         """
         for number, tasks in enumerate(self._queues, 1):
@@ -64,7 +65,7 @@ def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
     while (task := tasks.get()) is not None:
         kernel, number, size, sync, turn, args = task
         kernel(number, size, sync.ctypes.data, turn, *args)
-        del task, args  # they may be all that keeps the model
+        del task, args  # else a thread that waits would keep the model in memory
 
 
 def _dismiss(queues: list[queue.SimpleQueue[Task | None]]) -> None:
@@ -76,7 +77,7 @@ class CompiledLM:
     """A decoder-only model in int8: one call computes new tokens of many sequences, through all layers.
 
     Args:
-        config: Its shape.
+        config: The model's shape.
         arrays: Those that `int8_layout` names. They are only read.
         positions: Rotary tables are made for this many.
         threads: CPU threads of the kernels.
@@ -87,19 +88,23 @@ class CompiledLM:
     ) -> None:
         from pasta_async.backends.local.kernels import step
 
-        self._config, self._arrays, self._kernel = config, arrays, step
+        self._config = config
+        self._arrays = arrays
+        self._kernel = step
         self._team = Team(min(threads, config.hidden // GROUP))  # each has outputs of every product
         layers = range(config.layers)
         table = [[self._product(f"{i}.{name}") for name in PRODUCTS] for i in layers]
-        self._table, self._head = np.array(table, np.int64), np.array(self._product("head"), np.int64)
+        self._table = np.array(table, np.int64)
+        self._head = np.array(self._product("head"), np.int64)
         self._outputs = len(arrays["head.sums"])  # rounded up to whole groups
         norms = [arrays[f"{i}.qk_norm"] for i in layers if config.qk_norm]
-        none = np.empty((config.layers, 0, config.head_dim), np.float32)
-        self._qk_norms = np.stack(norms) if norms else none
+        no_norms = np.empty((config.layers, 0, config.head_dim), np.float32)
+        self._qk_norms = np.stack(norms) if norms else no_norms
         self._rotations = torch.view_as_real(rotations(config, positions)).reshape(positions, -1).numpy()
         # The norm's epsilon as a length: sqrt(|x|^2 + hidden * eps) is hypot(|x|, this).
         length = math.sqrt(config.hidden * config.norm_eps)
         self._epsilons = np.float32(length), np.float32(config.norm_eps)
+        # The kernels are compiled for the lengths of these tuples (`group` and `parts` of `kernels.step`).
         self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // LANES)
         self._scratch_rows = 0
         self._scratch: tuple[Array, ...] = ()
@@ -110,11 +115,13 @@ class CompiledLM:
         Returns logits, float32 `[len(batch.last), vocabulary]`. Row i belongs to the i-th of `batch.last`, a
         row of the batch.
         """
-        c, rows, outputs = self._config, len(batch.ids), len(batch.last)
-        half, kv = cache.whole.dtype == torch.bfloat16, cache.whole
+        c = self._config
+        rows = len(batch.ids)
+        kv = cache.whole
+        half = kv.dtype == torch.bfloat16  # which numpy does not have: its bits are passed as uint16
         stored = kv.view(torch.int16).numpy().view(np.uint16) if half else kv.numpy()
         widths = (c.heads + 2 * c.kv_heads) * c.head_dim, c.heads * c.head_dim, 2 * c.intermediate
-        logits = np.empty((outputs, self._outputs), np.float32)
+        logits = np.empty((len(batch.last), self._outputs), np.float32)
         self._team.run(
             self._kernel,
             *self._shape,
@@ -140,12 +147,12 @@ class CompiledLM:
         return torch.from_numpy(logits)[:, : c.vocab_size]
 
     def _product(self, name: str) -> list[int]:
-        """Addresses of a product's arrays, and the number of steps of 4 inputs."""
+        """A row of `kernels.step`'s table: addresses of a product's arrays, and its number of inputs / 4."""
         arrays = [self._arrays[f"{name}.{array}"] for array in PRODUCT_ARRAYS]
         return [*(array.ctypes.data for array in arrays), arrays[0].shape[1]]
 
     def _transposed(self, batch: RowBatch) -> NDArray[np.float32]:
-        """Memory for the keys of a prompt in columns, `[kv_heads, blocks, head_dim, BLOCK]`."""
+        """Memory for the transposed keys of a prompt, `[kv_heads, blocks, head_dim, BLOCK]`."""
         seen = batch.positions[batch.prompts[:, 1] - 1]
         blocks = (int(seen.max()) // BLOCK + 1) if len(seen) else 0
         return _room((self._config.kv_heads, blocks, self._config.head_dim, BLOCK), np.float32)
@@ -153,7 +160,8 @@ class CompiledLM:
     def _private(self, rows: int) -> tuple[NDArray[Any], ...]:
         """Scratch memory of each thread: quantised rows, their sizes and zeros, scores of a row's heads."""
         if rows > self._scratch_rows:
-            c, threads = self._config, self._team.size
+            c = self._config
+            threads = self._team.size
             widest = max(c.hidden, c.heads * c.head_dim, c.intermediate)
             self._scratch_rows = rows
             self._scratch = (

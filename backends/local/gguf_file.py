@@ -37,10 +37,10 @@ from pasta_async.backends.local.checkpoint import (
 from pasta_async.errors import UnsupportedModelError
 
 _BLOCK = 2**17  # weights that are dequantised at a time: they stay in the processor's cache
-_NONE = 2**31  # ids from here on are a negative number that was written without a sign
+_NONE = 2**31  # a larger id is a negative number, for "none", that was written without a sign
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_SIZES = {  # key of a config.json: key of a GGUF file, behind the architecture; whether it must be there
+_SIZES = {  # key of a config.json: key of a GGUF file, behind the architecture; True if it must be there
     "hidden_size": ("embedding_length", True),
     "intermediate_size": ("feed_forward_length", True),
     "max_position_embeddings": ("context_length", True),
@@ -73,6 +73,7 @@ class GGUFFile(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            # Header, tensor entries and configuration: anything wrong in them is told as one kind of error.
             with path.open("rb") as file:  # torch wants memory that could be written to
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             header = _Header(self._data)
@@ -83,12 +84,13 @@ class GGUFFile(Checkpoint):
             self.config: ModelConfig = model_config(raw, path)
         except (OSError, ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
             raise UnsupportedModelError(f"{path} is not a readable GGUF file: {error}") from error
+        # GGUF has names of its own for tensors: the shapes are compared under Hugging Face's.
         architecture = MODEL_ARCH[self._prefix.upper()]
         names = get_tensor_name_map(architecture, self.config.layers)
         expected = expected_shapes(self.config)
         self._names = {name: names.get_name(name, (".weight", ".bias")) or name for name in expected}
-        known = {theirs: name for name, theirs in self._names.items()}
-        shapes = {known.get(name, name): entry.shape for name, entry in self._tensors.items()}
+        our_names = {theirs: name for name, theirs in self._names.items()}
+        shapes = {our_names.get(name, name): entry.shape for name, entry in self._tensors.items()}
         shapes.pop(_ROPE_DIVISORS, None)
         compare_shapes(path, expected, shapes)
         with self._of_the_tokenizer():
@@ -106,6 +108,7 @@ class GGUFFile(Checkpoint):
 
     @contextmanager
     def _of_the_tokenizer(self) -> Generator[None]:
+        """Turn errors of malformed tokenizer metadata into an `UnsupportedModelError`."""
         try:
             yield
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -120,6 +123,7 @@ class GGUFFile(Checkpoint):
         return values
 
     def _checked(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> _Tensor:
+        """The entry of a tensor that can be read (`ValueError`: it cannot)."""
         stored = GGMLQuantizationType(kind)
         block, size = GGML_QUANT_SIZES[stored]
         if not shape or shape[-1] % block or 0 in shape:
@@ -135,7 +139,9 @@ class GGUFFile(Checkpoint):
         return entry
 
     def _values(self, entry: _Tensor) -> torch.Tensor:
-        data, count, start = self._data, math.prod(entry.shape), entry.offset
+        """A tensor's numbers: float types where they lie in the file, others dequantised to float32."""
+        data, start = self._data, entry.offset
+        count = math.prod(entry.shape)
         if (dtype := _FLOATS.get(entry.kind.name)) is not None:
             return torch.frombuffer(data, dtype=dtype, count=count, offset=start).view(entry.shape)
         block, size = GGML_QUANT_SIZES[entry.kind]
@@ -149,13 +155,13 @@ class GGUFFile(Checkpoint):
         return torch.as_tensor(values).view(entry.shape)
 
     def _let_go(self, entry: _Tensor) -> None:
-        """Give a tensor's pages of the file back to the system: all of them would be as large as the file."""
+        """Give a tensor's pages back to the system: those of all tensors are as large as the file."""
         if sys.platform == "linux":
             first = entry.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._data.madvise(mmap.MADV_DONTNEED, first, entry.offset + entry.size - first)
 
     def _raw_config(self) -> dict[str, Any]:
-        """The metadata as a config.json has them, but for the ids of special tokens."""
+        """The metadata in the form of a config.json, without the ids of special tokens."""
         meta, tensors = self._metadata, self._tensors
         prefix = self._prefix
         if prefix not in _ARCHITECTURES:
@@ -185,11 +191,11 @@ class GGUFFile(Checkpoint):
         return f"{self._prefix}.{key}" in self._metadata
 
     def _get(self, key: str, default: Any = None) -> Any:
-        """The metadata's value of a key of the architecture's."""
+        """The value of a key below the architecture's name."""
         return self._metadata.get(f"{self._prefix}.{key}", default)
 
     def _number(self, key: str) -> Any:
-        """A positive number; some writers have one for each layer, which must all be the same."""
+        """A positive number. Some writers store one for each layer: then all must be the same."""
         value = self._get(key)
         layers: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
         number = layers[0] if len({*layers}) == 1 else None
@@ -198,7 +204,7 @@ class GGUFFile(Checkpoint):
         return number
 
     def _refuse_extras(self, head_dim: int, positions: int) -> None:
-        """Refuse what changes the computation in a way that the engine does not know."""
+        """Refuse settings that the engine does not compute (`ValueError`)."""
         plain: dict[str, Any] = {
             "attention.value_length": head_dim,
             "rope.dimension_count": head_dim,
@@ -207,14 +213,15 @@ class GGUFFile(Checkpoint):
             "attention.causal": True,
         }
         for key, value in plain.items():
-            if (said := self._get(key, value)) != value:
-                raise ValueError(f"{self._prefix}.{key} is {said}, not {value}")
+            if (stored := self._get(key, value)) != value:
+                raise ValueError(f"{self._prefix}.{key} is {stored}, not {value}")
         if (self._get("attention.sliding_window") or positions) < positions:
             raise ValueError(f"it uses a sliding window ({self._prefix}.attention.sliding_window)")
 
     def _rope_scaling(self, positions: int) -> dict[str, Any]:
-        """`rope_scaling` of a config.json, where there is any."""
-        kind, factor = self._get("rope.scaling.type", "none"), self._get("rope.scaling.factor")
+        """`rope_scaling` as a config.json has it; empty if nothing is scaled."""
+        kind = self._get("rope.scaling.type", "none")
+        factor = self._get("rope.scaling.factor")
         scaling: dict[str, Any] = {} if kind == "none" else {"rope_type": kind, "factor": factor}
         if (entry := self._tensors.get(_ROPE_DIVISORS)) is not None:
             # The divisors that Llama 3.1's scaling comes to; a config.json can list them as "longrope".
@@ -227,10 +234,11 @@ class GGUFFile(Checkpoint):
 
 
 class _Header:
-    """Reads from the beginning of a file. The `gguf` package's takes half a minute for 150,000 tokens."""
+    """Reads the header of a file. The `gguf` package's reader takes half a minute for 150,000 tokens."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self._data, self._at = data, 0
+        self._data = data
+        self._at = 0  # the byte to read next
         magic, version = self._take("4sI")
         if magic != b"GGUF":
             raise ValueError("it does not begin with GGUF")
@@ -266,8 +274,9 @@ class _Header:
         return self._bytes(*self._take("Q")).decode(errors="surrogateescape")
 
     def _strings(self, count: int) -> list[str]:
-        """Many strings: a vocabulary has 150,000, and as many merges."""
-        data, at, end, length = self._data, self._at, len(self._data), struct.Struct("<Q").unpack_from
+        """Many strings, read in one loop: a vocabulary has 150,000, and as many merges."""
+        data, at, end = self._data, self._at, len(self._data)
+        length = struct.Struct("<Q").unpack_from
         strings: list[str] = []
         for _ in range(count):
             start = at + 8
@@ -290,12 +299,12 @@ class _Header:
             return self._string()
         if kind is not GGUFValueType.ARRAY:
             return self._numbers(kind, 1)[0]
-        of, count = self._take("IQ")
-        if of == GGUFValueType.STRING:
+        element, count = self._take("IQ")
+        if element == GGUFValueType.STRING:
             return self._strings(count)
-        if of == GGUFValueType.ARRAY:
+        if element == GGUFValueType.ARRAY:
             raise ValueError("it has arrays of arrays in its metadata")
-        return self._numbers(GGUFValueType(of), count)
+        return self._numbers(GGUFValueType(element), count)
 
     def _numbers(self, kind: GGUFValueType, count: int) -> list[Any]:
         dtype = np.dtype(kind.name.lower()).newbyteorder("<")  # uint8, float32, bool, ...
@@ -303,7 +312,7 @@ class _Header:
 
 
 def _halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows `[heads * head_dim, ...]`, rotated in pairs, in the order in which halves of heads are rotated."""
+    """Rows `[heads * head_dim, ...]` from GGUF's order (pairs rotate) to Hugging Face's (halves do)."""
     pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 
@@ -318,7 +327,7 @@ _LLAMA3 = (
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _CUTS: dict[str, tuple[str | None, bool]] = {
-    # how a text is cut before it is merged: by which expression, and whether by GPT-2's after that
+    # the expression that cuts a text before it is merged; True if GPT-2's cuts the parts again
     "gpt-2": (None, True),
     "smollm": (r"\p{N}", True),
     "llama-bpe": (_LLAMA3, False),
@@ -428,7 +437,8 @@ class _Vocabulary:
             return None
         token = self._tokens[self._bos]
         first = {"SpecialToken": {"id": token, "type_id": 0}}
-        text, other = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+        text = {"Sequence": {"id": "A", "type_id": 0}}
+        other = {"Sequence": {"id": "B", "type_id": 0}}
         return {
             "type": "TemplateProcessing",
             "single": [first, text],

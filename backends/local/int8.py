@@ -34,7 +34,7 @@ BLOCK = 64
 
 
 def cpu_has(name: str) -> bool:
-    """True if the CPU has some instructions, as far as torch says."""
+    """True if torch says that the CPU has these instructions; its name for them is given."""
     check: Any = getattr(torch.cpu, f"_is_{name}_supported", None)
     return check is not None and bool(check())
 
@@ -56,7 +56,7 @@ MOST_LAYERS = 4
 
 _setting_threads = threading.Lock()
 
-_COLUMNS = 64  # of a matrix, whose basis is changed at a time
+_COLUMNS = 64  # columns of a matrix whose basis is changed at a time
 _BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
 _QUANTISED = 2**17  # weights quantised at a time, in one thread anyway
 
@@ -71,7 +71,7 @@ def computes_int8(config: ModelConfig) -> bool:
 def _has_numba() -> bool:
     try:
         importlib.import_module("numba")
-    except ImportError:  # missing, or of another time than the numpy that is here
+    except ImportError:  # missing, or made for another numpy
         return False
     return True
 
@@ -79,8 +79,8 @@ def _has_numba() -> bool:
 class Basis:
     """Another basis for the hidden state, in which no component is far larger than the others.
 
-    A few components of a language model's hidden state are many times larger than the rest, which leaves
-    few of 8 bits to those. Layers do not care about the basis, so the matrices that read and write the state
+    A few components of a language model's hidden state are many times larger than the others, which leaves
+    these few of the 8 bits. Layers do not care about the basis, so the matrices that read and write the state
     are multiplied by an orthogonal one as they are loaded, and a step does no more than before (QuaRot, arXiv
     2404.00456). The matrix is the Kronecker product of a discrete cosine transform and a Hadamard matrix of
     at most 64.
@@ -116,7 +116,7 @@ class Basis:
 def blocks(
     matrices: Sequence[torch.Tensor], scale: torch.Tensor | None, weights: int = _BLOCK
 ) -> Generator[tuple[slice, torch.Tensor]]:
-    """The matrices below each other, a few rows at a time in float32, with the rows' numbers."""
+    """The rows of all matrices in order, a few at a time in float32, with their numbers."""
     start = 0
     for matrix in matrices:
         count = max(weights // matrix.shape[1], 1)
@@ -129,7 +129,7 @@ def blocks(
 def quantised(
     matrices: Sequence[torch.Tensor], scale: torch.Tensor | None, basis: Basis | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The matrices as one, int8 `[sum of out, in]`, and the value of a row's 1, float32 `[sum of out, 1]`."""
+    """The matrices as one, int8 `[sum of out, in]`, and each row's step size, float32 `[sum of out, 1]`."""
     rounded = torch.empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=torch.int8)
     steps = torch.empty(len(rounded), 1)
     for rows, part in blocks(matrices, scale, _QUANTISED):
@@ -168,8 +168,8 @@ def rotations(config: ModelConfig, positions: int) -> torch.Tensor:
 def use_threads(count: int, others: int | None = None) -> int:
     """Set the number of CPU threads for this thread's products; return the number before.
 
-    torch keeps one number for each thread that has computed, and one for threads to come; setting it here
-    changes both, so the second is set to `others` (None: the number before) from a thread of no further use.
+    torch has a number for each thread that has computed, and one for new threads. Setting it here changes
+    both, so a helper thread sets the second to `others` (None: the number before).
     """
     with _setting_threads:
         before = torch.get_num_threads()
@@ -197,7 +197,7 @@ PRODUCT_ARRAYS = ("weights", "scales", "sums", "biases")
 """The arrays of a product, named `NAME.weights` and so on.
 
 Weights are int8 in the kernels' order: `[groups of PANEL outputs, inputs / 4, PANEL]` of int32, the four
-inputs that one instruction takes together. A scale is the value of an output's 1, a sum that of its weights.
+inputs that one instruction takes together. A scale is the step size of an output, a sum that of its weights.
 Outputs are rounded up to whole groups, with zeros behind them.
 """
 
@@ -248,16 +248,16 @@ def int8_arrays(config: ModelConfig, read: Read, threads: int) -> Iterator[tuple
     makers: list[Callable[[], Part]] = [partial(_embedding, read, basis)]
     makers += [partial(_layer, config, read, i, basis) for i in range(config.layers)]
     makers.append(partial(_head, config, read, basis))
-    made: deque[Future[Part]] = deque()
+    pending: deque[Future[Part]] = deque()
     with ThreadPoolExecutor(threads, initializer=use_threads, initargs=(1,)) as pool:
         try:
             for make in makers:
-                made.append(pool.submit(make))
-                if len(made) > threads:
-                    yield from made.popleft().result()
-            while made:
-                yield from made.popleft().result()
-        finally:  # with an error nobody wants the rest
+                pending.append(pool.submit(make))
+                if len(pending) > threads:  # layers that wait to be taken need memory, too
+                    yield from pending.popleft().result()
+            while pending:
+                yield from pending.popleft().result()
+        finally:  # after an error nobody wants the rest
             pool.shutdown(cancel_futures=True)
 
 
@@ -275,9 +275,11 @@ def _head(config: ModelConfig, read: Read, basis: Basis) -> Part:
 
 @torch.inference_mode()
 def _layer(config: ModelConfig, read: Read, number: int, basis: Basis) -> Part:
-    c, prefix = config, f"model.layers.{number}."
+    c = config
+    prefix = f"model.layers.{number}."
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
 
+    # Ways to read: rows in rotary order (values are not rotated), and outputs in the new basis.
     def rotated(name: str) -> torch.Tensor:
         values = read(name)
         return values if "v_proj" in name else rotary_order(values, c.head_dim)
@@ -292,7 +294,7 @@ def _layer(config: ModelConfig, read: Read, number: int, basis: Basis) -> Part:
 
     qkv = [f"{attention}{part}_proj" for part in "qkv"]
     gate_up = [mlp + "gate_proj", mlp + "up_proj"]
-    made = [
+    arrays = [
         *product("qkv", rotated, qkv, c.qkv_bias, "input_layernorm.weight"),
         *product("out", written, [attention + "o_proj"], c.out_bias),
         *product("gate_up", read, gate_up, c.mlp_bias, "post_attention_layernorm.weight"),
@@ -301,8 +303,8 @@ def _layer(config: ModelConfig, read: Read, number: int, basis: Basis) -> Part:
     if c.qk_norm:  # a weight for each head of queries and keys
         q, k = (rotary_order(read(f"{attention}{part}_norm.weight").float(), c.head_dim) for part in "qk")
         norms = torch.stack([q] * c.heads + [k] * c.kv_heads)
-        made.append((f"{number}.qk_norm", norms.numpy()))
-    return made
+        arrays.append((f"{number}.qk_norm", norms.numpy()))
+    return arrays
 
 
 def _product(
@@ -316,7 +318,7 @@ def _product(
     rounded, scales = quantised(matrices, scale, basis)
     bias = torch.cat(tuple(biases)).float().numpy() if biases else np.zeros(0)
     weights = _padded(rounded.numpy(), np.int8)
-    fours = weights.view(np.int32)  # that one instruction takes together
+    fours = weights.view(np.int32)  # four inputs of an output, as one instruction takes them
     packed = fours.reshape(-1, PANEL, fours.shape[1]).swapaxes(1, 2)
     arrays = (
         np.ascontiguousarray(packed),

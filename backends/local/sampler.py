@@ -33,16 +33,16 @@ class TokenSampler:
     """Chooses the tokens of one sequence: its options, its random numbers, its state."""
 
     sampling: Sampling  # temperature and cuts
-    seed: int | None  # of the random numbers; None for one of its own
+    seed: int | None  # seed of the random numbers; None: a random one
     processor: LogitsProcessor | None = None
-    """Gets the ids generated so far and the logits, float32 `[vocabulary]`; returns those to choose from."""
+    """Called with the ids so far and the logits, float32 `[vocabulary]`; returns logits to choose from."""
     banned: tuple[int, ...] = ()  # never chosen, unless the processor raises them: it sees -inf there
-    penalty: float = 1.0  # for repetition, where `sampling` has none of its own
+    penalty: float = 1.0  # repetition penalty, if `sampling` has none
     exempt: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ids never penalised
     tags: TagState | None = None
-    """Says which tags may come next, and follows the chosen tokens; None for all that are not banned."""
+    """Knows which tags may come next, and is told the chosen tokens; None: all tags that are not banned."""
     grammar: GrammarState | None = None
-    """Says which tokens may come next, and follows the chosen ones; None for all."""
+    """Knows which tokens may come next, and is told the chosen ones; None: all."""
     generated: list[int] = field(default_factory=list[int], init=False)
     """The chosen tokens, for the processor; empty without one."""
 
@@ -108,7 +108,7 @@ def sample(
 
 
 def _process(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> dict[int, BackendError]:
-    """Have the rows' own processors change them, in place. Returns errors of those that failed, by row."""
+    """Apply the rows' own logits processors, in place. Returns the errors of those that failed, by row."""
     errors: dict[int, BackendError] = {}
     for row, sampler in enumerate(samplers):
         if sampler.processor is None:
@@ -124,7 +124,7 @@ def _process(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> dict[int
 
 
 def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
-    """Tell a sampler its token."""
+    """Tell a sampler its token; the token to use, or the error that ends the request."""
     if token == _NO_TOKEN:
         return BackendError("no token can be chosen: the logits are not finite, or leave none possible")
     if sampler.tags is not None:
@@ -137,10 +137,10 @@ def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
 
 
 def _exclude(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> None:
-    """Leave only tokens that may come next, in place."""
+    """Set the logits of tokens that may not come next to -inf, in place."""
     # Numpy's indexing of a few elements is five times as fast as torch's.
-    either: tuple[Any, Any] = (logits.numpy(), np.max) if logits.is_cpu else (logits, torch.amax)
-    values, largest = either
+    values: Any = logits.numpy() if logits.is_cpu else logits
+    largest: Any = np.max if logits.is_cpu else torch.amax
     rows_by_rule: defaultdict[TagRule, list[int]] = defaultdict(list)
     banned: list[tuple[int, int]] = []
     for row, sampler in enumerate(samplers):
@@ -176,7 +176,7 @@ def _refused(grammar: GrammarState, size: int) -> Any:
 def _penalise(
     logits: torch.Tensor, samplers: Sequence[TokenSampler], contexts: Sequence[NDArray[np.int64]]
 ) -> None:
-    """Make what the contexts hold less likely, in place."""
+    """Apply the repetition penalty: make the tokens of a row's context less likely, in place."""
     rows = [row for row, sampler in enumerate(samplers) if sampler.penalty != 1]
     if not rows:
         return
@@ -193,7 +193,7 @@ def _penalise(
 def _index(
     logits: torch.Tensor, rows: Sequence[int], ids: Sequence[NDArray[np.int64]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An index of the logits: some ids for each of some rows."""
+    """An index into the logits: the row and the id of each of the `ids` of these rows."""
     repeated = torch.as_tensor(np.repeat(rows, [len(of_row) for of_row in ids]), device=logits.device)
     return repeated, torch.as_tensor(np.concatenate(ids), device=logits.device)
 
@@ -265,7 +265,7 @@ def _draw_among(
         p: Parameters of the rows.
         total: The sum of each row's `_weights` over the vocabulary, float64 `[rows, 1]`.
 
-    Returns the tokens, and for each row whether the cut was inside, so that its token counts.
+    Returns the tokens, and True for each row whose cut was inside, so that its token counts.
     """
     values, ids = logits.topk(count, dim=-1)  # from the likeliest down
     weights = _weights(values, p).double()
@@ -279,10 +279,11 @@ def _draw_among(
     keep = likely & (before < p.top_p) & (weights >= p.min_p * weights[:, :1])
     column, rest = _invert(weights * keep, p.draw)
     token = ids.gather(1, column).where(rest >= 0, _NO_TOKEN)
-    # The cut is inside if top_k is, or if the last of these tokens falls out. The second says nothing where
-    # top_k reaches further and top_p is a share of what it leaves there.
-    known = (p.top_k >= logits.shape[-1]) | (p.top_p >= 1)
-    return token[:, 0], ((p.top_k <= count) | (known & ~keep[:, -1:]))[:, 0]
+    # The cut is inside if top_k is, or if the last candidate falls out, since less likely tokens then do,
+    # too. But if top_k extends past the candidates, top_p is relative to mass that is not seen here, so a
+    # dropped last candidate proves nothing.
+    exact_shares = (p.top_k >= logits.shape[-1]) | (p.top_p >= 1)
+    return token[:, 0], ((p.top_k <= count) | (exact_shares & ~keep[:, -1:]))[:, 0]
 
 
 def _weights(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:

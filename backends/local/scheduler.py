@@ -23,7 +23,7 @@ class Job:
         group: The answer that it belongs to.
         ids: The context, at least one token.
         max_tokens: Most tokens to decode, at least one.
-        sampler: How to choose them.
+        sampler: Chooses them.
         stops: Tokens after which it ends.
     """
 
@@ -46,11 +46,11 @@ class Job:
         self.slots: Ids = np.empty(self.limit, np.int64)
         self.filled = 0  # tokens that have keys and values
         self.shared = 0  # tokens of these whose slots the radix tree owns; the other slots are this job's own
-        self.last_slot: int | None = None  # that it was given, since it was admitted
+        self.last_slot: int | None = None  # the latest slot that it got since it was admitted
         self.node: Node | None = None  # where it stands in the tree, locked; None while it waits
         self.cached: int | None = None  # tokens of the prompt that the cache had when it was first admitted
         self.arrival = 0
-        self.paused = False  # whether its reader is behind; it then keeps its place but is not computed
+        self.paused = False  # its reader is behind: the job keeps its slots but is not computed
 
     @property
     def missing(self) -> int:
@@ -80,7 +80,8 @@ class Scheduler:
         self.radix: RadixCache = RadixCache()
         self.waiting: list[Job] = []
         self.running: list[Job] = []
-        self._max_running, self._max_prefill_tokens = max_running, max_prefill_tokens
+        self._max_running = max_running
+        self._max_prefill_tokens = max_prefill_tokens
         self._started: OrderedDict[Hashable, None] = OrderedDict()
         self._arrivals = 0
 
@@ -119,7 +120,8 @@ class Scheduler:
 
     def load(self) -> EngineLoad:
         """The load now, without jobs whose readers are behind. May be called from any thread."""
-        running, queued = (sum(not job.paused for job in jobs[:]) for jobs in (self.running, self.waiting))
+        running = sum(not job.paused for job in self.running[:])
+        queued = sum(not job.paused for job in self.waiting[:])
         return EngineLoad(self._max_running, running, queued, kv_use=1 - self._available / self.pool.size)
 
     def publish(self, job: Job) -> None:
@@ -127,15 +129,16 @@ class Scheduler:
         if job.filled == job.shared or job.node is None:
             return
         new = slice(job.shared, job.filled)
-        node, known = self.radix.insert(job.node, job.ids[new], job.slots[new])
-        if len(known):  # another job computed the same: use its slots, free the job's own
-            duplicate = slice(job.shared, job.shared + len(known))
+        node, tree_slots = self.radix.insert(job.node, job.ids[new], job.slots[new])
+        if len(tree_slots):  # another job computed the same tokens: use its slots, free the job's own
+            duplicate = slice(job.shared, job.shared + len(tree_slots))
             self.pool.give(job.slots[duplicate])
-            job.slots[duplicate] = known
+            job.slots[duplicate] = tree_slots
         # The job now stands further down in the tree: lock the new path before the old one is unlocked.
         self.radix.lock(node)
         self.radix.unlock(job.node)
-        job.node, job.shared = node, job.filled
+        job.node = node
+        job.shared = job.filled
 
     def _admit(self) -> None:
         """Let waiting jobs in, those of answers that have started first, until one does not fit."""
@@ -166,7 +169,9 @@ class Scheduler:
                 self.radix.unlock(node)
                 return False
         job.slots[: len(slots)] = slots
-        job.node, job.filled, job.shared = node, len(slots), len(slots)
+        job.node = node
+        job.filled = len(slots)
+        job.shared = len(slots)
         job.cached = len(slots) if job.cached is None else job.cached
         self.waiting.remove(job)
         self.running.append(job)
@@ -182,7 +187,10 @@ class Scheduler:
         assert job.node is not None
         self.radix.unlock(job.node)
         self.running.remove(job)
-        job.node, job.filled, job.shared, job.last_slot = None, 0, 0, None
+        job.node = None
+        job.filled = 0
+        job.shared = 0
+        job.last_slot = None
 
     def _preempt(self, job: Job) -> None:
         self._leave(job)

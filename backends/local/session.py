@@ -38,7 +38,7 @@ from pasta_async.protocol import Piece
 from pasta_async.results import FinishReason
 
 _SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown
-_SLOW_TO_CONVERT = 10**8  # the same
+_SLOW_TO_CONVERT = 10**8  # the same for weights that are converted to int8
 _MAX_UNREAD = 32  # pieces in a reader's buffer before its job pauses
 
 
@@ -86,7 +86,7 @@ class Engine:
         keep_freed_memory()
         self._model = self._compiled(checkpoint) if self.dtype == "int8" else self._plain(checkpoint)
         self.step_times: StepTimes = StepTimes()
-        """Of steps that only decode."""
+        """Times of the steps that only decode."""
         self.reset()
         if isinstance(self._model, CompiledLM):
             # numba compiles the kernels, or loads them, now rather than in an answer.
@@ -97,7 +97,7 @@ class Engine:
     def torch_threads(self) -> int:
         """The number of threads that torch should compute with.
 
-        Behind each operator they wait for the next one actively, on the cores that our kernels' threads need:
+        After each operator torch's threads spin for a while, on the cores that the kernels' threads need:
         a prompt took three times as long.
         """
         return 1 if isinstance(self._model, CompiledLM) else self._threads
@@ -107,7 +107,7 @@ class Engine:
         options = self._options
         self.scheduler: Scheduler = Scheduler(self.slots, options.max_running, options.max_prefill_tokens)
         self._batches = BatchMaker(self.slots, self._device, self._kv_dtype)
-        vars(self).pop("_cache", None)  # there may be no room for two
+        vars(self).pop("_cache", None)  # before the new one is made: there may be no memory for two
         self._cache = KVCache(self.config, self.slots, self._device, self._kv_dtype)
 
     def add(self, job: Job) -> None:
@@ -144,7 +144,8 @@ class Engine:
         tokens = sample(logits, [job.sampler for job in jobs], [job.ids[: job.length] for job in jobs])
         outputs = [self._advance(job, token) for job, token in zip(jobs, tokens, strict=True)]
         if all(count == 1 for _, count in tasks):
-            seconds, requests = perf_counter() - began, len(tasks)
+            seconds = perf_counter() - began
+            requests = len(tasks)
             self.step_times.add(1, requests, seconds, requests**2, requests * seconds)
         return outputs
 
@@ -165,7 +166,7 @@ class Engine:
         return CompiledLM(self.config, arrays, self.context_length, self._threads)
 
     def _plain(self, checkpoint: Checkpoint) -> CausalLM:
-        """The model in floating numbers."""
+        """The model in floating-point numbers."""
         with self._reading(checkpoint, "loading", _SLOW_TO_LOAD) as read:
             return CausalLM(self.config, read, self.context_length, storage_dtype(self.dtype))
 
@@ -204,31 +205,32 @@ def _usable_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # the second: torch was built without CUDA
         reason = str(error).splitlines()[0]
         raise InvalidRequestError(f"torch cannot use the device {name!r} here: {reason}") from error
     return device
 
 
 class Stream:
-    """A job and its reader's buffer, of the running event loop.
+    """A job, and the buffer of its reader, who is on the running event loop.
 
     Args:
         job: The request as the engine takes it.
-        watched: Whether somebody reads token by token; if not, all come in one piece.
+        watched: True if somebody reads token by token; otherwise all tokens come in one piece.
     """
 
     def __init__(self, job: Job, *, watched: bool) -> None:
         self.job = job
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.ended: asyncio.Event = asyncio.Event()
-        """The engine is done with the job."""
+        """Set once the engine is done with the job."""
         self._watched = watched
         self._held: list[int] = []  # tokens that are in no piece yet
         self._pieces: deque[Piece] = deque()
         self._news = asyncio.Event()
         self._error: BaseException | None = None
-        self._written = self._read = 0
+        self._written = 0  # pieces so far
+        self._read = 0  # pieces that the reader has taken
 
     @property
     def full(self) -> bool:
@@ -282,15 +284,16 @@ class Stream:
 class EngineLoop:
     """Steps an engine in the one thread of an executor, as long as a job can move.
 
-    All but `_run` and the methods that it calls may be called in any thread, and on any event loop. They
-    leave commands, which run between two steps, so that the engine's thread alone touches the engine.
+    Public methods may be called in any thread and on any event loop. They leave commands, which run between
+    two steps, so that the engine's thread alone touches the engine.
     """
 
     def __init__(self, engine: Engine, executor: Executor) -> None:
-        self._engine, self._executor = engine, executor
+        self._engine = engine
+        self._executor = executor
         self._commands: deque[Callable[[], None]] = deque()
         self._streams: dict[int, Stream] = {}  # by the id of the job
-        self._lock = threading.Lock()  # for the two below
+        self._lock = threading.Lock()  # for the two below, and for adding commands
         self._running = False
         self._closed = False
         self._broken = False  # a step failed, and the engine could not be reset
@@ -304,8 +307,8 @@ class EngineLoop:
         self._submit(lambda: self._add(stream))
 
     def resume(self) -> None:
-        """A reader has made room: its job may move again."""
-        with suppress(BackendError):  # then the stream ends anyway
+        """Let jobs go on whose readers have made room in their buffers."""
+        with suppress(BackendError):  # a closed loop ends the stream anyway
             self._submit(lambda: None)
 
     async def close(self, stream: Stream) -> None:
@@ -318,7 +321,8 @@ class EngineLoop:
 
     async def aclose(self, error: BackendError) -> None:
         """End every stream with an error. A cancellation is raised only after that."""
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
 
         def end() -> None:
             self._fail(error)
@@ -354,7 +358,8 @@ class EngineLoop:
     def _step_while_possible(self) -> None:
         while True:
             while self._commands:
-                self._commands.popleft()()
+                command = self._commands.popleft()
+                command()
             for stream in self._streams.values():
                 stream.job.paused = stream.full
             outputs = self._engine.step()
@@ -363,7 +368,7 @@ class EngineLoop:
             self._hand_out(outputs)
 
     def _recover(self, error: Exception) -> None:
-        """A step failed, with whatever error: end all streams with it, and begin with an empty engine."""
+        """End all streams with the error of a step that failed, and begin with an empty engine."""
         failure = BackendError(f"the embedded engine failed: {error!r}")
         failure.__cause__ = error
         self._broken = True

@@ -2,7 +2,7 @@
 
 A file has the arrays one behind the other, each at a multiple of 64 bytes, then a JSON index, then the length
 of the index in 8 bytes. The index says what the arrays were made of and where each begins. A file is used
-only if its index is, byte for byte, the one that it would be given now: nothing in a file is interpreted.
+only if its index is, byte for byte, the one that would be written now: nothing in a file is interpreted.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from pasta_async.backends.local.pull import cache_folder
 _LOG = logging.getLogger(__name__)
 
 _VERSION = 1
-"""Goes up when the arrays are made in another way: files of before are made anew."""
+"""Raise it when the arrays are made in another way: older files are then made anew."""
 
-_POPULATE_READ = 22  # of Linux' madvise: map all pages now, which takes a tenth of the time
+_POPULATE_READ = 22  # for Linux's madvise: map all pages at once, in a tenth of the time
 _LINE = 64  # bytes of a line of the processor's cache
 
 Make = Callable[[], Iterable[tuple[str, Array]]]
 
 
 def stored_arrays(checkpoint: Checkpoint, layout: Mapping[str, Form], make: Make) -> dict[str, Array]:
-    """The arrays of a checkpoint, which are only read: mapped from a file, which is made where there is none.
+    """The read-only arrays of a checkpoint, mapped from a file, which is made if there is none.
 
-    The file's name has the checkpoint's, and a hash of the paths that it comes from. It is made anew when one
-    of these has another size or time of change, and when it is damaged. It appears when it is complete: one
-    that is killed in the making is made again by the next caller, and of two processes one waits for the
-    other. Where it cannot be written, a warning says so and the arrays are in memory.
+    The file's name has the checkpoint's name and a hash of the paths of its files. It is made anew when one
+    of these has another size or time of change, and when it is damaged. It appears when it is complete: if a
+    process is killed before, the next caller makes it again, and of two processes one waits for the other.
+    If it cannot be written, a warning says so and the arrays are in memory.
 
     Args:
         checkpoint: The model.
         layout: The arrays' names, types and shapes, in the order in which `make` gives them.
         make: Makes the arrays.
     """
-    places, index = _places(layout), b""
+    places = _places(layout)
     try:
         index = _index(checkpoint, layout, places)
         path = _path(checkpoint)
@@ -78,7 +78,8 @@ def _places(layout: Mapping[str, Form]) -> dict[str, tuple[int, int]]:
     for name, (dtype, shape) in layout.items():
         start = -(-end // _LINE) * _LINE
         size = math.prod(shape) * np.dtype(dtype).itemsize
-        places[name], end = (start, size), start + size
+        end = start + size
+        places[name] = (start, size)
     return places
 
 
@@ -96,12 +97,12 @@ def _index(
 
 def _state(path: Path) -> tuple[int, int]:
     """The size of a file, and the time of its last change in nanoseconds."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _path(checkpoint: Checkpoint) -> Path:
-    """The file of a checkpoint, for CPUs that take as many outputs together as this one."""
+    """The file of a checkpoint for CPUs with this one's `PANEL`."""
     identity = json.dumps([PANEL, *(str(path.resolve()) for path in checkpoint.sources())])
     key = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return cache_folder() / "int8" / f"{checkpoint.path.name.removesuffix('.gguf')[:64]}-{key}.int8"
@@ -125,10 +126,11 @@ def _opened(path: Path, index: bytes, places: Mapping[str, tuple[int, int]]) -> 
 
 
 def _write(path: Path, index: bytes, places: Mapping[str, tuple[int, int]], make: Make) -> None:
-    needed, free = _end(places), shutil.disk_usage(path.parent).free
+    needed = _end(places)
+    free = shutil.disk_usage(path.parent).free
     if needed > free:
         raise OSError(f"{path} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there")
-    partial = path.with_name(f"{path.name}.partial")  # of a process that was killed, too: the lock is ours
+    partial = path.with_name(f"{path.name}.partial")  # one of a killed process is overwritten
     try:
         with partial.open("wb") as file:
             for name, array in make():

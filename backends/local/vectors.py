@@ -1,4 +1,4 @@
-"""Vector instructions for the CPU kernels (`kernels`), which numba's own loops do not become.
+"""Vector instructions for the CPU kernels (`kernels`), which numba does not make of loops.
 
 Each function here writes LLVM code, most of it for vectors of 16 numbers; with AVX2 each is two of 8.
 Addresses are int64, in bytes. `b` is the LLVM builder.
@@ -26,20 +26,20 @@ _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _FAST = ("fast",)
-_SUMMED = 12 if VNNI else 3  # sums that registers hold beside what is added to them
+_SUMMED = 12 if VNNI else 3  # sums that fit in registers beside what is added to them
 
 
 TALLEST = 6  # rows of a tile: more results than registers hold would be slower
 
-# Sums of a product are int32. AVX512-VNNI adds four products to each of 16; AVX2 adds two to each of 8, and
-# what it multiplies has 16 bits: two vectors have the sums of 8 outputs, each output's in two halves.
+# Sums of a product are int32. An instruction of AVX512-VNNI adds four products to each of 16 sums. One of
+# AVX2 adds two products of 16-bit numbers to each of 8: an output has two sums, which `_whole_sums` adds.
 _SHORTS, _EIGHT = ir.VectorType(ir.IntType(16), 16), ir.VectorType(_I32, 8)
 _SUMS, _PARTS = (_INTS, PANEL // LANES) if VNNI else (_EIGHT, PANEL // 4)
 _SUMS_FLOATS = ir.VectorType(_F32, _SUMS.count)
 
 
 def _columns(b: Any, weights: Any) -> list[Any]:
-    """A panel's weights of four inputs, int8 `[PANEL, 4]` in memory."""
+    """A panel's weights for four inputs, int8 `[PANEL, 4]` in memory, as vectors."""
     if VNNI:
         return [_load(b, weights, _INTS, 64 * part) for part in range(_PARTS)]
     narrow = ir.VectorType(ir.IntType(8), 16)
@@ -47,7 +47,7 @@ def _columns(b: Any, weights: Any) -> list[Any]:
 
 
 def _four_inputs(b: Any, x: Any) -> Any:
-    """Four numbers of a row, repeated: uint8 with AVX512-VNNI, else int16."""
+    """Four numbers of a row, repeated through a vector: uint8 with AVX512-VNNI, else int16."""
     if VNNI:
         return _spread(b, _load(b, x, _I32), _INTS)
     return b.bitcast(_spread(b, _load(b, x, _I64), ir.VectorType(_I64, 4)), _SHORTS)
@@ -71,7 +71,7 @@ def _whole_sums(b: Any, sums: list[Any]) -> list[Any]:
 
 
 def _tile(b: Any, rows: int, args: Any) -> None:
-    """The code of `tile` for so many rows."""
+    """Write the code of `tile` for so many rows."""
     x, x_stride, weights, steps, ahead, pace, scales, sums, biases, sizes, zeros, y, y_stride, add = args
     # The loop goes over the inputs, four at a time, and keeps a sum for each row and output in registers.
     with _Loop(b, steps, [ir.Constant(_SUMS, None)] * (rows * _PARTS)) as loop:
@@ -160,16 +160,15 @@ def attention_scores(
     """Products of the queries that share a key-value head with keys.
 
     Args:
-        group: A tuple of as many numbers as there are queries. What they are does not matter: a kernel is
-            compiled for each type.
-        parts: A tuple of `head_dim / 16` numbers.
+        group: A tuple with a number for each query. Only its length matters: a kernel is compiled for each.
+        parts: A tuple of length `head_dim / 16`.
         cache: The array that the keys are in, bfloat16 as uint16, or float32.
         queries: Address of float32 `[queries, head_dim]`.
         keys: Address of `[slots, head_dim]`.
-        slots: Address of int64 `[count]`, which of them.
-        count: How many, at least one.
+        slots: Address of int64 `[count]`: the slot of each key.
+        count: Number of keys, at least one.
         out: Address of float32, a row of `stride` bytes for each query, with room for a multiple of four.
-        stride: Its bytes.
+        stride: Bytes from a query's row of `out` to the next.
     """
     heads, vectors, half = group.count, parts.count, cache.dtype == types.uint16
 
@@ -231,7 +230,7 @@ def attention_sum(
     count: Any,
     out: Any,
 ) -> Any:
-    """Values weighted by results of `attention_scores`, as there; `out` is float32 `[queries, head_dim]`."""
+    """Sums of values, weighted by rows as `attention_scores` writes; `out`: float32 `[queries, head_dim]`."""
     heads, vectors, half = group.count, parts.count, cache.dtype == types.uint16
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
@@ -276,7 +275,7 @@ largest: Any = _extreme("max")
 
 @intrinsic
 def rounded_for(_: Any, number: Any, array: Any) -> Any:
-    """A float32 as an array holds it: itself, or the bits of the nearest bfloat16 if they are uint16."""
+    """A float32 in the type of an array: itself, or the bits of the nearest bfloat16 for a uint16 array."""
     half = array.dtype == types.uint16
 
     def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
@@ -291,7 +290,7 @@ def rounded_for(_: Any, number: Any, array: Any) -> Any:
 
 @intrinsic
 def widened(_: Any, number: Any, array: Any) -> Any:
-    """The float32 that a number of an array is: itself, or a bfloat16 whose bits are a uint16."""
+    """A number of an array as a float32: itself, or the bfloat16 that a uint16 has the bits of."""
     half = array.dtype == types.uint16
 
     def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
@@ -302,7 +301,7 @@ def widened(_: Any, number: Any, array: Any) -> Any:
 
 @intrinsic
 def as_float(_: Any, bits: Any) -> Any:
-    """The float32 that an int32's bits are."""
+    """The float32 that has the bits of an int32."""
 
     def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
         return b.bitcast(args[0], _F32)
@@ -322,7 +321,7 @@ def add_atomically(_: Any, address: Any, by: Any) -> Any:
 
 @intrinsic
 def load_atomically(_: Any, address: Any) -> Any:
-    """An int64 that other threads change."""
+    """Load an int64 that other threads change."""
 
     def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
         return b.load_atomic(b.inttoptr(args[0], _I64.as_pointer()), "seq_cst", 8)
@@ -398,7 +397,7 @@ def _store(b: Any, value: Any, address: Any) -> None:
 
 
 def _prefetch(b: Any, address: Any) -> None:
-    """Ask for a line of memory, into the second-level cache; the address need not be anyone's."""
+    """Load a line of memory into the second-level cache; the address may lie outside every array."""
     pointer = ir.IntType(8).as_pointer()
     prefetch = _declared(b, "llvm.prefetch.p0", ir.VoidType(), [pointer, _I32, _I32, _I32])
     b.call(prefetch, [b.inttoptr(address, pointer), _I32(0), _I32(2), _I32(1)])
@@ -412,13 +411,13 @@ def _spread(b: Any, value: Any, kind: Any) -> Any:
 
 
 def _shares(heads: int, vectors: int) -> list[range]:
-    """Vectors to sum up at a time, of each of some heads: as many as registers hold sums of."""
+    """Ranges of vectors that are summed at a time, for all heads: as many sums as fit in registers."""
     size = max(_SUMMED // heads, 1)
     return [range(first, min(first + size, vectors)) for first in range(0, vectors, size)]
 
 
 def _add_scaled(b: Any, sums: list[Any], first: int, some: list[Any], factor: Any) -> None:
-    """Add vectors times a number to as many sums, from the `first` on."""
+    """Add vectors times a number to as many sums, from number `first` on."""
     factors = _spread(b, factor, _FLOATS)
     for at, vector in enumerate(some, first):
         sums[at] = b.fadd(sums[at], b.fmul(factors, vector, flags=_FAST), flags=_FAST)
@@ -437,7 +436,7 @@ def _product(b: Any, left: list[Any], right: list[Any]) -> Any:
 
 
 def _four_sums(b: Any, four: list[Any]) -> Any:
-    """The sum of each of four vectors of 16, as a vector of four. Together they take fewer instructions."""
+    """The sums of four vectors of 16, as a vector of four. Taken together they need fewer instructions."""
 
     def add_shuffled(left: Any, right: Any, masks: tuple[list[int], list[int]]) -> Any:
         parts = [b.shuffle_vector(left, right, ir.Constant(ir.VectorType(_I32, len(m)), m)) for m in masks]
@@ -463,7 +462,7 @@ def _four_sums(b: Any, four: list[Any]) -> Any:
 def _cached(
     b: Any, cache: Any, slots: Any, index: Any, vectors: int, half: bool, some: range | None = None
 ) -> list[Any]:
-    """A key or a value, as float32 vectors: all of them, or some."""
+    """The key or value in slot number `index` of `slots`, as float32 vectors: all, or those in `some`."""
     slot, size = _load(b, b.add(slots, b.mul(index, _I64(8))), _I64), 2 if half else 4
     place = b.add(cache, b.mul(slot, _I64(size * LANES * vectors)))
     kind = _HALVES if half else _FLOATS
