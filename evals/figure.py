@@ -1,0 +1,99 @@
+"""Seconds to a whole answer, drawn: a bar for each method, a dot for each answer.
+
+    python -m pasta_async.evals.figure --answers methods.jsonl --out seconds.svg
+
+The files are those that `methods` and `speed` write with --out. Bars are means over the prompts that every
+method answered, with 95% intervals.
+"""
+
+# matplotlib leaves some of its types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+
+from pydantic import Field
+
+from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.answers import Answer, read_answers
+from pasta_async.evals.statistics import digits, estimate
+
+_LABELS = {
+    "sequential": "in sequence",
+    "baseline": "plain",
+    "pasta": "PASTA",
+    "parallel": "PASTA",
+    "skeleton": "Skeleton-of-Thought",
+    "apar": "APAR",
+}
+"""Names for readers; methods that are not here keep theirs."""
+
+
+class FigureSettings(CommandSettings):
+    """Options of the figure."""
+
+    answers: tuple[Path, ...] = Field(min_length=1, description="files of answers to the same prompts")
+    title: str = Field(default="", description="the model and the machine, for instance")
+    out: Path = Field(description="picture: .svg, .png or .pdf")
+
+
+def seconds_by_method(answers: Iterable[Answer]) -> dict[str, list[float]]:
+    """Seconds of each method's answers, prompt by prompt in one order; passes of a prompt are averaged.
+
+    Raises:
+        InvalidRequestError: No prompt was answered by every method.
+    """
+    passes: dict[str, dict[int, list[float]]] = {}
+    cut: set[int] = set()
+    for answer in answers:
+        passes.setdefault(answer.method, {}).setdefault(answer.prompt, []).append(answer.seconds)
+        if answer.ended_by_length:  # nobody knows how long it would have taken
+            cut.add(answer.prompt)
+    shared = set.intersection(*(set(by_prompt) for by_prompt in passes.values())) - cut
+    if not shared:
+        raise InvalidRequestError(
+            "no prompt has a whole answer by every method: give files of one measurement"
+        )
+    return {
+        method: [fmean(by_prompt[prompt]) for prompt in sorted(shared)]
+        for method, by_prompt in passes.items()
+    }
+
+
+def draw(seconds: Mapping[str, list[float]], title: str, out: Path) -> None:
+    """Draw seconds by method, the slowest method on top."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    methods = sorted(seconds, key=lambda method: fmean(seconds[method]))
+    figure = Figure(figsize=(8, 0.6 + 0.5 * len(methods)), layout="constrained")
+    axes = figure.subplots()
+    for row, method in enumerate(methods):
+        mean = estimate(seconds[method], "arithmetic")
+        axes.barh(row, mean["value"], color="#9ecae1")
+        axes.plot(seconds[method], [row] * len(seconds[method]), ".", color="#08519c", alpha=0.35)
+        if mean["low"] is not None and mean["high"] is not None:
+            spread = [[mean["value"] - mean["low"]], [mean["high"] - mean["value"]]]
+            axes.errorbar(mean["value"], row, xerr=spread, color="black", capsize=3)
+        axes.annotate(f"{digits(mean['value'])} s", (0, row), (4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(methods)), [_LABELS.get(method, method) for method in methods])
+    axes.set_xlabel(f"seconds to a whole answer, {len(seconds[methods[0]])} prompts")
+    axes.set_title(title)
+    axes.spines[["top", "right"]].set_visible(False)
+    with rc_context({"svg.fonttype": "none"}):  # letters stay text, which can be searched
+        figure.savefig(out)
+
+
+def _run(settings: FigureSettings) -> str:
+    answers = [answer for path in settings.answers for answer in read_answers(path)[1]]
+    draw(seconds_by_method(answers), settings.title, settings.out)
+    return f"{settings.out} is drawn"
+
+
+main: Command = command(FigureSettings, _run, "figure", __doc__)
+
+if __name__ == "__main__":
+    main()
