@@ -52,15 +52,15 @@ def seconds_by_method(answers: Iterable[Answer]) -> dict[str, list[float]]:
         passes.setdefault(answer.method, {}).setdefault(answer.prompt, []).append(answer.seconds)
         if answer.ended_by_length:  # nobody knows how long it would have taken
             cut.add(answer.prompt)
-    shared = set.intersection(*(set(by_prompt) for by_prompt in passes.values())) - cut
+    prompts = {prompt for by_prompt in passes.values() for prompt in by_prompt}
+    shared = sorted(
+        prompt for prompt in prompts - cut if all(prompt in by_prompt for by_prompt in passes.values())
+    )
     if not shared:
         raise InvalidRequestError(
-            "no prompt has a whole answer by every method: give files of one measurement"
+            "no prompt has a whole answer by every method: are they of one measurement?"
         )
-    return {
-        method: [fmean(by_prompt[prompt]) for prompt in sorted(shared)]
-        for method, by_prompt in passes.items()
-    }
+    return {method: [fmean(by_prompt[prompt]) for prompt in shared] for method, by_prompt in passes.items()}
 
 
 def draw(seconds: Mapping[str, list[float]], title: str, out: Path) -> None:
