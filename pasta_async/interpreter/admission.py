@@ -25,23 +25,24 @@ class Admission:
 
     Args:
         slots: Threads over all answers that decode at once.
-        load: Tells how busy the engine is (`pasta_async.protocol.Backend.load`).
+        load: Reads how busy the engine is (`pasta_async.protocol.Backend.load`).
     """
 
     def __init__(self, slots: int, load: Callable[[], Awaitable[EngineLoad | None]]) -> None:
-        self._slots, self._load = slots, load
+        self._slots = slots
+        self._load = load
         self._answers: list[AnswerSlots] = []
         self._waiting: dict[asyncio.Future[None], Slot] = {}  # in order of asking
         self._latest: EngineLoad | None = None
-        self._room = inf
-        self._foreign = 0  # requests of others on the engine
+        self._room = inf  # threads that the engine has room for, by its latest load
+        self._foreign = 0  # requests of other clients on the engine
 
     @contextmanager
     def answer(self, *, limited: bool) -> Generator[AnswerSlots]:
         """Count an answer, from before its prompt is encoded until it is over.
 
         Args:
-            limited: Whether the load limits how many threads it has.
+            limited: True if the load limits the number of its threads.
         """
         slots = AnswerSlots(self, limited=limited)
         self._answers.append(slots)
@@ -55,26 +56,32 @@ class Admission:
         """Read the engine's load. Cancelling it is safe.
 
         Returns:
-            Why the load is not known, if it could not be read.
+            The reason why the load is not known, if it could not be read.
         """
-        held = self._held
+        held_before = self._held
         try:
             load = await self._load()
         except BackendError as error:
-            self._latest, self._room, self._foreign = None, LIGHT_THREADS, 0
+            self._latest = None
+            self._room = LIGHT_THREADS
+            self._foreign = 0
             return f"the engine's load is not known: {error}"
         if load is None:
-            self._latest, self._room, self._foreign = None, inf, 0
+            self._latest = None
+            self._room = inf
+            self._foreign = 0
         elif load is not self._latest:  # a backend may give one reading to several callers
-            # Requests that are not ours are somebody else's. Our own may have ended while it was read.
-            self._foreign = max(0, load.running + load.queued - max(held, self._held))
-            self._latest, self._room = load, room(load)
+            # The engine's requests less our own are those of others. Some of our own may have begun or ended
+            # while the load was read, so the larger count of them is taken off.
+            self._foreign = max(0, load.running + load.queued - max(held_before, self._held))
+            self._latest = load
+            self._room = room(load)
         return None
 
     def crowd(self) -> str | None:
         """The reason not to decode one more answer in parallel; None if there is room for it.
 
-        There is if each answer could have a second thread.
+        There is room if each answer, the new one counted, could have a second thread.
         """
         for threads, answers in ((self._slots, self._active), (self._room, self._active + self._foreign)):
             if 2 * answers > threads:
@@ -90,7 +97,8 @@ class Admission:
                 await slot.answer.read_load()
             self._admit()
             if slot.needs_room and slot.answer.held and not turn.done():
-                answers, threads = self._active + self._foreign, min(self._slots, self._room)
+                answers = self._active + self._foreign
+                threads = min(self._slots, self._room)
                 slot.waited = f"{answers} answers at once, and room for {threads:.0f} threads"
             await turn
         except BaseException:
@@ -99,7 +107,7 @@ class Admission:
             raise
 
     def give_back(self, slot: Slot) -> None:
-        """Let others have a slot; nothing happens if it is not held."""
+        """Let other threads have a slot; nothing happens if it is not held."""
         if slot.held:
             slot.held = False
             slot.answer.held -= 1
@@ -116,13 +124,20 @@ class Admission:
                 slot.answer.begun = True
 
     def _next(self) -> asyncio.Future[None] | None:
-        """Whose turn it is. Among equals, that of who asked first: within an answer, document order."""
+        """The future of the thread that gets the next slot; None if no thread that waits may have one.
+
+        Among equals it is that of the thread that asked first: within an answer, document order.
+        """
+        # First come answers without any slot: each may have one thread whatever the load. Among them, answers
+        # that have begun go before new ones.
         idle = [turn for turn, slot in self._waiting.items() if not slot.answer.held]
-        if idle:  # answers that have begun go before new ones
+        if idle:
             return next((turn for turn in idle if self._waiting[turn].answer.begun), idle[0])
+        # Every active answer keeps a slot in reserve; a further thread takes only what is left beside those.
         extra = sum(max(0, answer.held - 1) for answer in self._answers)
         if self._active + extra >= self._slots:
             return None
+        # While the engine has no room, threads that need it go on waiting and others pass them.
         full = self._active + extra + self._foreign >= self._room
         return next((turn for turn, slot in self._waiting.items() if not (full and slot.needs_room)), None)
 
@@ -140,11 +155,11 @@ class AnswerSlots:
     """The slots that one answer holds.
 
     Attributes:
-        limited: Whether the load limits how many there are.
+        limited: True if the load limits their number.
         held: The number of slots that decoding threads hold.
         paused: Threads without a slot that wait for their reader, or to send a request again.
-        begun: Whether a thread of the answer has ever had a slot.
-        trouble: Why the engine's load is not known, if it could not be read for this answer.
+        begun: True once a thread of the answer has had a slot.
+        trouble: The reason why the engine's load is not known, if it could not be read for this answer.
     """
 
     def __init__(self, admission: Admission, *, limited: bool) -> None:
@@ -164,7 +179,7 @@ class AnswerSlots:
         return self.admission.crowd()
 
     async def read_load(self) -> None:
-        """Read the engine's load, and keep why it is not known. Cancelling it is safe."""
+        """Read the engine's load; keep the reason if it cannot be read. Cancelling it is safe."""
         self.trouble = await self.admission.read_load() or self.trouble
 
     @asynccontextmanager
@@ -182,9 +197,9 @@ class Slot:
     """The slot of one thread.
 
     Attributes:
-        held: Whether the thread has it now.
-        waited: Why the thread had to wait for room on the engine, if it had to.
-        needs_room: Whether it takes only what the engine has room for.
+        held: True while the thread has it.
+        waited: The reason why the thread had to wait for room on the engine, if it had to.
+        needs_room: True if the thread waits until the engine has room for it.
     """
 
     def __init__(self, answer: AnswerSlots) -> None:

@@ -1,7 +1,7 @@
 """The interpreter as a pure state machine: fed token ids, it says what to decode and what to show.
 
-No asyncio, no I/O, no clock: every interleaving can be played by calling `feed` in that order. The shell in
-`runner` moves the bytes.
+No asyncio, no I/O, no clock: a test can play every interleaving by calling `feed` in that order. `runner`
+sends the requests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pasta_async.results import FinishReason, Generation, Span, Width
 from pasta_async.tag_tokens import TagGrammar, TagIds
 
 _OMITTED = " ..."
-"""Text that main sees in the place of an item. Behind bare heads it does not know when to stop."""
+"""Text that main sees in the place of an item. A model that sees heads alone never ends its list."""
 
 
 class Machine:
-    """One answer: its threads, what they have written, and what must be decoded next.
+    """One answer: its threads, the text that they have written, and the requests that are needed next.
 
     Without `tags` nothing is read as a tag; if an outline is asked for, the heads of lists are promises.
     `prompt` stands in front of every context. `thinking` is True if the answer begins inside a thinking
@@ -71,20 +71,20 @@ class Machine:
         width = "plain" if tags is None and not self.outline else width
         self.transcript: Transcript = Transcript(self.threads, self._budget, self._visible, width, notes)
         self._joined = [*prompt]  # the prompt and the written form up to the last join
-        self._stops_idly = False  # a request of main ended at a tag that had no effect
-        self._is_led_on = False  # main is to be asked anew, behind the head of an outline's item
-        self._lead_tokens = 0  # tokens that lead main on to the next head
+        self._stops_idly = False  # a request of main ended at a sync that had nothing to join
+        self._is_led_on = False  # main was led on to the next head, so its request ends and a new one follows
+        self._lead_tokens = 0  # tokens that led main on to the next head
 
     # What to decode ---------------------------------------------------------------------------------------
 
     def context(self, number: int) -> tuple[int, ...]:
-        """Ids in front of what a thread writes next: prompt, its view by the language's rule, its own."""
+        """Ids in front of a thread's next token: the prompt, its view by the language's rule, its own ids."""
         thread = self.threads[number]
         main = self.main.reader.ids
         if number == 0:
             return (*self._joined, *self._own_text())
         forked = main[self._budget.round_start : thread.origin]
-        if self.outline:  # bare heads in front of its own would make an item bare, too
+        if self.outline:  # without the heads of earlier items, behind which the model would write a bare head
             first = self._budget.round[0].head
             forked = main[self._budget.round_start : first] + main[thread.head : thread.origin]
         opening = (self._tags.open_async,) if self._tags else ()
@@ -108,8 +108,9 @@ class Machine:
     def stop_ids(self, number: int) -> tuple[int, ...]:
         """Ids at which the next request of this thread ends.
 
-        Main's end at a sync, so that what was decoded is in the prefix cache when the written form is
-        prefilled; but after one at an idle sync, which had to end there for nothing, not until the next join.
+        Main's requests end at a sync: then the KV of what was decoded is in the prefix cache when the written
+        form is prefilled. Once a request ended at a sync that had nothing to join, main's further requests
+        do not end at syncs until the next join.
         """
         tags = self._tags
         if tags is None or (number == 0 and self._stops_idly):
@@ -124,14 +125,13 @@ class Machine:
         return tags.wrong_in_chunk if number else (tags.open_async, tags.close_async)
 
     def tag_grammar(self, number: int) -> TagGrammar | None:
-        """The tags that may come next, by what was written before; None where `banned` says it all."""
+        """The tags that may come next, by what was written before; None for an answer without tags."""
         if not self._tags:
             return None
-        model, is_chunk = self.model, number > 0
-        token_bytes = model.tokenizer.token_bytes
-        return TagGrammar(
-            self._tags, model.end_ids, token_bytes, chunk=is_chunk, open=bool(self._budget.round)
-        )
+        end_ids = self.model.end_ids
+        token_bytes = self.model.tokenizer.token_bytes
+        has_promises = bool(self._budget.round)
+        return TagGrammar(self._tags, end_ids, token_bytes, chunk=number > 0, open=has_promises)
 
     def wants(self, number: int) -> bool:
         """True if a request of this thread is to be sent (again)."""
@@ -153,7 +153,7 @@ class Machine:
     # What was decoded -------------------------------------------------------------------------------------
 
     def feed(self, number: int, piece: Piece, now: float) -> bool:
-        """Take what a thread decoded; returns whether its request has to end here."""
+        """Take newly decoded tokens of a thread; returns whether its request has to end here."""
         thread = self.threads[number]
         if piece.ids and thread.first_token is None:
             thread.first_token = now
@@ -162,9 +162,10 @@ class Machine:
         for token in piece.ids:
             self._budget.generated += 1
             thread.tokens += 1
-            if thread.state == "open" and not self._is_led_on:  # else it was decoded in vain
+            if thread.state == "open" and not self._is_led_on:  # else the token is counted and discarded
                 self._feed_token(thread, token, now)
-        is_led_on, self._is_led_on = self._is_led_on, False
+        is_led_on = self._is_led_on
+        self._is_led_on = False
         if thread.state == "open" and piece.finish_reason and not is_led_on:
             self._end_request(thread, piece.finish_reason, now)
         self._settle_budget(now)
@@ -240,7 +241,10 @@ class Machine:
             self._close(thread, "length", "budget", now)
 
     def _feed_held(self, thread: Thread, token: int, now: float) -> None:
-        """Feed an item, or main behind the head of one: a token counts once its text is certain."""
+        """Feed an item of a list, or main behind a head, where the parser may hold text back.
+
+        Such a token is counted in `Thread.tail` until it is certain that its text stands in the document.
+        """
         if token in self.model.end_ids:
             thread.tail += 1
             if thread is self.main:
@@ -256,31 +260,35 @@ class Machine:
         if any(isinstance(reading, str) for reading in readings):
             if thread is self.main:
                 self._cut_head(str(readings[0]))
-            thread.kept, thread.tail = len(thread.reader.ids), 0
+            thread.kept = len(thread.reader.ids)
+            thread.tail = 0
         self._act(thread, readings, now)
 
     def _cut_head(self, text: str) -> None:
-        """Leave out what stands behind a head in its last token."""
-        ids, tokenizer = self.main.reader.ids, self.model.tokenizer
+        """Leave out the white space behind a head, if it is a part of the head's last token."""
+        ids = self.main.reader.ids
+        tokenizer = self.model.tokenizer
         last = tokenizer.decode(ids[-1:])
         if not text.endswith(last):
-            ids[-1:] = kept = tokenizer.encode(last.rstrip())
-            self.main.forced += len(kept) - 1
+            # The parser did not take all of the last token: the rest of it is encoded anew.
+            head_ids = tokenizer.encode(last.rstrip())
+            ids[-1:] = head_ids
+            self.main.forced += len(head_ids) - 1
 
     def _end_list(self, now: float) -> None:
-        """Main waits for the items, then goes on behind the last of them."""
+        """End a list: main waits for its items, then goes on behind the last one."""
         self.main.reader.end_list(self.main.kept)
         self._act(self.main, [lang.Sync()], now)
 
     def _end_request(self, thread: Thread, finish_reason: FinishReason, now: float) -> None:
-        """A thread's request ended while the thread is open: end the thread, too, unless it has to go on."""
+        """Handle the end of a request whose thread is open: the thread ends too, unless it has to go on."""
         if thread is self.main and self.outline and self.outline.leading:
             self._end_list(now)
         elif finish_reason == "length":
             # The backend's limit was the thread's allowance when the request was sent, or the context's end.
             self._close(thread, "length", "budget", now)
         elif not thread.stopped_where_asked():
-            # It stopped at nothing that it was told to stop at: the model has no more to say.
+            # It ended at none of the request's stop ids: the model has no more to say.
             self._close(thread, "stop", "end", now)
         elif thread is self.main:
             # It stopped at a tag, but main is not waiting: the sync had nothing to join. Main goes on with a
@@ -315,17 +323,17 @@ class Machine:
             self._tell(ev.ThreadDelta(thread.number, text))
 
     def _show(self, delta: str, now: float) -> None:
-        """Let out what is visible by now; at a stop text, end everything."""
+        """Report new visible text; if a stop text is complete in it, end the answer."""
         if delta:
             self._tell(ev.TextDelta(delta))
         if cut := self._visible.take_stop():
-            over = [thread for thread in self.threads if thread.state != "done"]
-            for thread in over:
+            unfinished = [thread for thread in self.threads if thread.state != "done"]
+            for thread in unfinished:
                 thread.state = "done"
                 thread.ended = now
                 self.dropped.append(thread.number)
             self._tell_changes(self.transcript.end_at_stop_text(cut))
-            for thread in over:
+            for thread in unfinished:
                 self._report_end(thread)
 
     def _tell_changes(self, texts: Mapping[int, str]) -> None:
@@ -356,12 +364,20 @@ class Machine:
             self._close(thread, "length", "budget", now)
 
     def _lead_on(self, head: Head, thread: Thread) -> None:
-        """Let main go on with its list behind a head, which a thread begins to keep."""
-        main, earlier, encode = self.main, self._budget.round, self.model.tokenizer.encode
+        """Lead main on to its list's next head, while `thread` writes the item behind this one.
+
+        The interpreter writes the separator for main and, behind the list's first head, the next marker:
+        behind a single head a model would write the item itself. Behind two heads it goes on with heads, or
+        ends the list.
+        """
+        main = self.main
+        encode = self.model.tokenizer.encode
+        earlier = self._budget.round
         separator = encode(head.separator)
-        # Behind one bare head a model writes its item. Behind two it goes on with heads, or ends the list.
         marker = () if earlier else encode(head.next_marker)
         if earlier:
+            # This head stands behind the separator that the interpreter wrote. The head came, so the tokens
+            # that led main on to it stand in the document, and main did not decode them.
             thread.head = earlier[-1].origin + len(separator)
             main.forced += self._lead_tokens
         else:
@@ -374,11 +390,16 @@ class Machine:
     def _join_list(self, now: float) -> None:
         """Take a list into main's context as one text, in the tokens that it would have in a plain answer.
 
-        Main goes on as the last item's thread did: behind white space, if that went on with something.
+        If text followed the last item, main continues after that thread's white space.
         """
-        main, threads, tokenizer = self.main, self._budget.round, self.model.tokenizer
-        ids, start = main.reader.ids, threads[0].head
+        main = self.main
+        threads = self._budget.round
+        tokenizer = self.model.tokenizer
+        ids = main.reader.ids
+        # Main's tokens before the list stay as they are.
+        start = threads[0].head
         self._joined += ids[self._budget.round_start : start]
+        # The heads and the items are encoded anew, as one text: tokens may reach over their borders.
         text = ""
         for thread in threads:
             text += tokenizer.decode(ids[start : thread.origin]) + self.transcript.text(thread.number)
@@ -386,6 +407,7 @@ class Machine:
         parser = threads[-1].reader.parser
         gap = parser.gap if isinstance(parser, ItemParser) else ""
         self._joined += tokenizer.encode(text + gap)
+        # The white space is main's, as far as the budget goes: the interpreter writes it for main.
         for token in tokenizer.encode(gap)[: max(0, self.allowance(0))]:
             main.kept += 1
             main.forced += 1
@@ -397,10 +419,10 @@ class Machine:
             self.events.append(ev.ThreadDone(thread.number, thread.record(text)))
 
     def _settle_budget(self, now: float) -> None:
-        """End what can write no token that is kept, and show what is certain."""
+        """Close threads that are out of budget; emit text whose position is final."""
         if self._budget.reached:
-            over = self.threads if self._budget.exhausted else self._budget.behind()
-            for thread in [thread for thread in over if thread.state != "done"]:
+            spent = self.threads if self._budget.exhausted else self._budget.behind()
+            for thread in [thread for thread in spent if thread.state != "done"]:
                 self._close(thread, "length", "budget", now)
                 self.dropped.append(thread.number)
         if self._visible.ready:
@@ -409,15 +431,17 @@ class Machine:
     def _close(
         self, thread: Thread, finish_reason: FinishReason, closed_by: lang.ClosedBy, now: float
     ) -> None:
-        """End a thread; what its parser held back is text after all."""
-        # Half a tag is nothing to show where the answer itself is cut; where only a chunk is, it is text.
+        """End a thread; text that its parser held back becomes a part of the document or is dropped."""
+        # At the end of the answer drop an unfinished tag; at the end of a chunk keep it as text.
         cut = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
         readings: Sequence[lang.Reading | ReasoningRead] = ()
         if thread.tail and thread.number and finish_reason == "length":
-            # What an item holds back is text where the answer ends; its own cap may stand in the next head.
+            # If the answer ended, the held text belongs to the item. If the item hit its own cap, it may be
+            # the next head: drop it.
             cut = thread.kept + thread.tail >= thread.cap
             readings = () if cut else thread.reader.spill()
         readings = [*readings, *thread.reader.close(cut=cut)]
+        # Tokens whose text was held back count if any of that text came out; else they are forgotten.
         if thread.tail and readings:
             thread.kept = len(thread.reader.ids)
         elif thread.tail:
@@ -426,6 +450,7 @@ class Machine:
             self._act(thread, readings, now)
         else:
             thread.closed_by = closed_by
+            # Only text matters of the readings: the thread ends here in any case.
             self._act(thread, [reading for reading in readings if isinstance(reading, str)], now)
             lane = self._chunk_lanes[thread.number]
             lane.done = True
@@ -446,9 +471,9 @@ class Machine:
         return [opening, *body] if thread.closed_by == "writer" else [opening, *body, closing]
 
     def _encoded_anew(self, thread: Thread) -> list[int]:
-        """Ids of a chunk of which the end was left out, maybe in the middle of a token.
+        """Ids of a chunk's text, encoded anew: its end was left out, maybe in the middle of a token.
 
-        Of tag ids only `<async>` is ignored in a chunk; the others end it, or are text.
+        The only tag among a chunk's nodes is an ignored `<async>`: the others end the chunk, or are text.
         """
         assert self._tags, "there are no chunks without tags"
         ids: list[int] = []

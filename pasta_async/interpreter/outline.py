@@ -1,8 +1,9 @@
 """The lists that an untrained model writes by itself, read as promises: an item's head promises the item.
 
-`OutlineParser` reads main and finds the heads: `1. **Safety**:`, `- Cost:`. Behind a head main is led on, so
-that it sees heads alone. The first line that is no further head ends the list, as a sync does. `ItemParser`
-reads what a thread writes behind a head, and finds the item's end.
+`OutlineParser` reads main and finds the heads: `1. **Safety**:`, `- Cost:`. Behind a head main is *led on*:
+the interpreter writes the beginning of the next line for it, so that main writes heads alone. The first line
+that is no further head ends the list, as a sync does. `ItemParser` reads the text that a thread writes behind
+a head, and finds the item's end.
 """
 
 from __future__ import annotations
@@ -35,36 +36,39 @@ _DEPENDENT = re.compile(
         |.*(?:[=$\\{}]|\d\s*$)""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""Topics of items that need those in front of them: steps, calculations, what sums up or explains."""
+"""Topics of items that need the items before them: steps, calculations, summaries, explanations."""
 
 _FENCES = ("```", "~~~")
 _BREAK = re.compile(r"[ \t]*\n(?:[ \t]*\n)*")
 _UNDECIDED = re.compile(r"\d{1,3}[.)]?|[-*+\u2022]|#{1,6}")
 _HEADING = re.compile("#{1,6} ")
 _PART = re.compile(r"[ \t|>]|(?:[-*+\u2022]|\d{1,3}[.)])[ ]")
-"""A part of an item behind a blank line: what is indented, another kind of list, a table, a quotation."""
+"""Beginning of a line that belongs to the item even behind a blank line.
+
+It is indented, or the line of an inner list, of a table or of a quotation.
+"""
 
 
 class Head(NamedTuple):
-    """The head of an item, up to which main has written."""
+    """The head of a list's item: main has written up to its end."""
 
     marker: str
-    """Its number with the sign behind it, or its bullet."""
+    """The item's number with the sign behind it (`1.`), or its bullet."""
     kind: Literal["bold", "plain"]
     topic: str
 
     @classmethod
     def read(cls, line: str) -> Head | None:
-        """The head that a line is, so far; None if it is none, or its item needs those in front of it."""
-        if not (found := _HEAD.fullmatch(line)):
+        """The head that a line forms so far; None if it is no head, or the item needs those before it."""
+        if not (match := _HEAD.fullmatch(line)):
             return None
-        kind = "bold" if found["bold"] else "plain"
-        topic = found[kind].strip(" *:")
+        kind = "bold" if match["bold"] else "plain"
+        topic = match[kind].strip(" *:")
         if not topic or len(topic.split()) > 10 or _DEPENDENT.match(topic):
             return None
-        if kind == "plain" and not found["marker"][0].isdecimal():  # "- Name: value" is short
-            return None
-        return cls(found["marker"], kind, topic)
+        if kind == "plain" and not match["marker"][0].isdecimal():
+            return None  # "- Name: value": such items are too short for a thread
+        return cls(match["marker"], kind, topic)
 
     @property
     def next_marker(self) -> str:
@@ -79,7 +83,7 @@ class Head(NamedTuple):
 
     @property
     def separator(self) -> str:
-        """Text between this item and the next one, as it mostly is for such a marker."""
+        """Text between this item and the next one: the usual one for such a marker."""
         return "\n\n" if self.marker[:-1] else "\n"
 
     def may_follow(self, line: str) -> bool:
@@ -107,21 +111,21 @@ class Head(NamedTuple):
 class OutlineParser(MainParser):
     """Reads main, and takes the head of a list's item for a promise.
 
-    While `leading`, nothing of what is fed is told until it is the next head. A sync is told instead if it
-    will be none: what was fed since the last head is then to be forgotten, and `join` to be called.
+    While `leading`, text is held back until it forms the next head. If it cannot, a `Sync` is returned:
+    discard the ids that were fed since the last head, and call `join`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.head: Head | None = None
-        """The head behind which main is led on."""
-        self._topics = set[str]()  # of the answer's heads: what comes again is no new item
-        self._items = 0  # of the list
-        self._is_block = False  # the items of the list begin on lines of their own
-        self._is_plain = False  # main did not write heads alone when it was led on
+        """The latest head of the current list, behind which main is led on."""
+        self._topics = set[str]()  # topics of the answer's heads: a topic that comes again is no new item
+        self._items = 0  # number of items in the current list
+        self._is_block = False  # the items of the current list begin on lines of their own
+        self._is_plain = False  # main was led on once and wrote no second head: it gets no list any more
         self._line = ""  # the beginning of the line that is being written
         self._fenced = False
-        self._held = ""  # what follows the last head
+        self._held = ""  # text behind the last head
 
     @property
     def leading(self) -> bool:
@@ -138,6 +142,7 @@ class OutlineParser(MainParser):
         if self.head:
             self._held += text
             return self._read_next(self.head)
+        # The last line that is not blank may be a head.
         seen = self._line + text
         start = seen.rstrip().rfind("\n") + 1
         self._follow(text)
@@ -158,20 +163,22 @@ class OutlineParser(MainParser):
         self._line = " "
 
     def close(self, *, cut: bool = False) -> list[Reading]:
-        """End the thread; what may have been the next head is left out."""
+        """End the thread; text that was held back for a next head is left out."""
         self._held = ""
         return super().close(cut=cut)
 
     def spill(self) -> list[Reading]:
-        """Take for text what may have been the beginning of the next head."""
-        text, self._held = self._held, ""
+        """Read the text that was held back for a next head: no head will come."""
+        text = self._held
+        self._held = ""
         return super().feed_text(text)
 
     def _follow(self, text: str) -> None:
         """Keep the beginning of the current line, and whether it is inside a fence."""
         *lines, last = text.split("\n")
         for line in lines:
-            self._fenced ^= (self._line + line).lstrip().startswith(_FENCES)
+            if (self._line + line).lstrip().startswith(_FENCES):
+                self._fenced = not self._fenced
             self._line = ""
         if len(self._line) <= _LONGEST_HEAD:
             self._line += last
@@ -180,8 +187,9 @@ class OutlineParser(MainParser):
         line = self._held.lstrip("\n")
         head = Head.read(line)
         if head and line.startswith(before.next_lead) and self._is_new(head) and self._items < MAX_ITEMS:
-            # Heads alone stand on lines of their own, which is no reason for items to begin on new ones.
-            text, self._held = self._held if self._is_block else self._held.rstrip(), ""
+            # Drop the line break after a bare head, unless this list puts items on their own lines.
+            text = self._held if self._is_block else self._held.rstrip()
+            self._held = ""
             return [*super().feed_text(text), self._promise(head)]
         return [] if not head and before.may_follow(line) else [Sync()]
 
@@ -205,33 +213,37 @@ class ItemParser(ChunkParser):
         self._head = head
         self._held = ""  # white space, and the beginning of a line that may end the item
         self._fenced = False
-        self._written = False
+        self._written = False  # True once the item has text that is no white space
         self.gap: str = ""
-        """White space between the item and what its thread went on with, which is left out."""
+        """White space behind the item, if its thread wrote text behind that. Both are left out."""
 
     def feed_text(self, text: str) -> list[Reading]:
-        """Read more text; what may be behind the item is held back."""
+        """Read more text; text that may stand behind the item is held back."""
         if self._over:
             return []
         self._held += text
         shown = 0  # characters that belong to the item
-        while found := _BREAK.search(self._held, shown):
-            shown = found.start()
-            over = self._ends_at(self._held[found.end() :], blank=found[0].count("\n") > 1)
+        while line_break := _BREAK.search(self._held, shown):
+            # The line behind the break says whether the item ends in front of the break.
+            shown = line_break.start()
+            over = self._ends_at(self._held[line_break.end() :], blank=line_break[0].count("\n") > 1)
             if over:
-                self.gap = found[0]
-                body, self._held = self._held[:shown], ""
+                self.gap = line_break[0]
+                body = self._held[:shown]
+                self._held = ""
                 return [*self._write_body(body), self._end("nested")]
             if over is None:
-                break
-            shown = found.end()
+                break  # the break is held back until more of the line is here
+            shown = line_break.end()
         else:
+            # No line break is undecided: only blanks at the end are held back, which may come before one.
             shown = len(self._held.rstrip(" \t"))
-        body, self._held = self._held[:shown], self._held[shown:]
+        body = self._held[:shown]
+        self._held = self._held[shown:]
         return self._write_body(body)
 
     def close(self, *, cut: bool = False) -> list[Reading]:
-        """End the item, if it is not over; white space behind it is no part of it."""
+        """End the item, if it is not over; white space at its end is left out."""
         if self._over:
             return []
         readings = self._write_body("" if cut else self._held.rstrip())
@@ -239,12 +251,13 @@ class ItemParser(ChunkParser):
         return readings
 
     def spill(self) -> list[Reading]:
-        """Take for text what may have been the beginning of the item's end."""
-        text, self._held = self._held, ""
+        """Read the text that was held back because the item might have ended in it."""
+        text = self._held
+        self._held = ""
         return self._write_body(text)
 
     def _ends_at(self, line: str, *, blank: bool) -> bool | None:
-        """True if the item ends in front of a line, as far as it goes; None if more of it has to be seen."""
+        """True if the item ends in front of this beginning of a line; None if more of it has to be seen."""
         code = line.lstrip(" \t")
         if not code or code in ("`", "``", "~", "~~"):
             return None

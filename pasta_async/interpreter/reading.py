@@ -15,16 +15,16 @@ _THINK_CLOSE = "</think>"
 
 
 class ThinkingFilter:
-    """Separates a thinking block, which may only open an answer, from the answer behind it.
+    """Separates a thinking block at the beginning of an answer from the answer behind it.
 
-    Nothing in the block is read for tags, and its markers belong to neither part.
+    No tags are read in the block, and its markers belong to neither part.
     """
 
     def __init__(self, *, inside: bool = False) -> None:
         self.inside: bool = inside
         self.passed: bool = False
-        """True once no block can come any more: the filter is to be left out."""
-        self._held: str = ""  # may yet turn out to be a marker
+        """True once no block can come any more: further text need not pass the filter."""
+        self._held: str = ""  # text that may yet turn out to be a marker
 
     def split(self, text: str) -> tuple[str, str]:
         """Divide more text into the part inside the block and the part behind it.
@@ -36,6 +36,7 @@ class ThinkingFilter:
         text = self._held + text
         self._held = ""
         if not self.inside:
+            # The opening marker may only stand in front of the answer, behind white space.
             seen = text.lstrip()
             if not seen.startswith(THINK_OPEN):
                 if THINK_OPEN.startswith(seen):
@@ -45,6 +46,7 @@ class ThinkingFilter:
                 return "", text
             self.inside = True
             text = seen.removeprefix(THINK_OPEN)
+        # Inside: what may be the beginning of the closing marker is held back.
         thinking, marker, rest = text.partition(_THINK_CLOSE)
         if marker:
             self.passed = True
@@ -54,8 +56,9 @@ class ThinkingFilter:
         return thinking[:end], rest
 
     def flush(self) -> tuple[str, str]:
-        """Divide what was held back when the stream ended: it was no marker."""
-        held, self._held = self._held, ""
+        """Divide the text that is held back when the stream ends: it was no marker."""
+        held = self._held
+        self._held = ""
         return (held, "") if self.inside else ("", held)
 
 
@@ -74,10 +77,10 @@ class ReasoningRead(NamedTuple):
 
 
 class Reader:
-    """Reads what one thread writes, token by token.
+    """Reads the output of one thread, token by token.
 
     Without `tags` nothing is read as a tag. Only the main thread may have a thinking block; `thinking` is
-    True if it begins inside one. `make_parser` makes the parser that reads the text; None: that of the tags.
+    True if it begins inside one. `make_parser` makes the parser of the text; None: a parser of tags.
     """
 
     def __init__(
@@ -93,12 +96,13 @@ class Reader:
         self._tags = dict(zip(tags or (), TAG_TOKENS, strict=False))
         self._detokenizer = tokenizer.detokenizer()
         self._thinking = ThinkingFilter(inside=thinking) if main else None
-        self.parser: ThreadParser = (make_parser or (MainParser if main else ChunkParser))()
+        make_parser = make_parser or (MainParser if main else ChunkParser)
+        self.parser: ThreadParser = make_parser()
         self.ids: list[int] = []
         """Ids that were read: all but end-of-text."""
         self.reasoning: list[str] = []
         """Text of the thinking block, in pieces."""
-        self._joins: list[int] = []  # of an outline: numbers of ids in front of which a list was over
+        self._joins: list[int] = []  # in an outline: indices into `ids` at which a list ended
 
     def read(self, token: int) -> Sequence[Reading | ReasoningRead]:
         """Read one more token; the text of an unfinished character comes with a later one."""
@@ -109,29 +113,29 @@ class Reader:
             return self._read_text(text) if text else ()
         readings = self._read_text(self._detokenizer.flush())
         thinking = self._thinking
-        if thinking and thinking.inside:  # the model only thinks of a tag
+        if thinking and thinking.inside:  # a tag in a thinking block is text of the block
             return [*readings, *self._read_text(tag)]
-        if thinking:  # a tag begins no block: what was held back is text
+        if thinking:  # the answer begins with a tag, so no block comes: held text belongs to the answer
             self._thinking = None
             readings += self.parser.feed_text(thinking.flush()[1])
         return [*readings, *self.parser.feed_tag(tag)]
 
     def close(self, *, cut: bool = False) -> list[Reading | ReasoningRead]:
-        """End the thread: what was held back comes out, but half a tag if it was broken off (`cut`)."""
+        """End the thread: held text comes out, except for an unfinished tag if the thread was `cut`."""
         readings = self._read_text(self._detokenizer.flush())
         if self._thinking:
             readings += self._divide(*self._thinking.flush())
         return [*readings, *self.parser.close(cut=cut)]
 
     def end_list(self, tokens: int) -> None:
-        """End an outline's list: what followed the first ids was no further head, and is forgotten."""
+        """End an outline's list: ids behind the first `tokens` ones were no further head, and are dropped."""
         del self.ids[tokens:]
         self._detokenizer.flush()
         self._joins.append(tokens)
         cast("OutlineParser", self.parser).join()
 
     def spill(self) -> Sequence[Reading]:
-        """Take for text what an outline's parser holds back: the answer ends there."""
+        """Read the text that an outline's parser holds back, because the answer ends there."""
         parser = self.parser
         return parser.spill() if isinstance(parser, OutlineParser | ItemParser) else ()
 
@@ -139,9 +143,9 @@ class Reader:
         """A closed reader of the first `tokens` ids alone. Half a tag at their end is left out."""
         tokenizer, tags, main, thinking, make_parser = self._arguments
         reader = Reader(tokenizer, tags, main=main, thinking=thinking, make_parser=make_parser)
-        for number, token in enumerate(self.ids[:tokens]):
-            if number in self._joins:
-                reader.end_list(number)
+        for index, token in enumerate(self.ids[:tokens]):
+            if index in self._joins:
+                reader.end_list(index)
             reader.read(token)
         reader.spill()
         reader.close(cut=True)

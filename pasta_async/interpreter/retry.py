@@ -1,6 +1,6 @@
-"""Sending a request again that failed, as `Limits.retries` allows.
+"""Sending a failed request again, as `Limits.retries` allows.
 
-The one place where that is decided; backends never do it.
+All retries are decided here; backends never send a request again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def retry_delay(attempt: int, error: BackendError) -> float:
 
 
 async def with_retries(work: Callable[[], Awaitable[_T]], retries: int, clock: Clock) -> _T:
-    """Do something that may be repeated (connect, say), again after each error that is `retryable`.
+    """Call `work` (connecting, say), and again after each error that is `retryable`.
 
     Raises:
-        BackendError: What the last try ended with.
+        BackendError: The error of the last try.
 
     Cancelling it cancels the try, or the wait, that is under way.
     """

@@ -35,7 +35,7 @@ from pasta_async.results import FinishReason, Generation
 async def limited_group(
     group: asyncio.TaskGroup, clock: Clock, deadline: float | None, limits: Limits, work: str
 ) -> AsyncGenerator[None]:
-    """A group of tasks that has to be left by a time of the clock; `work` names what it does, for the error.
+    """A group of tasks with a deadline, a time of the clock; `work` names it in the error.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. That wins over an error.
@@ -46,6 +46,7 @@ async def limited_group(
     cancellations = caller.cancelling() if caller else 0
     try:
         async with group:
+            # The alarm is a task of the group: when it raises, the group cancels the others.
             alarm = None
             if deadline is not None:
                 alarm = group.create_task(_alarm(clock, deadline, limits, work))
@@ -53,6 +54,7 @@ async def limited_group(
             if alarm:
                 await _silence(alarm)
     except BaseExceptionGroup as errors:
+        # A cancellation that was requested since the group began came from outside.
         if caller and caller.cancelling() > cancellations:
             raise asyncio.CancelledError from None
         error: BaseException = errors.exceptions[0]
@@ -65,10 +67,10 @@ async def _alarm(clock: Clock, deadline: float, limits: Limits, work: str) -> No
 
 
 async def _silence(alarm: asyncio.Task[None]) -> None:
-    """End a task that watches the time, while its group is not left yet; raises what it ended with.
+    """End the task that watches the time, before its group is left; raises the error it ended with.
 
-    A group that is being left when a task of it fails does not take back that it cancelled its owner
-    (Python 3.11), who then looks as if somebody else had cancelled it.
+    Python 3.11: if a task fails while its TaskGroup exits, the parent stays marked as cancelled, as if the
+    cancellation had come from outside.
     """
     alarm.cancel()
     await asyncio.wait([alarm])
@@ -114,7 +116,7 @@ class Runner:
         self._emit = emit
         self._observer = observer
         self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
-        self._slot_of: dict[int, Slot] = {}  # by the threads whose turn it is
+        self._slot_of: dict[int, Slot] = {}  # by the number of the thread that holds it
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -179,11 +181,8 @@ class Runner:
             await self._ended(*waiting)
 
     async def _ended(self, *numbers: int) -> None:
-        """Wait until these tasks are over."""
+        """Wait until the tasks of these threads are over."""
         await asyncio.wait([self._tasks[number] for number in numbers])
-        for number in numbers:
-            if self._tasks[number].cancelled() and self.machine.threads[number].state != "done":
-                raise ThreadFailedError(f"{_name(number)} was cancelled on its own", thread=number)
 
     async def _thread(self, number: int) -> None:
         """Decode a thread until it is done or, main, has to wait."""
@@ -224,13 +223,14 @@ class Runner:
 
     async def _send_requests(self, number: int) -> None:
         """Send a thread's requests. After a failure that may pass it goes on where it broke off."""
-        machine, failures = self.machine, 0
+        machine = self.machine
+        failures = 0
         while machine.wants(number) and (request := await self._request(number)):
             try:
                 await self._exchange(request)
             except BackendError as error:
                 if not machine.wants(number):
-                    return  # it was given up, and did not end cleanly
+                    return  # the thread is done, so the error of its aborted request does not matter
                 again = error.retryable and failures < self._limits.retries
                 machine.fail(number, error, "retry" if again else "fail")
                 await self._flush(number)
@@ -240,8 +240,10 @@ class Runner:
                 failures += 1
 
     async def _exchange(self, request: DecodeRequest) -> None:
-        """Send a request, decode what comes, and keep the record of it, however it ends."""
-        number, machine, began = request.thread, self.machine, self._now()
+        """Send a request, feed its tokens to the machine, and keep its record, however it ends."""
+        number = request.thread
+        machine = self.machine
+        began = self._now()
         machine.begin_request(number, len(request.ids), began)
         await self._flush(number)
         if headers := self._observer.request(request):
@@ -257,7 +259,7 @@ class Runner:
             machine.end_request(number, began, self._now(), finish_reason)
 
     async def _request(self, number: int) -> DecodeRequest | None:
-        """The request that decodes a thread on; None when there is no room for one more."""
+        """The next request of a thread; None when there is no room for one more token."""
         machine = self.machine
         ids = machine.context(number)
         max_tokens = min(machine.allowance(number), machine.model.context_length - len(ids))
@@ -279,13 +281,12 @@ class Runner:
         )
 
     async def _decode(self, request: DecodeRequest) -> FinishReason:
-        """Feed the machine until it, or the request, ends; why the request did."""
-        machine, number = self.machine, request.thread
+        """Feed the machine until the request ends or is not wanted any more; returns the reason."""
+        machine = self.machine
+        number = request.thread
         finished = None
         async with aclosing(self._backend.decode(request)) as pieces:
             async for piece in pieces:
-                if piece.finish_reason == "abort":
-                    raise BackendProtocolError("the backend aborted the request unasked")
                 finished = piece.finish_reason
                 over = machine.feed(number, piece, self._now())
                 if machine.dropped or machine.spawned:
@@ -298,12 +299,13 @@ class Runner:
 
     def _drop_and_spawn(self) -> None:
         """End the requests that the machine does not want any more, begin its new threads."""
-        machine = self.machine
-        dropped, machine.dropped = machine.dropped, []
-        spawned, machine.spawned = machine.spawned, []
+        dropped = self.machine.dropped
+        spawned = self.machine.spawned
+        self.machine.dropped = []
+        self.machine.spawned = []
         for number in dropped:
             task = self._tasks.get(number)
-            if task and task is not asyncio.current_task():  # that one ends by itself
+            if task and task is not asyncio.current_task():  # the current task ends by itself
                 task.cancel()
         for number in spawned:
             self._begin(number)
@@ -317,7 +319,8 @@ class Runner:
 
     def _hand_on(self) -> Awaitable[None] | None:
         """Hand the events on; the result is to be awaited before more is decoded."""
-        events, self.machine.events = self.machine.events, []
+        events = self.machine.events
+        self.machine.events = []
         return self._emit(events) if events and self._emit else None
 
 

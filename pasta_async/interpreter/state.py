@@ -21,36 +21,36 @@ class Thread:
     opened: float
     promise: Promise | None = None
     closed_by: ClosedBy | None = None
-    """The end of the chunk; None for main."""
+    """The cause of the chunk's end; None for main."""
     state: Literal["open", "joining", "done"] = "open"
     finish_reason: FinishReason = "abort"
     cap: int = 0
-    """Tokens it may have."""
+    """Largest number of tokens that it may have in the document."""
     origin: int = 0
-    """Main's tokens up to the promise."""
+    """Main's token count up to the promise, with it."""
     head: int = 0
-    """Of an outline: main's tokens up to the head that is the promise; of main, up to its current line."""
+    """In an outline: main's token count before the item's head. For main: before its current line."""
     forced: int = 0
-    """Of main's tokens, those that led it on to the next head."""
+    """Tokens of main that the interpreter wrote for it: they led it on, or stand behind a list."""
     tail: int = 0
-    """Of an outline: tokens at the end that are not certain to stand in the document."""
+    """In an outline: tokens at the end that are not certain to stand in the document."""
     reported: int = 0
     """Number of its diagnostics that came out as events."""
     tokens: int = 0
-    """Tokens generated, end-of-text included."""
+    """Generated tokens, end-of-text included."""
     kept: int = 0
-    """Of these, tokens that stand in the document."""
+    """Tokens that stand in the document."""
     started: float | None = None
     first_token: float | None = None
     ended: float | None = None
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
-    """The last one may be under way; the following fields are about it."""
+    """Records of its requests. The last one may be under way; the following fields are about that."""
     before: int = 0
-    """Tokens generated before it."""
+    """Tokens that the thread generated before the last request."""
     cached: int | None = None
-    """Tokens of its context that were in the prefix cache."""
+    """Tokens of the last request's context that were in the prefix cache."""
     stop_ids: tuple[int, ...] = ()
-    """Ids at which it ends."""
+    """Ids at which the last request ends."""
 
     def begin_request(self, prompt_tokens: int, now: float) -> None:
         """A request with this context is about to be sent."""
@@ -94,7 +94,7 @@ class Thread:
 
 
 class Cut(NamedTuple):
-    """Place of the answer's last token: all that comes behind it in document order is left out."""
+    """Place of the answer's last token: everything behind it in document order is left out."""
 
     thread: int
     tokens: int
@@ -104,25 +104,25 @@ class Cut(NamedTuple):
 class TokenBudget:
     """Counts tokens in document order: main's up to promise k, those of chunk k, main's behind it, and so on.
 
-    While threads run, the tokens that are known to stand in front of a place only become more. So what is
-    known to stand behind the last token of the answer can be cancelled at once, and the place of that token
-    does not depend on who decoded when.
+    The count in front of a token only grows. So tokens past the limit can be cancelled at once, and the cut
+    is the same whatever the timing.
     """
 
     def __init__(self, main: Thread, max_tokens: int, limits: Limits) -> None:
         self.round: list[Thread] = []
-        """The promises since the last join."""
+        """The threads whose promises were made since the last join."""
         self.round_start: int = 0
-        """Main's tokens up to the last join."""
+        """Main's token count at the last join."""
         self.generated: int = 0
-        """Tokens of all threads, kept or not."""
+        """Generated tokens of all threads, whether they stand in the document or not."""
         self._main = main
         self._max_tokens = max_tokens
         self._limits = limits
         main.cap = max_tokens
+        # With fewer generated tokens than this, no limit can be reached.
         self._bound = min(max_tokens, max_tokens if limits.total_tokens is None else limits.total_tokens)
         self._joined = 0  # tokens of chunks that are joined
-        self._chain = 0  # critical path of the rounds that are over
+        self._chain = 0  # critical path of the rounds that are over, in tokens
 
     def open(self, thread: Thread, estimate: int | None) -> None:
         """Main wrote a promise."""
@@ -149,9 +149,9 @@ class TokenBudget:
 
     @property
     def reached(self) -> bool:
-        """True if so much was generated that some thread may be at the end of the answer.
+        """True if enough tokens were generated that some thread may be at the end of the answer.
 
-        No more can be known to stand in the document than was generated, so before that nothing is counted.
+        The document cannot have more tokens than were generated, so before that nothing need be counted.
         """
         return self.generated >= self._bound
 
@@ -160,8 +160,8 @@ class TokenBudget:
         # The chunk's own cap holds whatever the others did.
         if thread.kept + tokens > thread.cap:
             return False
-        # While all threads together have generated less than any limit, nobody can be at the end of the
-        # answer. That is the usual case, and it costs no look at the other threads.
+        # While all threads together have generated less than any limit, no thread can be at the end of the
+        # answer. That is the usual case, and it needs no loop over the other threads.
         if self.generated + tokens <= self._bound:
             return True
         # Else the tokens that certainly stand in front of this thread's next one decide.
@@ -172,7 +172,8 @@ class TokenBudget:
         left = self._max_tokens - self._known()
         if thread.number:
             left_of_cap = thread.cap - thread.kept
-            # A chunk does not wait for what stands behind it in the document, which `_known` counts too.
+            # `_known` also counts tokens behind this chunk in the document, which take nothing from it. The
+            # exact count takes longer, and is needed only where the cap leaves more.
             left = left_of_cap if left_of_cap <= left else min(left_of_cap, self._left_of_chunk(thread))
         return min(left, self._total_left())
 
@@ -181,13 +182,13 @@ class TokenBudget:
         return thread.number == 0 or (thread.kept < thread.cap and self._left_of_chunk(thread) <= 0)
 
     def behind(self) -> Iterator[Thread]:
-        """Threads of which no further token can be kept."""
+        """Threads whose next token would stand behind the end of the answer."""
         if self._max_tokens <= self._known():
             yield from (thread for thread in self.round if self._left_of_chunk(thread) <= 0)
             yield self._main
 
     def cut(self) -> Cut | None:
-        """The end of the answer, once all that comes before is done; None if it fits."""
+        """The place of the answer's last token, once all threads before it are done; None if it fits."""
         if self._known() <= self._max_tokens:
             return None
         # Walk through the round in document order: `left` is the budget for main's tokens, once the chunks
@@ -202,11 +203,11 @@ class TokenBudget:
         return Cut(0, left)
 
     def _known(self) -> int:
-        """Tokens of the answer that are certain to stand in its document."""
+        """Tokens that stand in the document so far."""
         return self._joined + self._main.kept + sum(thread.kept for thread in self.round)
 
     def _left_of_chunk(self, chunk: Thread) -> int:
-        """Tokens that fit into the answer behind the last one of a chunk."""
+        """Tokens that fit into the answer behind the last one of a chunk, as far as is known now."""
         left = self._max_tokens - self._joined - chunk.origin - chunk.kept
         for thread in self.round:
             if thread is chunk:
@@ -219,7 +220,7 @@ class TokenBudget:
         return self._max_tokens if total is None else total - self.generated
 
     def _longest(self) -> int:
-        """The longest chain of the round."""
+        """Tokens on the longest chain of the round: main's own, or main's to a promise and its chunk's."""
         main = self._main.kept
         chains = (thread.origin + thread.kept + thread.tail for thread in self.round if thread.origin <= main)
         return max((main + self._main.tail, *chains)) - self.round_start

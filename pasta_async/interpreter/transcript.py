@@ -20,20 +20,20 @@ class StopMatch(NamedTuple):
 
     stop: str
     end: int
-    """Characters of the text up to its end."""
+    """Characters of the text up to the end of the stop text."""
 
 
 class StopSearch:
     """Looks for stop texts in a text that comes in pieces, in time linear in its length (Knuth-Morris-Pratt).
 
-    The match that is complete first counts; of those that end together, the longest.
+    The match that is complete first counts; among matches that end together, the longest.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._fallbacks = [_fallbacks(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)
-        self._length = 0
+        self._matched = [0] * len(self._stops)  # characters of each stop text at the end of the text so far
+        self._length = 0  # characters of the text so far
 
     @property
     def pending(self) -> int:
@@ -51,16 +51,17 @@ class StopSearch:
         return min(matches, key=lambda match: match.end, default=None)
 
     def _step(self, index: int, piece: str) -> int | None:
-        """Match one stop text on; the index in the piece behind it if it is complete."""
+        """Go on matching one stop text; returns the index in the piece behind it, if it is complete."""
         stop = self._stops[index]
-        matched = self._matched[index]  # so many of its characters stand at the end of the text
+        matched = self._matched[index]
         if not matched and stop[0] not in piece:
             return None
         for position, character in enumerate(piece, 1):
             # Where the next character differs, a shorter beginning of the stop text may still be matched.
             while matched and stop[matched] != character:
                 matched = self._fallbacks[index][matched - 1]
-            matched += stop[matched] == character
+            if stop[matched] == character:
+                matched += 1
             if matched == len(stop):
                 return position
         self._matched[index] = matched
@@ -68,13 +69,13 @@ class StopSearch:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """For each beginning of a text, the length of the longest shorter beginning that it ends with."""
+    """The longest shorter beginning with which each beginning of a stop text ends, as lengths."""
     fallbacks = [0]
     for character in stop[1:]:
         matched = fallbacks[-1]
         while matched and stop[matched] != character:
             matched = fallbacks[matched - 1]
-        fallbacks.append(matched + (stop[matched] == character))
+        fallbacks.append(matched + 1 if stop[matched] == character else matched)
     return fallbacks
 
 
@@ -84,20 +85,20 @@ class Lane:
 
     thread: int
     origin: int = 0
-    """Main's tokens up to the promise; 0 for main."""
+    """Main's token count up to the promise; 0 for main."""
     pending: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """Text that is not shown yet. Each piece has a number: main's tokens in front of the lane and the
-    thread's own up to the piece's end, so chunks in front of the lane are not counted."""
+    """Pieces of text that are not shown yet, each with its end in the document as a token count: main's
+    tokens in front of the lane and the thread's own. Chunks in front of the lane are not counted."""
     done: bool = False
     tokens: int = 0
-    """Tokens of a chunk that is done."""
+    """Tokens of the chunk, once it is done."""
 
 
 class Visible:
-    """The visible text: lanes in document order, of which what is in front is shown and the rest waits.
+    """The visible text: lanes in document order. The front lane's text is shown, the others' text waits.
 
     Main's text before, between and behind its promises goes to `tail`. A stop text ends the visible text
-    where it first appears, and with it the answer; so does its last token.
+    where it first appears, and with it the answer; so does the answer's last token.
     """
 
     def __init__(self, stop: Sequence[str] = (), max_tokens: int | None = None) -> None:
@@ -106,13 +107,14 @@ class Visible:
         """Characters shown."""
         self.matched_stop: str | None = None
         """The stop text that was found."""
-        self._stop_cut: Cut | None = None  # the token that completed it
+        self._stop_cut: Cut | None = None  # the token that completed the stop text
         self.tail: Lane = Lane(0)
+        """The last lane, to which main writes now."""
         self._lanes = deque((self.tail,))
-        self._chunk_tokens = 0  # of the lanes that are over
+        self._chunk_tokens = 0  # tokens of the chunks whose lanes are over
         self._max_tokens = max_tokens
         self._search = StopSearch(stop) if stop else None
-        self._held = ""  # the beginning of a stop text, perhaps
+        self._held = ""  # text at the end that may be the beginning of a stop text
 
     @property
     def stopped(self) -> bool:
@@ -126,7 +128,7 @@ class Visible:
         return front.done or bool(front.pending)
 
     def open(self, thread: int, origin: int) -> Lane:
-        """A lane for a chunk where main stands now; main goes on behind it."""
+        """A new lane for a chunk, at main's current place; main goes on in another lane behind it."""
         lane = Lane(thread, origin)
         self.tail.done = True
         self.tail = Lane(0)
@@ -134,13 +136,13 @@ class Visible:
         return lane
 
     def take(self) -> str:
-        """The text that can be shown now, and has not been."""
+        """Text that can be shown now and was not yet."""
         text = ""
         while not self.stopped:
             front = self._lanes[0]
-            for number, piece in self._certain(front.pending):
-                text += self._show(piece, Cut(front.thread, number - front.origin))
-            # The next lane has its turn once the front one is over and all of its text is out.
+            for end, piece in self._certain(front.pending):
+                text += self._show(piece, Cut(front.thread, end - front.origin))
+            # The next lane follows once the front one is over and all of its text is out.
             if front.pending or not front.done or len(self._lanes) == 1:
                 break
             self._chunk_tokens += front.tokens
@@ -154,19 +156,19 @@ class Visible:
         return cut
 
     def close(self) -> str:
-        """The rest of the text, finished or not: the answer is over."""
+        """The rest of the text, of unfinished lanes too: the answer is over."""
         for lane in self._lanes:
             lane.done = True
         self._max_tokens = None
         return self.take() + self._release()
 
     def close_at(self, cut: Cut, whole: str) -> str:
-        """The rest of the text where the answer's last token cuts it; `whole` is all of it."""
+        """The rest of the text after a cut at the answer's last token; `whole` is all of the text."""
         rest = whole[self.length + len(self._held) :]
         return self._show(rest, cut) + self._release()
 
     def _certain(self, pending: list[tuple[int, str]]) -> list[tuple[int, str]]:
-        """Take out what stands before the answer's last token, whatever comes."""
+        """Take out the pieces that stand before the answer's last token, whatever else is decoded."""
         count = len(pending)
         if self._max_tokens is not None:
             count = bisect_right(pending, self._max_tokens - self._chunk_tokens, key=itemgetter(0))
@@ -174,8 +176,8 @@ class Visible:
         del pending[:count]
         return certain
 
-    def _show(self, piece: str, place: Cut) -> str:
-        """Show more text, but for the beginning of a stop text at its end."""
+    def _show(self, piece: str, cut: Cut) -> str:
+        """Show more text, except for the beginning of a stop text at its end; `cut` is its last token."""
         if self.stopped:
             return ""
         if not self._search:
@@ -183,7 +185,7 @@ class Visible:
         text = self._held + piece
         if match := self._search.find(piece):
             self.matched_stop = match.stop
-            self._stop_cut = place
+            self._stop_cut = cut
             self._held = ""
             return self._record(text[: match.end - len(match.stop) - self.length])
         end = len(text) - self._search.pending
@@ -191,8 +193,9 @@ class Visible:
         return self._record(text[:end])
 
     def _release(self) -> str:
-        """Show what was held back: no stop text follows."""
-        held, self._held = self._held, ""
+        """Show the text that was held back: no stop text follows."""
+        held = self._held
+        self._held = ""
         return self._record(held)
 
     def _record(self, text: str) -> str:
@@ -204,17 +207,17 @@ class Visible:
 
 @dataclass(slots=True, eq=False)
 class Transcript:
-    """Everything that the threads wrote so far, the end of the answer in it, and the result that it makes."""
+    """The document that the threads have written so far, cut at the answer's end, and the result of it."""
 
     threads: list[Thread]
-    """Main, then that of each promise."""
+    """The main thread, then that of each promise."""
     budget: TokenBudget
     visible: Visible
     width: Width
     notes: tuple[str, ...]
     spans: list[Span] = field(default_factory=list[Span])
     finish_reason: FinishReason = "abort"
-    """Until it is over."""
+    """`abort` until the answer is over."""
     truncated: bool = False
     """True once the text behind the answer's last token, or behind the stop text, was left out."""
 
@@ -222,15 +225,16 @@ class Transcript:
         """The document, up to the stop text that ended it, if one did."""
         nodes = self._nodes()
         count = sum(isinstance(node, Promise) for node in nodes)
-        kept = self.threads[: count + 1]
-        diagnostics = (diagnostic for thread in kept for diagnostic in diagnostics_since(thread, 0))
+        threads = self.threads[: count + 1]
+        diagnostics = (diagnostic for thread in threads for diagnostic in diagnostics_since(thread, 0))
         return Document(nodes, tuple(diagnostics))
 
     def text(self, number: int) -> str:
         """The text of a thread, up to the stop text."""
         thread = self.threads[number]
         if number == 0 or self.visible.stopped:
-            return dict(enumerate(_texts(self._nodes()))).get(number, "")
+            texts = _texts(self._nodes())
+            return texts[number] if number < len(texts) else ""
         return _texts(thread.reader.parser.nodes)[0] if thread.kept else ""
 
     @property
@@ -250,14 +254,14 @@ class Transcript:
     def end_at_stop_text(self, cut: Cut) -> dict[int, str]:
         """Leave out the stop text and what stands behind it; returns the texts of threads that changed.
 
-        The token that completed the stop text is the last one that counts, so the figures do not depend on
-        how far others were.
+        The token that completed the stop text is the last one that counts, so the token counts do not depend
+        on how far other threads were.
         """
         before = _texts(tuple(_with_chunks(self.threads)))
         self._end_at(cut)
         promises = self.document().promises
         self._leave_out(len(promises))
-        # The thread in which it stands ended there; what stands behind it was not wanted.
+        # The thread that wrote the stop text ended there; the rest of its chunk was not wanted.
         if promises and (chunk := promises[-1].chunk) and chunk.closed_by == "interrupted":
             thread = self.threads[len(promises)]
             thread.finish_reason = "stop"
@@ -267,9 +271,11 @@ class Transcript:
 
     def generation(self, now: float) -> Generation:
         """The answer so far as users see it."""
-        document, threads = self.document(), self.threads
-        texts = [*_texts(document.nodes), *("" for _ in threads)]
-        records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=False))
+        threads = self.threads
+        document = self.document()
+        texts = _texts(document.nodes)
+        texts += [""] * (len(threads) - len(texts))  # threads behind the end of the answer have no text in it
+        records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=True))
         requests = [request for record in records for request in record.requests]
         return Generation(
             text="".join(self.visible.shown),
@@ -299,24 +305,27 @@ class Transcript:
 
     def _end_at(self, cut: Cut) -> bool:
         """Keep no token behind this one; returns whether that shortens a chunk."""
-        main, inside = self.threads[0], self.threads[cut.thread]
+        main = self.threads[0]
         shortened = False
         if cut.thread == 0:
-            last = sum(thread.origin <= cut.tokens for thread in self.threads[1:])
+            # The answer ends in main's text: promises that main made before that keep their chunks.
+            last_thread = sum(thread.origin <= cut.tokens for thread in self.threads[1:])
             _keep(main, cut.tokens)
         else:
-            last = cut.thread
-            _keep(main, inside.origin)
-            if cut.tokens < inside.kept:
-                _keep(inside, cut.tokens)
+            # It ends in a chunk: main's text ends with the promise of that chunk.
+            last_thread = cut.thread
+            thread = self.threads[last_thread]
+            _keep(main, thread.origin)
+            if cut.tokens < thread.kept:
+                _keep(thread, cut.tokens)
                 shortened = True
-        self._leave_out(last)
+        self._leave_out(last_thread)
         self.truncated = True
         return shortened
 
-    def _leave_out(self, last: int) -> None:
-        """The document ends before the promises of the threads behind this one."""
-        for thread in self.threads[last + 1 :]:
+    def _leave_out(self, last_thread: int) -> None:
+        """Leave the threads behind this one out of the document, which ends before their promises."""
+        for thread in self.threads[last_thread + 1 :]:
             thread.kept = 0
             thread.closed_by = "interrupted"
             thread.finish_reason = "abort"
@@ -329,7 +338,7 @@ def _keep(thread: Thread, tokens: int) -> None:
 
 
 def diagnostics_since(thread: Thread, index: int) -> Iterator[Diagnostic]:
-    """Diagnostics of a thread from the `index`-th on; that its cap cut a chunk is no fault of its text."""
+    """Diagnostics of a thread from the `index`-th on, but not that a chunk lacks its end where it was cut."""
     cut = thread.closed_by in ("budget", "interrupted")
     for diagnostic in thread.reader.parser.diagnostics[index:]:
         if not (cut and diagnostic.code is Code.ASYNC_UNCLOSED):
@@ -343,13 +352,13 @@ def _texts(nodes: Sequence[Node]) -> list[str]:
 
 
 def _changes(before: Sequence[str], after: Sequence[str]) -> dict[int, str]:
-    """Texts that are others than before, by thread."""
+    """The texts of threads that differ from before, by the thread's number."""
     both = enumerate(zip_longest(before, after, fillvalue=""))
-    return {number: now for number, (was, now) in both if now != was}
+    return {number: new for number, (old, new) in both if new != old}
 
 
 def _with_chunks(threads: Sequence[Thread]) -> Iterator[Node]:
-    """Main's nodes, with each promise's chunk right behind it."""
+    """Main's nodes, each promise with its chunk."""
     number = 0
     for node in threads[0].reader.parser.nodes:
         if isinstance(node, Promise):
@@ -362,7 +371,7 @@ def _with_chunks(threads: Sequence[Thread]) -> Iterator[Node]:
 
 
 def _truncated(nodes: Sequence[Node], left: int) -> Iterator[Node]:
-    """Nodes up to `left` characters of visible text."""
+    """The nodes up to `left` characters of visible text."""
     for node in nodes:
         if left <= 0:
             return
@@ -372,8 +381,8 @@ def _truncated(nodes: Sequence[Node], left: int) -> Iterator[Node]:
         elif isinstance(node, Promise) and node.chunk is not None:
             body = tuple(_truncated(node.chunk.nodes, left))
             closed_by = node.chunk.closed_by if left >= len(node.chunk.text) else "interrupted"
-            kept = replace(node.chunk, nodes=cast("tuple[Text | Ignored, ...]", body), closed_by=closed_by)
-            yield replace(node, chunk=kept)
+            chunk = replace(node.chunk, nodes=cast("tuple[Text | Ignored, ...]", body), closed_by=closed_by)
+            yield replace(node, chunk=chunk)
             left -= len(node.chunk.text)
         else:
             yield node

@@ -26,7 +26,7 @@ def parse(text: str, strict: bool = False) -> Document:
         strict: Raise at the first diagnostic, except for those about style (`STYLE_CODES`).
 
     Returns:
-        The document, with what was found wrong in `diagnostics` (at most `MAX_DIAGNOSTICS`).
+        The document; its `diagnostics` (at most `MAX_DIAGNOSTICS`) say what is wrong with it.
 
     Raises:
         ParseError: In strict reading, with the diagnostic.

@@ -9,7 +9,7 @@ from typing import Self
 __all__ = ["MAX_DIAGNOSTICS", "STYLE_CODES", "Code", "Diagnostic"]
 
 MAX_DIAGNOSTICS = 1000
-"""A reader records no more than this, so that a hostile text costs in proportion to its length."""
+"""Diagnostics that a reader records at most, so that a hostile text cannot fill the memory."""
 
 
 class Code(StrEnum):
@@ -21,9 +21,11 @@ class Code(StrEnum):
     """The way to mend it."""
 
     def __new__(cls, name: str, message: str, hint: str) -> Self:
-        """A name with what it says."""
+        """A name with its message and its hint."""
         code = str.__new__(cls, name)
-        code._value_, code.message, code.hint = name, message, hint
+        code._value_ = name
+        code.message = message
+        code.hint = hint
         return code
 
     TOKENS_BAD = "tokens-bad", "tokens is no positive whole number", "write tens; the default cap is used"
@@ -56,11 +58,11 @@ class Diagnostic:
 
     code: Code
     offset: int
-    """Characters before it, from 0. At run time: within the thread's own text."""
+    """Number of characters before it; while a thread is decoded, in the thread's own text."""
     line: int
-    """From 1."""
+    """Number of the line, counted from 1."""
     column: int
-    """From 1, in characters."""
+    """Place in the line in characters, counted from 1."""
     thread: int = 0
     """The thread it was found in; 0 when a whole document was read."""
 

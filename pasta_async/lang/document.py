@@ -1,4 +1,4 @@
-"""Documents of PASTA-LANG: what an annotated answer is, written form and visible text.
+"""Documents of PASTA-LANG: the nodes of an annotated answer, its written form and its visible text.
 
 The language is that of the paper (arXiv 2502.11517, section 2); docs/language.md describes it.
 """
@@ -49,14 +49,20 @@ _QUOTED = "|".join(
     for opening, closing in ('""', "''", "\u201c\u201d", "\u2018\u2019")
 )
 TAG_REST = rf"(?:[^<>=]++|=(?:\s*+(?:{_QUOTED}))?+)*+"
-"""Pattern of what stands between a tag's name and its `>`: in quotes behind a `=` also `>`, but no `/>`."""
+"""Pattern of the text between a tag's name and its `>`. Quotes behind a `=` may hold `>`, but no `/>`."""
 
 TAG_START = rf"<(\\*+)(/?)(promise|async|sync)(?=[\s/>])({TAG_REST})"
 """Pattern of a tag up to its `>`; its groups are the backslashes, the slash, the name and the rest."""
 
 ClosedBy = Literal["writer", "nested", "budget", "end", "interrupted"]
-"""The end of a chunk: its `</async>`, a promise or sync that its thread wrote instead, its token cap, the end
-of the text, a failure or a cancellation."""
+"""The cause of a chunk's end.
+
+* `writer`: its thread wrote `</async>`.
+* `nested`: its thread wrote a promise or a sync instead.
+* `budget`: its token cap.
+* `end`: the end of the text.
+* `interrupted`: a failure or a cancellation.
+"""
 
 _TAG = re.compile(f"{TAG_START}>")
 _SPECIAL = re.compile('[<>"]')
@@ -135,7 +141,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`<async>...</async>`: what a thread wrote to keep its promise."""
+    """`<async>...</async>`: the text that a thread wrote to keep its promise."""
 
     nodes: tuple[Text | Ignored, ...] = ()
     opened: str = ASYNC_OPEN

@@ -1,9 +1,8 @@
-"""From a text to its tags and the text between them; and the attributes of a promise tag.
+"""Cuts a text into its tags and the text between them, and reads the attributes of a promise tag.
 
-A tag is `<`, an optional `/`, `promise`, `async` or `sync`, then white space, `/` or `>`, and all up to the
-first `>` that stands in no quotes behind a `=`, or ends a `/>`. It holds no second `<` and is at most
-`MAX_TAG` characters long. Backslashes behind the `<` make it text, which is written with one backslash more
-than is meant.
+A tag is `<`, an optional `/`, `promise`, `async` or `sync`, then white space, `/` or `>`, and all up to its
+end: the first `/>`, or the first `>` outside of quotes that follow a `=`. It holds no second `<` and is at
+most `MAX_TAG` characters long. With backslashes behind the `<` it is text, which is read without one of them.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ class Place(NamedTuple):
     """A place in a text."""
 
     offset: int
-    """Characters before it."""
+    """Number of characters before it."""
     line: int
-    """From 1."""
+    """Number of the line, counted from 1."""
     column: int
-    """From 1."""
+    """Place in the line in characters, counted from 1."""
 
 
 class Position:
@@ -61,7 +60,7 @@ class Tag(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """The place of a tag that is broken off, and so is text like any other; that text follows."""
+    """The place of a broken tag. A broken tag is text, which follows as a lexeme of its own."""
 
     code: Code
     place: Place
@@ -76,26 +75,29 @@ _UNFINISHED = re.compile(rf"</?(?:(?:promise|async|sync)[\s/]{TAG_REST}|{_PREFIX
 
 def lex(text: str) -> Iterator[Lexeme]:
     """Cut a text into tags and the text between them, in time linear in its length."""
-    done = walked = 0
+    done = 0  # characters that have come out
+    walked = 0  # characters that `position` has read
     position = Position()
-    for found in _CANDIDATE.finditer(text):
-        start, end = found.span()
-        escapes, slash, name, rest, complete = found.groups()
+    for candidate in _CANDIDATE.finditer(text):
+        start, end = candidate.span()
+        escapes, slash, name, rest, complete = candidate.groups()
         if end == len(text) and not complete:
-            break  # the text ends inside of it
+            break  # the text ends inside of the tag
         position.advance(text[walked:start])
         walked = start
+        # A candidate that a `<` or its length breaks off, and one with backslashes, is text.
         if not complete or end - start - len(escapes) > MAX_TAG:
             if not escapes:
                 yield Broken(Code.TAG_BROKEN, position.place)
         elif escapes:
             yield text[done : start + 1]
-            done = start + 2  # one backslash is dropped; the rest is text like any other
+            done = start + 2  # one backslash is dropped; the rest comes out with the text behind it
         else:
             if start > done:
                 yield text[done:start]
-            yield Tag(found[0], name, slash != "", rest, position.place)
+            yield Tag(candidate[0], name, slash != "", rest, position.place)
             done = end
+    # The text may end inside of a tag, maybe inside of its name.
     last = text.rfind("<", done)
     if last >= 0 and _UNFINISHED.fullmatch(text, last):
         position.advance(text[walked:last])
@@ -111,19 +113,19 @@ _LONGEST_MARKER = 32
 
 
 def split_marker(text: str) -> tuple[str, str]:
-    r"""Part a text from white space, and what begins a list's next item, at its end: `"\n\n3. "`.
+    r"""Part a text from the white space and the list marker at its end: `"\n\n3. "`.
 
-    What stands before that part is in no such part of a longer text: each beginning of one is one.
+    Every prefix of a marker is itself held back, so the text before it can be released.
     """
-    found = _MARKER.search(text, max(0, len(text) - _LONGEST_MARKER))
-    at = found.start() if found else len(text)
-    return text[:at], text[at:]
+    marker = _MARKER.search(text, max(0, len(text) - _LONGEST_MARKER))
+    start = marker.start() if marker else len(text)
+    return text[:start], text[start:]
 
 
 # Promises -------------------------------------------------------------------------------------------------
 
 MAX_ESTIMATE = 10**6
-"""Estimates above this are taken for noise."""
+"""Largest estimate, in tokens, that is taken as one."""
 
 _EXACT = re.compile(r'<promise(?: topic="[^"]*")?(?: tokens="[^"]*")?/>')
 _ATTRIBUTE = re.compile(
@@ -139,7 +141,7 @@ _NAMES = frozenset({"topic", "tokens"})
 
 
 def read_promise(tag: Tag) -> tuple[Promise | None, list[Code]]:
-    """Read a promise tag leniently, and say what is wrong with it; None if the tag is to be ignored."""
+    """Read a promise tag leniently; the codes say what is wrong with it. None: the tag is to be ignored."""
     attributes = read_attributes(tag.rest)
     if isinstance(attributes, Code):
         return None, [attributes]
@@ -148,7 +150,7 @@ def read_promise(tag: Tag) -> tuple[Promise | None, list[Code]]:
 
 
 def make_promise(source: str, attributes: dict[str, str]) -> tuple[Promise, list[Code]]:
-    """A promise with these attributes, and what is wrong with them."""
+    """A promise with these attributes, and the codes of what is wrong with them."""
     codes: list[Code] = []
     topic = attributes.get("topic", "")
     words = len(topic.split())
@@ -161,17 +163,18 @@ def make_promise(source: str, attributes: dict[str, str]) -> tuple[Promise, list
 
 
 def read_attributes(rest: str) -> dict[str, str] | Code:
-    """Read `name="value"` pairs, in any order and with any quotes, or say why they cannot be read."""
+    """Read `name="value"` pairs, in any order and with any quotes; a code says why they cannot be read."""
     rest = rest.rstrip()
-    stop = len(rest.removesuffix("/").rstrip())
+    stop = len(rest.removesuffix("/").rstrip())  # the slash of an empty tag is no attribute
     values: dict[str, str] = {}
     position = 0
     while position < stop:
-        found = _ATTRIBUTE.match(rest, position, stop)
-        if not found or found["name"] in values:
+        attribute = _ATTRIBUTE.match(rest, position, stop)
+        if not attribute or attribute["name"] in values:
             return Code.ATTRIBUTES_BAD
-        values[found["name"]] = unquoted(found[found.lastgroup or "bare"])
-        position = found.end()
+        # The last group that matched is the value, named by its kind of quotes.
+        values[attribute["name"]] = unquoted(attribute[attribute.lastgroup or "bare"])
+        position = attribute.end()
     return values if values.keys() <= _NAMES else Code.ATTRIBUTE_UNKNOWN
 
 
@@ -182,5 +185,5 @@ def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
     readable = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MAX_ESTIMATE))
     if not readable or (number := int(digits)) > MAX_ESTIMATE:
         return None, Code.TOKENS_BAD
-    rounded = -(-number // 10) * 10
+    rounded = -(-number // 10) * 10  # up to the next multiple of ten
     return rounded, None if rounded == number else Code.TOKENS_NOT_TENS

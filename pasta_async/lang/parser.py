@@ -48,17 +48,17 @@ class ChunkEnded(NamedTuple):
 
 
 Reading = str | Promise | Sync | ChunkEnded
-"""One thing that a thread has written, as its parser tells it. A `str` is visible text."""
+"""A part of a thread's output, as its parser has read it. A `str` is visible text."""
 
 
 class _Nodes:
-    """Nodes in the making, and what is wrong with them."""
+    """Collects nodes and diagnostics while a text is read."""
 
     def __init__(self) -> None:
         self.diagnostics: list[Diagnostic] = []
-        """In the order in which they were found; at most `MAX_DIAGNOSTICS`."""
+        """The diagnostics in the order in which they were found; at most `MAX_DIAGNOSTICS`."""
         self._nodes: list[Node] = []
-        self._text: list[str] = []  # since the last node
+        self._text: list[str] = []  # pieces of text since the last node
 
     def _report(self, code: Code, place: Place) -> None:
         if len(self.diagnostics) < MAX_DIAGNOSTICS:
@@ -87,15 +87,15 @@ class _DocumentReader(_Nodes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._open = False  # whether a promise was made since the last sync
+        self._open = False  # a promise was made since the last sync
         self._gap: str | None = None  # white space since a promise that `<async>` may still follow
         self._promise_place = Place(0, 1, 1)
         self._outside: list[Node] | None = None  # the document's nodes, while those of a chunk are collected
         self._opened = ASYNC_OPEN  # the tag that opened the chunk
-        self._opened_gap = ""
+        self._opened_gap = ""  # white space between the promise and that tag
 
     def read(self, text: str) -> Document:
-        """Read all of it."""
+        """Read a whole text."""
         end = Position()
         end.advance(text)
         for lexeme in lex(text):
@@ -117,11 +117,12 @@ class _DocumentReader(_Nodes):
             self._report(Code.ASYNC_UNCLOSED, end.place)
             self._end_chunk("end")
         self._end_text()
-        # A promise without a chunk is found out behind it.
-        return Document(tuple(self._nodes), tuple(sorted(self.diagnostics, key=lambda found: found.offset)))
+        # That a promise has no chunk is known only behind it, so the diagnostics are sorted by their places.
+        diagnostics = sorted(self.diagnostics, key=lambda diagnostic: diagnostic.offset)
+        return Document(tuple(self._nodes), tuple(diagnostics))
 
     def _end_gap(self) -> None:
-        """No chunk follows the promise: the white space behind it is text like any other."""
+        """Take the white space behind a promise as text: no chunk follows."""
         if self._gap is None:
             return
         self._report(Code.PROMISE_OPEN, self._promise_place)
@@ -130,7 +131,7 @@ class _DocumentReader(_Nodes):
         self._gap = None
 
     def _read_tag(self, tag: Tag) -> Code | None:
-        """Do what a tag says, or say why it is to be ignored."""
+        """Read a tag into nodes; returns the code of its mistake if it is to be ignored."""
         if tag.closing:
             return self._close(tag)
         if tag.name == "async":
@@ -158,7 +159,8 @@ class _DocumentReader(_Nodes):
         attributes = read_attributes(tag.rest)
         if isinstance(attributes, Code):
             return attributes
-        if tag.rest.endswith("/"):  # an opening tag that would swallow all that follows is not what it says
+        # `<async/>` closes itself; as an opening tag it would take the rest of the document.
+        if tag.rest.endswith("/"):
             return Code.ATTRIBUTES_BAD
         self._opened = tag.source
         self._opened_gap = self._gap
@@ -183,13 +185,13 @@ class _DocumentReader(_Nodes):
 
     def _end_chunk(self, closed_by: ClosedBy) -> None:
         self._end_text()
-        kept = tuple(node for node in self._nodes if isinstance(node, Text | Ignored))
+        nodes = tuple(node for node in self._nodes if isinstance(node, Text | Ignored))
         assert self._outside is not None, "a chunk is open"
         self._nodes = self._outside
         self._outside = None
         promise = self._nodes[-1]
         assert isinstance(promise, Promise), "a chunk stands behind its promise"
-        chunk = Chunk(kept, self._opened, closed_by)
+        chunk = Chunk(nodes, self._opened, closed_by)
         self._nodes[-1] = Promise(promise.topic, promise.tokens, chunk, promise.source, self._opened_gap)
 
     def _sync(self, tag: Tag) -> Code | None:
@@ -212,7 +214,7 @@ class _DocumentReader(_Nodes):
 
 
 class _ThreadNodes(_Nodes):
-    """Nodes of one thread in the making."""
+    """Collects the nodes of one thread while it is decoded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,8 +240,8 @@ class MainParser(_ThreadNodes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._open = False  # whether a promise was made since the last sync
-        self._values: list[str] | None = None  # of the promise whose tag is coming in: topic, tokens
+        self._open = False  # a promise was made since the last sync
+        self._values: list[str] | None = None  # topic and tokens of the promise whose tag is coming in
         self._promise_place = self._position.place
 
     def feed_text(self, text: str) -> list[Reading]:
@@ -252,24 +254,25 @@ class MainParser(_ThreadNodes):
 
     def feed_tag(self, tag: str) -> list[Reading]:
         """Read a tag token."""
-        place = self._position.place
+        tag_place = self._position.place
         self._position.advance(tag)
         if tag in (PROMISE_TOKENS, PROMISE_CLOSE):
             return self._continue_promise(tag)
+        # Any other tag inside of a promise breaks it off.
         readings = self._break_promise(Code.TAG_BROKEN)
         if tag == PROMISE_OPEN:
             self._values = [""]
-            self._promise_place = place
+            self._promise_place = tag_place
         elif tag == ASYNC_OPEN:
-            self._ignore(Code.ASYNC_STRAY, tag, place)
+            self._ignore(Code.ASYNC_STRAY, tag, tag_place)
         elif tag == ASYNC_CLOSE:
-            self._ignore(Code.ASYNC_STRAY_CLOSE, tag, place)
+            self._ignore(Code.ASYNC_STRAY_CLOSE, tag, tag_place)
         elif self._open:
             self._open = False
             self._append(Sync())
             readings.append(Sync())
         else:
-            self._ignore(Code.SYNC_IDLE, tag, place)
+            self._ignore(Code.SYNC_IDLE, tag, tag_place)
         return readings
 
     def close(self, *, cut: bool = False) -> list[Reading]:
@@ -281,7 +284,7 @@ class MainParser(_ThreadNodes):
         return readings
 
     def _continue_promise(self, tag: str) -> list[Reading]:
-        """A promise's tag goes on, or ends; the rest of one that never began says nothing."""
+        """Read the next tag token of a promise. One that no promise began is ignored."""
         if self._values is None:
             return []
         if tag == PROMISE_TOKENS:
@@ -301,7 +304,7 @@ class MainParser(_ThreadNodes):
         return [promise]
 
     def _break_promise(self, code: Code) -> list[Reading]:
-        """Tag tokens that make no promise: what stands between them is text."""
+        """Give up a promise that is coming in, if there is one: its values are text."""
         if self._values is None:
             return []
         text = "".join(self._values)
@@ -313,8 +316,8 @@ class MainParser(_ThreadNodes):
 class ChunkParser(_ThreadNodes):
     """Reads a chunk's thread. It starts inside the chunk and is over with its `</async>`.
 
-    A promise or sync ends it too: the thread forgot that tag, and white space and a list marker before it are
-    left out. So is a list marker before `</async>`.
+    A promise or sync ends it too: the thread omitted `</async>`. The white space and the list marker in front
+    of a promise or sync are left out, and so is a list marker in front of `</async>`.
     """
 
     def __init__(self) -> None:
@@ -335,11 +338,11 @@ class ChunkParser(_ThreadNodes):
         """Read a tag token."""
         if self._over:
             return []
-        place = self._position.place
+        tag_place = self._position.place
         self._position.advance(tag)
         if tag in (PROMISE_OPEN, SYNC):
-            self._report(Code.PROMISE_NESTED if tag == PROMISE_OPEN else Code.SYNC_NESTED, place)
-            # A number alone may be what the text says; any other marker began an item of main's list.
+            self._report(Code.PROMISE_NESTED if tag == PROMISE_OPEN else Code.SYNC_NESTED, tag_place)
+            # A number alone may belong to the text; any other marker began an item of main's list.
             readings = self._end_marker() if self._marker[-1:].isdigit() else []
             return [*readings, self._end("nested")]
         if tag == ASYNC_CLOSE:
@@ -348,12 +351,12 @@ class ChunkParser(_ThreadNodes):
             return [*self._end_marker(), self._end("writer")]
         if tag == ASYNC_OPEN:
             readings = self._end_marker()
-            self._ignore(Code.ASYNC_STRAY, tag, place)
+            self._ignore(Code.ASYNC_STRAY, tag, tag_place)
             return readings
-        return []  # the rest of a promise that never began
+        return []  # a later tag token of a promise: a chunk has no promises
 
     def close(self, *, cut: bool = False) -> list[Reading]:
-        """End the thread, in the middle of its chunk if it is not over."""
+        """End the thread; a chunk that is not over is unclosed."""
         if self._over:
             return []
         readings = self._end_marker()
@@ -373,8 +376,8 @@ class ChunkParser(_ThreadNodes):
 
 
 ThreadParser = MainParser | ChunkParser
-"""A reader of a trained model's thread: text in pieces (`feed_text`), and tag tokens (`feed_tag`).
+"""A reader of a thread: text in pieces (`feed_text`), and tag tokens (`feed_tag`).
 
-Nothing in the text is a tag. For any pieces of a text the readings are the same, once adjacent text is
-joined.
+Nothing in the text is a tag. However a text is cut into pieces, the readings are the same once adjacent text
+is joined.
 """

@@ -39,19 +39,19 @@ class Segment:
     is_tag: bool = False
     """True for one of `TAG_TOKENS`, to be encoded as its one id."""
     start: int = field(default=-1, compare=False)
-    """Where it begins in `Document.text`, in characters; -1 for what a reader does not see."""
+    """Its place in `Document.text`, in characters; -1 where a reader does not see it."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A stretch of decoding: what a thread had in its context, and what it then wrote."""
+    """A stretch of decoding: the context of a thread, and the output that it wrote behind it."""
 
     thread: int
     """0 is the main thread, k the k-th promise of the document."""
     context: tuple[Segment, ...]
-    """The answer so far (the prompt comes before it); what was forced is here."""
+    """The answer so far, behind the prompt. Tags that the thread did not write itself are here."""
     target: tuple[Segment, ...]
-    """Everything that the thread generated."""
+    """All the output that the thread generated."""
     ends_answer: bool = False
     """True if end-of-text follows the target, as the last thing that main generates."""
 
@@ -59,19 +59,20 @@ class View:
 def views(document: Document) -> list[View]:
     """Unroll a document into the views of its threads, in document order.
 
-    Covers every generated token once and no forced one (`<async>`; `</async>` where something else than the
-    writer closed the chunk). A promise that no chunk keeps has no view of its own.
+    The targets cover every generated token once, and no tag that the interpreter adds: `<async>`, and
+    `</async>` where the writer did not close the chunk. A promise without a chunk has no view of its own.
 
     Each view has its whole context, so time and memory grow with the square of the number of chunks (2.3 s
     for 192 kB of promises): this is for training and measuring, on answers that are known. Nothing that
     serves answers calls it on a text from outside.
     """
     result: list[View] = []
-    joined: list[Segment] = []  # the written form up to the last join
-    main: list[Segment] = []  # what main wrote since, bare promises
-    written: list[Segment] = []  # the same with the chunks in place
-    threads: list[View] = []
-    number = start = 0
+    joined: list[Segment] = []  # the written form up to the last sync
+    main: list[Segment] = []  # main's output since then, without chunks
+    written: list[Segment] = []  # the written form since then, with chunks
+    threads: list[View] = []  # views of the chunks since then
+    number = 0  # of the promise
+    start = 0  # of the node, in characters of the visible text
     for node in document.nodes:
         bare = tuple(_bare(node, start))
         main += bare
@@ -79,12 +80,14 @@ def views(document: Document) -> list[View]:
         if isinstance(node, Promise):
             number += 1
             if node.chunk is not None:
+                # The chunk's thread sees what is joined, and main's output up to its own promise.
                 opened = (*segments(node.gap), *segments(node.chunk.opened))
                 body = tuple(_body(node.chunk, start + len(node.gap)))
                 generated = body if node.chunk.closed_by == "writer" else body[:-1]
                 threads.append(View(number, (*joined, *main, *opened), generated))
                 written += (*opened, *body)
         elif isinstance(node, Sync):
+            # Main's stretch ends with the sync. From here on every thread sees the chunks before it.
             result += (View(0, tuple(joined), tuple(main)), *threads)
             joined += written
             main, written, threads = [], [], []
@@ -98,9 +101,10 @@ def segments(source: str) -> tuple[Segment, ...]:
         return ()
     if source in TAG_TOKENS:
         return (Segment(source, is_tag=True),)
-    if found := _PROMISE.fullmatch(source):
-        topic, tokens = found.groups()
+    if promise := _PROMISE.fullmatch(source):
+        topic, tokens = promise.groups()
         estimate = () if tokens is None else (PROMISE_TOKENS, unquoted(tokens))
+        # Tag tokens and texts alternate; an empty text has no segment.
         parts = (PROMISE_OPEN, unquoted(topic), *estimate, PROMISE_CLOSE)
         return tuple(Segment(part, is_tag=i % 2 == 0) for i, part in enumerate(parts) if part)
     return (Segment(source),)

@@ -1,4 +1,4 @@
-"""Plans: the developer says which parts of an answer see which, and they are written in parallel.
+"""Plans: the developer says which parts of an answer see which others. Independent parts run in parallel.
 
     class Review(BaseModel):
         strengths: Annotated[list[str], Field(max_length=4)]

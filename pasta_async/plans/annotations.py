@@ -33,10 +33,10 @@ class Annotation:
 class After(Annotation):
     """The fields that this one sees, and so waits for: ``stars: Annotated[int, After("strengths")]``.
 
-    It also sees what they see. A field without sees the prompt alone, and begins at once.
+    It also sees the fields that they see. A field without `After` sees the prompt alone, and begins at once.
 
-    In the items of a list it parts the fields: those without are the outline of all items, written by one
-    thread; the others have a thread for each item, which sees the outline. `After()` names no other field.
+    In the items of a list it parts the fields. Fields without `After` are the outline of all items, which one
+    thread writes. The others have a thread for each item, which sees the outline; `After()` sees no more.
     """
 
     def __init__(self, *fields: str) -> None:
@@ -46,7 +46,7 @@ class After(Annotation):
 
 
 class Tokens(Annotation):
-    """The most tokens of a field. A value that is cut off there is closed, so that it stays valid."""
+    """The token limit of a field. A value that is cut off there is closed, so that it stays valid."""
 
     def __init__(self, most: int) -> None:
         if type(most) is not int or most < 1:
@@ -55,7 +55,7 @@ class Tokens(Annotation):
 
 
 class Together(Annotation):
-    """The group of a field. One thread writes a group, and each field sees those of the group before it."""
+    """The group of a field. One thread writes a group; each field sees the group's fields before it."""
 
     def __init__(self, group: str) -> None:
         if not isinstance(group, str):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -1,4 +1,4 @@
-"""The static analysis of plans: what a plan promises, and whether that can be kept, before anything runs.
+"""The static analysis of plans: the bounds of a plan, and whether it can be kept, before anything runs.
 
 The idea is Siren's (Cheng, Atkinson et al., arXiv 2408.11283). Where the verdict is `yes`, every run that the
 backend does not fail ends with a valid object within the bounds. Validators in Python are outside of that.
@@ -26,7 +26,7 @@ _REASONS = ("reason", "reasoning", "rationale", "thought", "thoughts", "explanat
 
 
 class PlanCode(StrEnum):
-    """Stable names of what a plan can have wrong; docs/plans.md lists them."""
+    """Stable names of the findings about a plan; docs/plans.md lists them."""
 
     CYCLE = "cycle"
     UNKNOWN_HOLE = "unknown-hole"
@@ -67,9 +67,9 @@ class Bounds(BaseModel):
     width: int
     """Holes that may be written at the same time."""
     joined: int
-    """Tokens that holes read, beside the prompt, because they see other holes."""
+    """Tokens that all holes together read beside the prompt, because they see other holes."""
     context: int
-    """Tokens of the longest context, with what is written behind it, without the prompt."""
+    """Tokens of the longest context and the output behind it, without the prompt."""
 
 
 class PlanReport(BaseModel):
@@ -80,11 +80,11 @@ class PlanReport(BaseModel):
     verdict: Verdict
     findings: tuple[Finding, ...]
     bounds: Bounds | None
-    """None where there is a circle."""
+    """None where holes wait for one another in a circle."""
     sees: dict[str, tuple[str, ...]]
     """The holes that each hole sees, in the order of the document."""
     tokens: dict[str, int]
-    """The most tokens of each hole."""
+    """The largest number of tokens that each hole may have."""
 
     def __str__(self) -> str:
         lines = [f"verdict: {self.verdict}"]
@@ -109,14 +109,15 @@ class PlanReport(BaseModel):
         return "\n".join(["flowchart LR", *nodes, *edges])
 
     def svg(self) -> str:
-        """The graph as a picture: a column for each step of the chain, a line to what a hole waits for."""
+        """The graph as a picture: a column for each step of the chain, a line to each hole that it sees."""
+        # A hole stands one column behind the last of those that it sees.
         depth: dict[str, int] = {}
         for name in sorted(self.sees, key=lambda name: len(self.sees[name])):
             depth[name] = 1 + max((depth.get(seen, 0) for seen in self.sees[name]), default=-1)
         columns: dict[int, list[str]] = {}
         for name in self.sees:
             columns.setdefault(depth[name], []).append(name)
-        place = {
+        corners = {
             name: (10 + 190 * column, 10 + 44 * row)
             for column, names in columns.items()
             for row, name in enumerate(names)
@@ -124,9 +125,9 @@ class PlanReport(BaseModel):
         width = 190 * len(columns)
         height = 44 * max(map(len, columns.values()), default=0) + 10
         parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="12">']
-        for name, (x, y) in place.items():
+        for name, (x, y) in corners.items():
             for near in self._nearest(name):
-                left, top = place[near]
+                left, top = corners[near]
                 parts.append(f'<path d="M{left + 160} {top + 16}L{x} {y + 16}" stroke="#888" fill="none"/>')
             parts.append(f'<rect x="{x}" y="{y}" width="160" height="32" rx="4" fill="#e8eef8"/>')
             text = _escaped(f"{name} ({self.tokens[name]})")
@@ -134,9 +135,9 @@ class PlanReport(BaseModel):
         return "".join([*parts, "</svg>"])
 
     def _nearest(self, name: str) -> list[str]:
-        """The holes that a hole sees, without those that are seen by another one of them."""
-        beyond = {far for near in self.sees[name] for far in self.sees[near]}
-        return [near for near in self.sees[name] if near not in beyond]
+        """The holes that a hole sees, without those that another one of them sees, too."""
+        indirect = {far for near in self.sees[name] for far in self.sees[near]}
+        return [near for near in self.sees[name] if near not in indirect]
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -146,10 +147,10 @@ class InvalidPlanError(InvalidRequestError):
     """A plan that `check` says no to; nothing was sent."""
 
     def __init__(self, report: PlanReport) -> None:
-        reasons = "; ".join(str(each) for each in report.findings if each.verdict == "no")
+        reasons = "; ".join(str(finding) for finding in report.findings if finding.verdict == "no")
         super().__init__(f"the plan cannot be run: {reasons}")
         self.report = report
-        """What `check` says."""
+        """The report of `check`."""
 
     def __reduce__(self) -> tuple[type[Self], tuple[PlanReport]]:
         return type(self), (self.report,)
@@ -170,7 +171,7 @@ def check_plan(
         max_tokens: Tokens that all holes may have together.
         max_threads: Holes that may be written at once; more wait for one another.
         context: Tokens that the model's context has for the plan, the prompt taken off.
-        grammars: Kinds of grammars that the backend takes; None: not known.
+        grammars: Kinds of grammars that the backend takes; None: it is not known.
     """
     findings = [*_names(plan), *_schemas(plan, grammars), *_advice(plan)]
     bounds = None
@@ -190,7 +191,7 @@ def check_plan(
 
 
 def _names(plan: Plan) -> Iterator[Finding]:
-    """Names that no field has, and circles."""
+    """Findings about names that no field has, and about circles."""
     for unknown in plan.unknown:
         message = f"After({unknown.name!r}) names no field here"
         yield Finding(code=PlanCode.UNKNOWN_HOLE, verdict="no", hole=unknown.hole, message=message)
@@ -201,7 +202,7 @@ def _names(plan: Plan) -> Iterator[Finding]:
 
 
 def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
-    """Schemas that nothing meets, or that cannot be kept while decoding."""
+    """Findings about schemas that no value meets, or that cannot be kept while decoding."""
     constrained = [hole for hole in plan.holes if hole.schema is not None]
     if constrained and grammars is not None and not grammars:
         message = "the backend cannot decode by a grammar"
@@ -213,7 +214,7 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
     fields = [(hole, schema) for hole in constrained for schema in _field_schemas(hole)]
     if not _all_in_one([schema for _, schema in fields]).problems():
         return
-    for hole, schema in fields:  # of a field alone it is said why
+    for hole, schema in fields:  # the grammar of a single field says what is wrong with it
         for problem in Grammar.of_schema(schema).problems():
             empty = "unsatisfiable" in problem.lower()
             code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
@@ -227,9 +228,9 @@ def _field_schemas(hole: Hole) -> list[Schema]:
 
 
 def _all_in_one(schemas: Sequence[Schema]) -> Grammar:
-    """The grammar of an object with a value of each schema: to compile it takes less than one by one.
+    """The grammar of an object with a value of each schema: compiling it takes less time than each by itself.
 
-    Fields often have equal schemas. Each different one stands there once.
+    Fields often have equal schemas: each different one is in it once.
     """
     definitions: dict[str, Any] = {}
     different: dict[str, Schema] = {}
@@ -244,20 +245,22 @@ def _all_in_one(schemas: Sequence[Schema]) -> Grammar:
 
 
 def _advice(plan: Plan) -> Iterator[Finding]:
-    """Findings about plans that can be run, and may not be meant so."""
+    """Advice: findings about a plan that can be run, but perhaps not as it is meant."""
     for hole in plan.holes:
         if not hole.is_bounded:
             message = f"nothing bounds it, so it ends after {hole.tokens} tokens; Tokens(n) says how many"
             yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=hole.name, message=message)
-    for key, each in plan.lists.items():
-        if not each.is_bounded:
-            message = f"nothing bounds the list, so it ends after {each.most} items; max_length says how many"
+    for key, items in plan.lists.items():
+        if not items.is_bounded:
+            message = (
+                f"nothing bounds the list, so it ends after {items.most} items; max_length says how many"
+            )
             yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=key, message=message)
     waited_for = {name for seen in plan.seen.values() for name in seen}
     for hole in plan.holes:
         reasons = [key for key in hole.keys or (hole.name,) if key.lower() in _REASONS]
-        last = hole.keys[-1:] == tuple(reasons[-1:]) or not hole.keys
-        if reasons and last and hole.name not in waited_for and len(plan.holes) > 1:
+        is_last = hole.keys[-1:] == tuple(reasons[-1:]) or not hole.keys
+        if reasons and is_last and hole.name not in waited_for and len(plan.holes) > 1:
             message = f"no field comes after {reasons[-1]!r}, so the reason has no effect on the answer"
             yield Finding(code=PlanCode.REASON_LAST, verdict="yes", hole=hole.name, message=message)
 
@@ -265,12 +268,12 @@ def _advice(plan: Plan) -> Iterator[Finding]:
 def _limits(
     plan: Plan, bounds: Bounds, max_tokens: int | None, max_threads: int | None, context: int | None
 ) -> Iterator[Finding]:
-    """Bounds above what is allowed."""
+    """Findings about bounds above the limits."""
     if max_tokens is not None and bounds.tokens > max_tokens:
         usual = [hole.name for hole in plan.holes if not hole.is_bounded]
-        usual += [key for key, each in plan.lists.items() if not each.is_bounded]
+        usual += [key for key, items in plan.lists.items() if not items.is_bounded]
         message = f"the holes may have {bounds.tokens} tokens together, which is more than {max_tokens}"
-        # Where a usual number was taken for want of another, a run may well need less.
+        # Where nothing bounds a hole the usual number was taken, and a run may well need less.
         verdict: Verdict = "unknown" if usual else "no"
         yield Finding(code=PlanCode.BUDGET, verdict=verdict, hole="", message=message)
     if context is not None and bounds.context > context:
@@ -286,19 +289,20 @@ def _bounds(plan: Plan) -> Bounds:
     fixed = {hole.name: _fixed_tokens(hole, plan.is_tagged) for hole in plan.holes}
     length: dict[str, int] = {}
     seen_tokens: dict[str, int] = {}
-    # A hole's ancestors have fewer ancestors than itself, so they come first in this order.
+    # A hole sees more holes than any hole that it sees, so those come first in this order.
     ordered = sorted(plan.holes, key=lambda hole: len(plan.seen[hole.name]))
-    for place, hole in enumerate(ordered):
+    for index, hole in enumerate(ordered):
         seen = plan.seen[hole.name]
         length[hole.name] = hole.tokens + max((length[name] for name in seen), default=0)
-        inside = {name: 1 if plan.by_name[name].list_of == hole.list_of else copies[name] for name in seen}
+        # A hole of an item sees its own item's part of a hole of its list; other holes see the parts of all.
+        counts = {name: 1 if plan.by_name[name].list_of == hole.list_of else copies[name] for name in seen}
         seen_tokens[hole.name] = sum(
-            count * (plan.by_name[name].tokens + fixed[name]) for name, count in inside.items()
+            count * (plan.by_name[name].tokens + fixed[name]) for name, count in counts.items()
         )
-        if plan.is_tagged:  # of holes in front that it does not see, it sees the fixed text and the promise
-            unseen = [other.name for other in ordered[:place] if other.name not in seen]
+        if plan.is_tagged:  # the text and the promises of holes in front are seen, even without their chunks
+            unseen = [other.name for other in ordered[:index] if other.name not in seen]
             seen_tokens[hole.name] += sum(fixed[name] for name in unseen)
-        if hole.list_of:  # the item's part of the outline is read once more
+        if hole.list_of:  # the item's part of the outline stands in the context once more
             seen_tokens[hole.name] += plan.by_name[hole.list_of].tokens
     return Bounds(
         critical_path=max(length.values(), default=0),
@@ -312,23 +316,24 @@ def _bounds(plan: Plan) -> Bounds:
 
 
 def _fixed_tokens(hole: Hole, is_tagged: bool) -> int:
-    """Most tokens of the text around a hole: a byte has one token at most."""
+    """The largest number of tokens of the text around a hole: a token has at least one byte."""
     tags = len(hole.name.encode()) + _TAG_TOKENS if is_tagged else 0
     return tags + len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
 
 
 def _width(plan: Plan, copies: Mapping[str, int]) -> int:
-    """The most holes that wait for none of one another, by Dilworth's theorem.
+    """The largest number of holes that may be written at once: none of them waits for another.
 
-    That is the least number of chains which cover the graph: the holes less the pairs of a largest matching
-    between holes and holes that see them. A chain counts as often as its hole with the most copies.
+    By Dilworth's theorem that is the least number of chains that cover the graph, where each hole of a chain
+    sees the one before it. A chain counts as often as its hole with the most copies.
     """
     names = [hole.name for hole in plan.holes]
-    behind = {name: [other for other in names if name in plan.seen[other]] for name in names}
-    before: dict[str, str] = {}  # of a hole, the one before it in its chain
+    seen_by = {name: [other for other in names if name in plan.seen[other]] for name in names}
+    before: dict[str, str] = {}  # the hole in front of each hole in its chain
 
     def lengthen(name: str, tried: set[str]) -> bool:
-        for other in behind[name]:
+        """Put a hole behind this one in a chain; if it is taken, the hole before it has to find another."""
+        for other in seen_by[name]:
             if other not in tried:
                 tried.add(other)
                 if other not in before or lengthen(before[other], tried):
@@ -336,17 +341,21 @@ def _width(plan: Plan, copies: Mapping[str, int]) -> int:
                     return True
         return False
 
+    # At first each hole is a chain by itself. Each pair joins two chains, so a largest matching of holes with
+    # holes that see them leaves the fewest chains; it is found by augmenting paths.
     for name in names:
         lengthen(name, set())
+    # Walk along each chain from its first hole.
     after = {name: other for other, name in before.items()}
     width = 0
     for name in names:
         if name not in before:
-            most = 0
+            most_copies = 0
             current: str | None = name
             while current is not None:
-                most, current = max(most, copies[current]), after.get(current)
-            width += most
+                most_copies = max(most_copies, copies[current])
+                current = after.get(current)
+            width += most_copies
     return width
 
 

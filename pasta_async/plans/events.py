@@ -28,7 +28,7 @@ class FieldStarted:
 
 @dataclass(frozen=True, slots=True)
 class FieldDelta:
-    """More of a field: characters of a string, and JSON text of other values."""
+    """More of a field: the characters of a string, or the JSON text of another value."""
 
     path: str
     """`stars`, or `sections[2].text`."""
@@ -38,7 +38,7 @@ class FieldDelta:
 
 @dataclass(frozen=True, slots=True)
 class FieldDone:
-    """A field is whole, and meets its schema. The model's own validators run when all are."""
+    """A field is whole, and meets its schema. The pydantic model's own validators run at the end."""
 
     path: str
     value: Any
@@ -47,7 +47,7 @@ class FieldDone:
 
 @dataclass(frozen=True, slots=True)
 class FillDone:
-    """Everything is written. Always the last event, unless it fails."""
+    """Everything is written. Always the last event, unless the run fails."""
 
     filled: SerializeAsAny[Filled[Any]]
     type: Literal["fill.done"] = "fill.done"
@@ -66,11 +66,11 @@ class Filled(BaseModel, Generic[T]):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     value: T
-    """The pydantic model's instance; of a schema the object, of a template the text of each hole."""
+    """The pydantic model's instance, the object of a schema, or the text of each hole of a template."""
     text: str
     """The JSON text, or the whole text of a template."""
     closed: tuple[str, ...]
-    """Paths of fields that were cut off at their most tokens, and closed: valid, maybe not complete."""
+    """Paths of fields that were cut off at their token limit, and closed: valid, maybe not complete."""
     generation: Generation
     """The record of the run: each hole is a thread, its path the thread's topic."""
 
@@ -91,10 +91,10 @@ class Filled(BaseModel, Generic[T]):
 
 
 class ValidationFailedError(PastaError):
-    """The object meets its schema, and the model's own validators refuse it; `__cause__` says why."""
+    """The object meets its schema, but the pydantic model's validators refuse it; `__cause__` says why."""
 
     def __init__(self, message: str, *, filled: Filled[Any]) -> None:
         super().__init__(message)
         self.filled = filled
-        """What was written, its value as plain JSON."""
+        """The result without its validation: the value is plain JSON."""
         self.partial: Generation | None = filled.generation

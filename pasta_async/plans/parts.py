@@ -1,4 +1,4 @@
-"""The parts of a plan that is being filled: their contexts, what they have written, and the document."""
+"""The parts of a plan that is being filled: their contexts, their outputs, and the document they make."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ class RawValue(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A hole that is being written: of the answer, or of one item of a list."""
+    """A hole while it is written. A hole of a list's items is one part for each item."""
 
     number: int
     hole: Hole
     path: str
     """`stars`, or `sections[2].text`."""
     item: int | None = None
+    """Index of the list's item; None for a hole of the answer itself."""
     output: str = ""
-    """What was decoded, with what closes it."""
+    """The decoded text, and behind it the characters that close it if it was cut off."""
     held: str = ""
-    """Free text that may belong to what ends the hole."""
+    """Decoded free text that is held back: it may be the beginning of a text that ends the hole."""
     start: str = ""
-    """What stands in front of the output, for the output to be an object: `{"key":`, or nothing."""
+    """Text in front of the output that makes it an object: `{"key":`, or nothing."""
     values: dict[str, str] = field(default_factory=dict[str, str])
     """The JSON text of each key, once it is whole; free text by the hole's name."""
     is_closed: bool = False
-    """True if it was cut off, and closed."""
+    """True if it was cut off at its token limit, and closed."""
     tokens: int = 0
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
     opened: float = 0.0
@@ -57,7 +58,7 @@ class Part:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def raw_values(self) -> Iterator[RawValue]:
-        """The values so far; of free text none."""
+        """The values so far; none for free text."""
         if self.hole.schema is not None:
             yield from split_object(self.start + self.output)
 
@@ -71,14 +72,14 @@ class Form:
 
     Args:
         plan: The plan.
-        kind: `lark` lets a hole begin inside an object, which reads best. A server that knows JSON schemas
-            alone writes an object for each hole.
+        kind: `lark` lets a hole's output go on inside an object that its context begins, as a model would
+            write it. With `json_schema` each hole's output is an object by itself.
     """
 
     def __init__(self, plan: Plan, kind: GrammarKind) -> None:
         self._plan = plan
         self._kind: GrammarKind = kind
-        self._order = [*(plan.schema or {}).get("properties", ())]
+        self._order = [*(plan.schema or {}).get("properties", ())]  # keys of the answer's object
 
     def grammar(self, hole: Hole) -> Grammar | None:
         """The grammar of a hole's output; None for free text."""
@@ -92,35 +93,43 @@ class Form:
         return Grammar.of_values({key: {**fields[key], **shared} for key in hole.keys})
 
     def context(self, part: Part, parts: Sequence[Part]) -> tuple[str, tuple[Segment, ...]]:
-        """The text that parts which see the same share, and the whole context between prompt and part."""
+        """The context of a part, without the prompt.
+
+        Returns:
+            A text that is the same for parts with equal dependencies, since they share a context; and this
+            part's full context.
+        """
         if self._plan.is_tagged:
             return "".join(part.hole.after), views(self.main(parts, part.hole))[-1].context
-        shared, own = self._context(part, parts)
-        return shared, (Segment(shared + own),)
+        shared, rest = self._context(part, parts)
+        return shared, (Segment(shared + rest),)
 
     def main(self, parts: Sequence[Part], last: Hole | None = None) -> Document:
-        """A template in rounds, with the tags that main and the threads would have written.
+        """The document of a template in rounds, with the tags that main and the threads would have written.
 
         Args:
             parts: The parts that are written.
-            last: The hole to end at, with an empty chunk; None: all are written.
+            last: The hole to end at, with an empty chunk; None: all holes are written.
         """
         values = {part.hole.name: part.values.get(part.hole.name) for part in parts}
         nodes: list[Node] = []
         joined: tuple[str, ...] = ()
         for hole in self._plan.holes:
+            # A hole that sees more than the ones before it begins a new round, behind a sync.
             if hole.after != joined:
                 nodes.append(Sync())
                 joined = hole.after
-            head = hole.head.rstrip(" ")  # a token has the space in front of a word
+            # The fixed text is main's, except for a space at its end: a word's token includes that.
+            head = hole.head.rstrip(" ")
             if head:
                 nodes.append(Text(head))
+            # Holes that the last one sees have their chunks; others of its round have promises alone.
             inside = None
             if last is None or hole.name in last.after:
                 inside = (Text(hole.head[len(head) :] + (values[hole.name] or "")),)
             elif hole is last:
                 inside = ()
-            estimate = 10 * -(-hole.tokens // 10)
+            estimate = 10 * -(-hole.tokens // 10)  # up to the next multiple of ten
             chunk = None if inside is None else Chunk(inside)
             nodes.append(Promise(hole.name.replace("_", " "), estimate, chunk))
             if hole is last:
@@ -130,41 +139,40 @@ class Form:
         return Document(tuple(nodes))
 
     def _context(self, part: Part, parts: Sequence[Part]) -> tuple[str, str]:
+        """The context without tags: the text that parts with equal dependencies share, and the rest."""
         seen = self._plan.seen[part.hole.name]
         visible = [other for other in parts if other.hole.name in seen and other is not part]
         if self._plan.is_text:
             shared = "".join(other.hole.head + other.values[other.hole.name] for other in visible)
-            head = part.hole.head.rstrip(" ")  # a token has the space in front of a word
+            head = part.hole.head.rstrip(" ")  # a word's token includes the space in front of it
             return shared, head if shared else head.lstrip("\n")
         if not part.hole.keys:
-            return "", ""
+            return "", ""  # the whole object is one hole
+        # The visible keys of the answer's object, in the order of the schema.
         keys = [key for other in visible if other.hole.list_of is None for key in other.values]
         outer = {key: self.raw(key, parts) for key in self._order if key in keys}
         if part.hole.list_of is None:
             return self._object(outer, part.hole)
-        # The outline as it stands, then the item anew, up to the hole.
+        # A part of an item: the object with the list's outline in it, which the list's parts share.
         key = part.hole.list_of
         outline = next(other for other in visible if other.hole.name == key)
         shared, _ = self._closed({**outer, key: outline.values[key]})
+        # Then the item once more, with its own parts that are visible, up to the hole.
         item = json.loads(outline.values[key])[part.item or 0]
         fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
-        fields |= {
-            k: raw
-            for other in visible
-            if other.item == part.item
-            for k, raw in other.values.items()
-            if other.hole.list_of
-        }
-        before, own = self._object(fields, part.hole)
-        return shared, before + own
+        for other in visible:
+            if other.hole.list_of and other.item == part.item:
+                fields |= other.values
+        before, rest = self._object(fields, part.hole)
+        return shared, before + rest
 
     def start(self, hole: Hole) -> str:
-        """The text in front of a hole's output that makes an object of it."""
+        """The text in front of a hole's output that makes it an object: `{"key":`, or nothing."""
         is_inside = self._kind == "lark" and bool(hole.keys)
         return f"{{{json.dumps(hole.keys[0], ensure_ascii=False)}:" if is_inside else ""
 
     def _object(self, fields: Mapping[str, str], hole: Hole) -> tuple[str, str]:
-        """An object with these fields, up to a hole."""
+        """An object with these fields, up to a hole: the text that parts share, and the rest."""
         if self._kind == "json_schema":
             return self._closed(fields)
         start = self.start(hole)
@@ -173,10 +181,11 @@ class Form:
         return f"{{{_listed(fields)}, ", start.removeprefix("{")
 
     def _closed(self, fields: Mapping[str, str]) -> tuple[str, str]:
+        """A whole object with these fields, which parts share; without fields nothing."""
         return (f"{{{_listed(fields)}}}\n" if fields else ""), ""
 
     def raw(self, key: str, parts: Sequence[Part]) -> str:
-        """The JSON text of one of the answer's keys, as far as it is written in order."""
+        """The JSON text of one of the answer's keys, up to the first gap in it."""
         if key not in self._plan.lists:
             for part in parts:
                 if part.item is None:
@@ -187,24 +196,27 @@ class Form:
         return self._list(key, parts)
 
     def _list(self, key: str, parts: Sequence[Part]) -> str:
-        """A list, its items put together from the outline and their own parts; as far as they are whole."""
+        """The JSON text of a list up to its first gap: items put together from outline and parts."""
+        # Without the outline nothing of the list can be shown.
         outline = next((part for part in parts if part.hole.name == key), None)
         if outline is None or key not in outline.values:
             return ""
         items: list[str] = []
         for number, item in enumerate(json.loads(outline.values[key])):
-            own = [part for part in parts if part.hole.list_of == key and part.item == number]
-            if not all(part.done.is_set() and part.values for part in own):
-                return "[" + "".join(f"{each}, " for each in items)
+            # The first item with an unfinished part ends the text: what follows is not in order yet.
+            item_parts = [part for part in parts if part.hole.list_of == key and part.item == number]
+            if not all(part.done.is_set() and part.values for part in item_parts):
+                return "[" + "".join(f"{text}, " for text in items)
+            # The outline has some of the item's fields, each part has others; the schema says their order.
             fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
-            for part in own:
+            for part in item_parts:
                 fields |= part.values
             order = [name for name in self._plan.lists[key].order if name in fields]
             items.append(f"{{{_listed({name: fields[name] for name in order})}}}")
         return f"[{', '.join(items)}]"
 
     def is_whole(self, key: str, parts: Sequence[Part]) -> bool:
-        """True if nothing of a key of the answer is still to come."""
+        """True if all of one of the answer's keys is written."""
         owners = [
             part
             for part in parts
@@ -213,7 +225,7 @@ class Form:
         return bool(owners) and all(part.done.is_set() and part.values for part in owners)
 
     def document(self, parts: Sequence[Part]) -> str:
-        """The text of the answer in order, up to what is not written yet."""
+        """The text of the answer in order, up to the first part that is not written yet."""
         if self._plan.is_text:
             return self._text(parts)
         if self._plan.holes and not self._plan.holes[0].keys:  # the whole object is one hole
@@ -239,21 +251,23 @@ class Form:
 
 
 def split_object(text: str) -> Iterator[RawValue]:
-    """The values of an object of which the end may be missing.
+    """The values in the JSON text of an object whose end may be missing.
 
-    A value is whole when a comma or a brace stands behind it: a number could go on before that.
+    A value is whole when a comma or a brace stands behind it: before that a number could go on.
     """
-    at = text.find("{") + 1
-    while at:
-        at = _behind_space(text, at)
+    position = text.find("{") + 1
+    while position:
+        # The key, and the colon behind it.
+        position = _behind_space(text, position)
         try:
-            key, at = _DECODER.raw_decode(text, at)
+            key, position = _DECODER.raw_decode(text, position)
         except JSONDecodeError:
             return
-        at = _behind_space(text, at)
-        if text[at : at + 1] != ":":
+        position = _behind_space(text, position)
+        if text[position : position + 1] != ":":
             return
-        begin = _behind_space(text, at + 1)
+        # The value: one that cannot be read reaches to the end of the text.
+        begin = _behind_space(text, position + 1)
         try:
             _, end = _DECODER.raw_decode(text, begin)
         except JSONDecodeError:
@@ -263,14 +277,15 @@ def split_object(text: str) -> Iterator[RawValue]:
             yield RawValue(str(key), text[begin:end], False)
             return
         yield RawValue(str(key), text[begin:end], True)
-        at = behind + 1 if text[behind] == "," else 0
+        position = behind + 1 if text[behind] == "," else 0  # a brace ends the object
 
 
 def value_so_far(raw: str) -> str:
-    """The characters of a string whose JSON text is not complete; of other values the JSON text."""
+    """The characters of a string whose JSON text may be cut off; for another value its JSON text."""
     if not raw.startswith('"'):
         return raw
-    # An escape may be cut off: at most its characters are missing at the end.
+    # The text may end inside an escape: leave out as little as makes it readable again, with the closing
+    # quote if that lacks. Half of a surrogate pair is left out as well.
     for cut in range(_LONGEST_ESCAPE + 1):
         for end in ("", '"'):
             try:
@@ -282,10 +297,10 @@ def value_so_far(raw: str) -> str:
     return ""
 
 
-def _behind_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
+def _behind_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
 
 
 def _listed(fields: Mapping[str, str]) -> str:

@@ -17,15 +17,15 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.plans.annotations import KEY, Annotation
 
 USUAL_TOKENS = 256
-"""Tokens of a hole that neither `Tokens` nor its schema bounds."""
+"""Token limit of a hole that neither `Tokens` nor its schema bounds."""
 
 LEAST_TOKENS = 8
-"""Tokens that such a hole has at least, however few are left for it."""
+"""Smallest token limit of such a hole, however few tokens are left for it."""
 
 USUAL_ITEMS = 16
-"""Items of a list that has threads for its items, and no `maxItems`."""
+"""Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
-_PLAIN_TOKENS = 24  # tokens of a number that nothing bounds
+_PLAIN_TOKENS = 24  # token limit of a number that nothing bounds
 _NO_MEANING = (KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
@@ -41,15 +41,15 @@ class Hole:
     after: tuple[str, ...]
     """Names of the holes that it waits for and sees."""
     tokens: int
-    """Most tokens."""
+    """Largest number of tokens that it may have."""
     is_bounded: bool
-    """False if the number of tokens is the usual one, for want of another."""
+    """False if nothing bounds it, so that `tokens` is the usual number."""
     keys: tuple[str, ...] = ()
     """Keys of the object that it writes; none for free text, and for the whole of an object."""
     schema: Schema | None = None
-    """The object that it writes: these keys alone. None for free text."""
+    """Schema of the object that it writes, with these keys alone. None for free text."""
     list_of: str | None = None
-    """The list whose items have one each; None for a hole of the answer itself."""
+    """The list whose items each have a copy of this hole; None for a hole of the answer itself."""
     head: str = ""
     """Fixed text in front of free text."""
     ends: tuple[str, ...] = ()
@@ -62,9 +62,9 @@ class ItemList:
 
     key: str
     most: int
-    """Most items."""
+    """Largest number of items."""
     is_bounded: bool
-    """False if that is the usual number, for want of another."""
+    """False if nothing bounds the list, so that `most` is the usual number."""
     order: tuple[str, ...]
     """Keys of an item, in the order of the schema."""
 
@@ -78,25 +78,25 @@ class UnknownName:
 
 
 class Plan:
-    """The holes of an answer, as a graph: what each one sees, its form, its most tokens.
+    """The holes of an answer, as a graph: the holes that each one sees, its form, its token limit.
 
-    A plan says what a hole sees, never when it is written. Under load fewer holes are written at once, and
-    the text stays the same.
+    A plan says which holes a hole sees, never when it is written. Under load fewer holes are written at once,
+    and the text stays the same.
 
     Args:
         template: Text with `{name}` for each hole; `{{` and `}}` are braces. A hole sees the fixed text
-            in front of it, back to the hole before, and what it is `After`. A hole in the middle of a line
-            ends with the line, others where the fixed text behind them begins.
+            in front of it, back to the hole before, and the holes that it is `After`. A hole in the middle of
+            a line ends with the line, others where the fixed text behind them begins.
         annotations: `After`, `Tokens` or a tuple of both for a hole, by its name.
 
     Raises:
         InvalidRequestError: The template has no hole, or two of one name, or an annotation is for none.
 
     Attributes:
-        holes: In the order of the document.
+        holes: The holes, in the order of the document.
         lists: Lists with threads for their items, by their keys.
         unknown: Names in `After` that do not exist.
-        schema: Of the whole object; None for a template.
+        schema: JSON schema of the whole object; None for a template.
         tail: Fixed text behind the last hole.
         is_tagged: True for a template with tags, `in_rounds`.
     """
@@ -111,16 +111,17 @@ class Plan:
         self.schema: Schema | None = None
         self.lists: dict[str, ItemList] = {}
         self.unknown: list[UnknownName] = []
-        self.tail: str = parts.pop()[0] if parts[-1][1] is None else ""
+        self.tail: str = parts.pop()[0] if parts[-1][1] is None else ""  # a last part without a hole
         self.is_tagged: bool = False
+        # The fixed text behind each hole, which ends it.
         behind = [text for text, _ in parts[1:]] + [self.tail]
         holes: list[Hole] = []
         for (head, name), following in zip(parts, behind, strict=True):
             settings = _settings(annotations.get(str(name), ()))
-            tokens, is_bounded = settings.get("tokens", USUAL_TOKENS), "tokens" in settings
-            after = self._known(str(name), settings.get("after", ()), {key: key for key in names})
+            tokens = settings.get("tokens", USUAL_TOKENS)
+            after = self._find_holes(str(name), settings.get("after", ()), {key: key for key in names})
             ends = _ends(head, following)
-            holes.append(Hole(str(name), after, tokens, is_bounded, head=head, ends=ends))
+            holes.append(Hole(str(name), after, tokens, "tokens" in settings, head=head, ends=ends))
         self.holes: tuple[Hole, ...] = tuple(holes)
 
     @classmethod
@@ -138,7 +139,7 @@ class Plan:
 
     @classmethod
     def in_sequence(cls, form: type[BaseModel] | Schema, tokens: int = 4_096) -> Plan:
-        """A plan with a single hole, the whole object: the baseline, and for coupled fields."""
+        """A plan with a single hole, the whole object: a baseline, or for fields that need each other."""
         schema = _schema_of(form)
         plan = cls._empty(schema)
         hole = Hole("object", (), tokens, True, schema=_bare(schema))
@@ -148,7 +149,11 @@ class Plan:
     @classmethod
     def _empty(cls, schema: Schema) -> Plan:
         plan = cls.__new__(cls)
-        plan.schema, plan.lists, plan.unknown, plan.tail, plan.holes = schema, {}, [], "", ()
+        plan.schema = schema
+        plan.lists = {}
+        plan.unknown = []
+        plan.tail = ""
+        plan.holes = ()
         plan.is_tagged = False
         return plan
 
@@ -183,18 +188,20 @@ class Plan:
         """A hole for some fields of an object."""
         name = f"{list_of}[].{_name(keys)}" if list_of else _name(keys)
         settings = [_schema_settings(fields[key], key) for key in keys]
-        # A group's field sees those of the group before it in any case.
-        wanted = [
+        # A group's field sees the group's fields before it in any case.
+        after_fields = [
             field
-            for place, each in enumerate(settings)
-            for field in each.get("after", ())
-            if field not in keys[:place]
+            for index, setting in enumerate(settings)
+            for field in setting.get("after", ())
+            if field not in keys[:index]
         ]
-        after = self._known(name, wanted, hole_of)
-        tokens, is_bounded = 0, True
-        for key, each in zip(keys, settings, strict=True):
-            most, bounded = _most_tokens(fields[key], each, definitions)
-            tokens, is_bounded = tokens + most, is_bounded and bounded
+        after = self._find_holes(name, after_fields, hole_of)
+        tokens = 0
+        is_bounded = True
+        for key, setting in zip(keys, settings, strict=True):
+            most, bounded = _most_tokens(fields[key], setting, definitions)
+            tokens += most
+            is_bounded = is_bounded and bounded
         schema = _object({key: fields[key] for key in keys}, definitions)
         return Hole(name, after, tokens, is_bounded, keys, schema, list_of)
 
@@ -207,12 +214,14 @@ class Plan:
         definitions: Schema,
     ) -> Iterator[Hole]:
         """The outline of a list, then the holes that each item has."""
+        # Fields with an `After` have threads for each item, the others are the outline.
         fields = _properties(item)
         order = tuple(fields)
         apart = [name for name in fields if "after" in _schema_settings(fields[name], name)]
         outline = {name: fields[name] for name in fields if name not in apart}
         most = field.get("maxItems")
         self.lists[key] = ItemList(key, USUAL_ITEMS if most is None else most, most is not None, order)
+        # The outline is a hole of the answer itself: the list, with items of these fields alone.
         array = {
             **{name: field[name] for name in ("minItems", KEY) if name in field},
             "type": "array",
@@ -220,25 +229,26 @@ class Plan:
             "maxItems": self.lists[key].most,
         }
         yield self._hole((key,), {key: array}, hole_of, definitions)
+        # The other fields may name each other in `After`, and those of the outline.
         groups = _groups({name: fields[name] for name in apart}, alone=())
-        inner = {name: f"{key}[].{_name(keys)}" for keys in groups for name in keys}
-        known = {**dict.fromkeys(outline, key), **inner}
+        item_holes = {name: f"{key}[].{_name(keys)}" for keys in groups for name in keys}
+        hole_of_field = {**dict.fromkeys(outline, key), **item_holes}
         for keys in groups:
-            yield self._hole(keys, fields, known, definitions, key)
+            yield self._hole(keys, fields, hole_of_field, definitions, key)
 
-    def _known(self, hole: str, names: Iterable[str], hole_of: Mapping[str, str]) -> tuple[str, ...]:
-        """The holes with these fields; names that no field has are kept for `check`."""
+    def _find_holes(self, hole: str, names: Iterable[str], hole_of: Mapping[str, str]) -> tuple[str, ...]:
+        """The holes with these fields; a name that no field has goes to `unknown`, for `check`."""
         names = list(names)
         self.unknown += [UnknownName(hole, name) for name in names if name not in hole_of]
         return tuple(dict.fromkeys(hole_of[name] for name in names if name in hole_of))
 
     def fitted(self, max_tokens: int | None) -> Plan:
-        """The plan for so many tokens: holes that nothing bounds share what the others leave of them."""
+        """The plan within a token limit: holes that nothing bounds share the tokens that the others leave."""
         usual = [hole for hole in self.holes if not hole.is_bounded]
         if max_tokens is None or not usual:
             return self
-        taken = sum(hole.tokens * self.copies[hole.name] for hole in self.holes if hole.is_bounded)
-        share = (max_tokens - taken) // sum(self.copies[hole.name] for hole in usual)
+        bounded_tokens = sum(hole.tokens * self.copies[hole.name] for hole in self.holes if hole.is_bounded)
+        share = (max_tokens - bounded_tokens) // sum(self.copies[hole.name] for hole in usual)
         if share >= USUAL_TOKENS:
             return self
         tokens = max(share, LEAST_TOKENS)
@@ -250,13 +260,15 @@ class Plan:
         A sync stands in front of a hole that is after one of its round. So a hole sees every hole up to the
         last sync, also those that it is not after. None for an object, and where a hole sees a later one.
         """
-        joined, round_ = list[str](), list[str]()
+        joined: list[str] = []  # holes up to the last sync
+        round_: list[str] = []  # holes since then
         holes: list[Hole] = []
         for hole in self.holes:
             if not self.is_text or not {*hole.after} <= {*joined, *round_}:
                 return None
             if not {*hole.after}.isdisjoint(round_):
-                joined, round_ = [*joined, *round_], []
+                joined += round_
+                round_ = []
             holes.append(replace(hole, after=tuple(joined)))
             round_.append(hole.name)
         plan = self._with(holes)
@@ -282,32 +294,40 @@ class Plan:
 
     @property
     def copies(self) -> dict[str, int]:
-        """The most copies of each hole: one, or as many as its list has items."""
+        """The number of parts that each hole has at most: one, or as many as its list has items."""
         return {hole.name: self.lists[hole.list_of].most if hole.list_of else 1 for hole in self.holes}
 
     @cached_property
     def seen(self) -> dict[str, frozenset[str]]:
-        """The holes that each hole sees, those of others that it sees included; itself, if it is in a circle.
+        """Names of the transitive dependencies of each hole; a hole in a cycle contains itself.
 
-        A hole of an item sees its list's outline. Who sees a list sees its items.
+        A hole of an item depends on its list's outline. Depending on a list includes its items.
         """
-        children: dict[str, list[str]] = {}
+        # The holes of each list's items, by the list.
+        item_holes: dict[str, list[str]] = {}
         for hole in self.holes:
             if hole.list_of:
-                children.setdefault(hole.list_of, []).append(hole.name)
+                item_holes.setdefault(hole.list_of, []).append(hole.name)
+        # The direct dependencies. Only a hole of the answer itself sees the items of a list: one of an item
+        # sees its own item's parts.
         direct: dict[str, set[str]] = {}
         for hole in self.holes:
-            seen = {*hole.after, *([hole.list_of] if hole.list_of else [])}
-            if not hole.list_of:
-                seen.update(child for name in hole.after for child in children.get(name, ()))
+            seen = set(hole.after)
+            if hole.list_of:
+                seen.add(hole.list_of)
+            else:
+                seen.update(item_hole for name in hole.after for item_hole in item_holes.get(name, ()))
             direct[hole.name] = seen
+        # Follow them from each hole to the end; a hole in a cycle comes back to itself.
         closed: dict[str, frozenset[str]] = {}
         for name in direct:
-            reached, open_ = set[str](), [*direct[name]]
-            while open_:
-                if (other := open_.pop()) not in reached:
+            reached: set[str] = set()
+            to_visit = [*direct[name]]
+            while to_visit:
+                other = to_visit.pop()
+                if other not in reached:
                     reached.add(other)
-                    open_ += direct.get(other, ())
+                    to_visit += direct.get(other, ())
             closed[name] = frozenset(reached)
         return closed
 
@@ -325,7 +345,7 @@ PlanForm = type[BaseModel] | Schema | Plan
 
 
 def _parse(template: object) -> list[tuple[str, str | None]]:
-    """Fixed texts, each with the name of the hole behind it; None behind the last text."""
+    """The fixed texts of a template, each with the name of the hole behind it; None behind the last text."""
     if not isinstance(template, str):
         raise InvalidRequestError(f"a template is a text; use Plan.of for {template!r:.80}")
     try:
@@ -351,9 +371,10 @@ def _parse(template: object) -> list[tuple[str, str | None]]:
 def _ends(head: str, following: str) -> tuple[str, ...]:
     """Texts that end a hole between two fixed texts."""
     line = head.rpartition("\n")[2]
-    if line.strip():  # it begins in the middle of a line
+    if line.strip():  # the hole begins in the middle of a line
         same_line = following.partition("\n")[0]
         return ("\n", same_line) if same_line.strip() else ("\n",)
+    # It fills whole lines: the next line of fixed text ends it, and so does a heading like the one above it.
     heading = head.strip().rpartition("\n")[2]
     marks = re.match(r"#+ ", heading)
     next_line = following.strip().partition("\n")[0]
@@ -363,7 +384,7 @@ def _ends(head: str, following: str) -> tuple[str, ...]:
 
 def _settings(annotations: Annotation | Sequence[Annotation]) -> dict[str, Any]:
     given = [annotations] if isinstance(annotations, Annotation) else list(annotations)
-    if not all(isinstance(each, Annotation) for each in given):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not all(isinstance(annotation, Annotation) for annotation in given):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRequestError(f"a hole takes After, Tokens, or a tuple of them, not {annotations!r}")
     merged: dict[str, Any] = {}
     for annotation in given:
@@ -413,7 +434,7 @@ def _schema_settings(field: Schema, name: str) -> Mapping[str, Any]:
     try:
         return _Settings.model_validate(settings).model_dump(exclude_unset=True)
     except ValidationError as error:
-        reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise InvalidRequestError(f"{KEY} of {name!r} cannot be used: {reasons}") from error
 
 
@@ -451,27 +472,27 @@ def _name(keys: tuple[str, ...]) -> str:
 def _object(fields: Mapping[str, Schema], definitions: Schema) -> Schema:
     """The schema of an object with these fields and no others."""
     properties = {key: _bare(field) for key, field in fields.items()}
-    made = {
+    schema = {
         "type": "object",
         "properties": properties,
         "required": list(fields),
         "additionalProperties": False,
     }
     if definitions and '"$ref"' in json.dumps(properties):
-        return {**made, "$defs": {key: _bare(each) for key, each in definitions.items()}}
-    return made
+        return {**schema, "$defs": {key: _bare(definition) for key, definition in definitions.items()}}
+    return schema
 
 
 def _bare(schema: Any, keep: tuple[str, ...] = ()) -> Any:
-    """A schema without the keywords that mean nothing to a grammar."""
+    """A schema without the keywords that mean nothing to a grammar, except for those to `keep`."""
     if isinstance(schema, list):
-        return [_bare(each, keep) for each in cast("list[Any]", schema)]
+        return [_bare(item, keep) for item in cast("list[Any]", schema)]
     if not isinstance(schema, Mapping):
         return schema
     bare: dict[str, Any] = {}
     for key, value in cast("Schema", schema).items():
         if key in _NAMED_SCHEMAS and isinstance(value, Mapping):  # its keys are names, not keywords
-            bare[key] = {name: _bare(each, keep) for name, each in cast("Schema", value).items()}
+            bare[key] = {name: _bare(field, keep) for name, field in cast("Schema", value).items()}
         elif key in ("const", "enum"):
             bare[key] = value
         elif key not in _NO_MEANING or key in keep:
@@ -482,10 +503,10 @@ def _bare(schema: Any, keep: tuple[str, ...] = ()) -> Any:
 
 
 def _most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema) -> tuple[int, bool]:
-    """Most tokens of a field, and False if nothing says it."""
+    """The token limit of a field, and False if nothing bounds it."""
     if "tokens" in settings:
         return settings["tokens"], True
-    if (most := most_bytes(field, definitions)) is not None:  # a token has a byte at least
+    if (most := most_bytes(field, definitions)) is not None:  # a token has at least one byte
         return min(most + 2, USUAL_TOKENS), most + 2 <= USUAL_TOKENS
     if field.get("type") in ("number", "integer"):
         return _PLAIN_TOKENS, True
@@ -493,22 +514,28 @@ def _most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema
 
 
 def most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | None:
-    """Bytes of the longest JSON value of a schema; None if there is no longest one, or it is not known."""
+    """Bytes of the longest JSON value of a schema; None if there is no longest one, or it is not known.
+
+    `depth` levels are looked at: a schema may refer to itself.
+    """
     schema = _resolved(schema, definitions)
     if depth == 0:
         return None
+    # A list of values: the longest one.
     choices: Any = [schema["const"]] if "const" in schema else schema.get("enum")
     if choices is not None:
         return max((len(json.dumps(choice, ensure_ascii=False).encode()) for choice in choices), default=0)
     if "anyOf" in schema:
-        return _longest([most_bytes(each, definitions, depth - 1) for each in schema["anyOf"]])
+        return _longest([most_bytes(choice, definitions, depth - 1) for choice in schema["anyOf"]])
     kind = schema.get("type")
     if kind == "null" or kind == "boolean":
-        return 5
+        return 5  # `false`
+    # An integer between two ends has no more digits than the longer one, and perhaps a sign.
     if kind == "integer":
         ends = [schema.get(name) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")]
         numbers = [end for end in ends if isinstance(end, int)]
         return max(len(str(end)) for end in numbers) + 1 if len(numbers) >= 2 else None
+    # The brackets, and each item with a comma and a space.
     if (
         kind == "array"
         and isinstance(schema.get("maxItems"), int)
@@ -516,6 +543,7 @@ def most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | Non
     ):
         item = most_bytes(schema["items"], definitions, depth - 1)
         return None if item is None else 2 + schema["maxItems"] * (item + 2)
+    # The braces, and each value with its key, a colon, a comma and two spaces.
     if kind == "object" and schema.get("additionalProperties") is False:
         fields = _properties(schema)
         sizes = [most_bytes(field, definitions, depth - 1) for field in fields.values()]
@@ -523,7 +551,7 @@ def most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | Non
             return None
         return 2 + sum(len(json.dumps(key).encode()) + 4 for key in fields) + sum(size or 0 for size in sizes)
     if kind == "string" and isinstance(schema.get("maxLength"), int):
-        return 2 + 12 * schema["maxLength"]  # a character may be written as two escapes
+        return 2 + 12 * schema["maxLength"]  # the quotes; a character may be written as two escapes
     return None
 
 

@@ -1,4 +1,4 @@
-"""Filling a plan: a task for each hole, which begins as soon as what it sees is written.
+"""Filling a plan: a task for each hole, which begins as soon as the holes that it sees are written.
 
 The contract on cancellation is that of answers: when `PlanRun.run` returns or raises, no task of it is left,
 and every request that it opened is over or was aborted.
@@ -74,7 +74,8 @@ class PlanRun:
         self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[Part] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
-        self._leaders: dict[str, asyncio.Event] = {}  # by the text that parts share
+        # For each context that parts share: set once the first part's request has computed it.
+        self._leaders: dict[str, asyncio.Event] = {}
         self._group = asyncio.TaskGroup()
 
     async def run(self) -> Filled[dict[str, Any]]:
@@ -90,22 +91,21 @@ class PlanRun:
         try:
             async with limited_group(self._group, self._clock, self._deadline, limits, "the plan"):
                 top = [hole for hole in self._plan.holes if hole.list_of is None]
-                tasks = [self._group.create_task(self._top_hole(hole)) for hole in top]
-                await self._all(tasks)
+                await asyncio.wait([self._group.create_task(self._top_hole(hole)) for hole in top])
         except PastaError as error:
             error.partial = self.partial("error")
             raise
         return self._filled()
 
     def partial(self, finish_reason: FinishReason = "abort") -> Generation:
-        """The answer as far as it is written: its text ends where the first gap is."""
+        """The answer as far as it is written: its text ends at the first gap."""
         parts = sorted(self._parts, key=lambda part: part.number)
         text = self._form.document(self._parts)
-        lengths: dict[str, int] = {}
+        # Tokens on the longest chain that ends with each part; the parts that it sees come first.
+        chains: dict[str, int] = {}
         for part in self._in_order():
-            lengths[part.path] = part.tokens + max(
-                (lengths.get(other.path, 0) for other in self._seen_by(part)), default=0
-            )
+            seen = [chains.get(other.path, 0) for other in self._seen_by(part)]
+            chains[part.path] = part.tokens + max(seen, default=0)
         requests = [request for part in parts for request in part.requests]
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         now = self._now()
@@ -118,7 +118,7 @@ class PlanRun:
                 prompt_tokens=len(self._prompt),
                 completion_tokens=sum(request.completion_tokens for request in requests),
             ),
-            critical_path=max(lengths.values(), default=0),
+            critical_path=max(chains.values(), default=0),
             text_tokens=tokens,
             finish_reason=finish_reason,
             elapsed=now,
@@ -133,17 +133,17 @@ class PlanRun:
 
     @property
     def _is_tagged_whole(self) -> bool:
-        """True once nothing of a template with tags is still to come."""
+        """True once all holes of a template with tags are written."""
         return self._tags is not None and all(
             any(part.hole is hole and part.done.is_set() for part in self._parts) for hole in self._plan.holes
         )
 
     def document(self) -> str:
-        """The text in order, up to what is not written yet."""
+        """The text in order, up to the first part that is not written yet."""
         return self._form.document(self._parts)
 
     def snapshot(self) -> dict[str, Any]:
-        """The values so far, by path. A string may be a beginning; what is not begun is left out."""
+        """The values so far, by path. A string may be a beginning; fields that are not begun are left out."""
         values: dict[str, Any] = {}
         for part in self._parts:
             for key, text in part.values.items():
@@ -180,7 +180,7 @@ class PlanRun:
         return part
 
     async def _top_hole(self, hole: Hole) -> None:
-        """Write a hole of the answer when what it waits for is written; of a list, its items as well."""
+        """Write a hole of the answer once the holes that it sees are written; for a list its items, too."""
         part = self._part(hole)
         for name in hole.after:
             await self._written[name].wait()
@@ -198,15 +198,8 @@ class PlanRun:
         for number in range(len(items)):
             parts = {hole.name: self._part(hole, number) for hole in holes}
             tasks += [self._group.create_task(self._item_hole(part, parts)) for part in parts.values()]
-        await self._all(tasks)
-
-    async def _all(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Wait for tasks. One that somebody cancels would leave those that wait for it for ever."""
-        pending = set(tasks)
-        while pending:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            if any(task.cancelled() for task in done):
-                raise ThreadFailedError("a task of the plan was cancelled on its own", thread=0)
+        if tasks:  # a list may have no items
+            await asyncio.wait(tasks)
 
     async def _item_hole(self, part: Part, parts: dict[str, Part]) -> None:
         for name in part.hole.after:
@@ -215,7 +208,7 @@ class PlanRun:
         await self._write(part)
 
     def _seen_by(self, part: Part) -> list[Part]:
-        """The parts that a part sees: of items that it is none of, all; of its own list, its own item's."""
+        """The parts that a part sees: all items of other lists, but of its own list only its own item's."""
         seen = self._plan.seen[part.hole.name]
         return [
             other
@@ -229,7 +222,7 @@ class PlanRun:
         ]
 
     def _in_order(self) -> list[Part]:
-        """The parts, each behind those that it sees."""
+        """The parts, each behind the parts that it sees."""
         return sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name]))
 
     # Requests ---------------------------------------------------------------------------------------------
@@ -250,15 +243,18 @@ class PlanRun:
                     await self._in_turn(part, request, leading)
                     break
                 except BackendError as error:
-                    shown = self._emit is not None and part.output  # it cannot be taken back
+                    shown = (
+                        self._emit is not None and part.output
+                    )  # text that a reader has cannot be taken back
                     if not error.retryable or failures >= self._start.limits.retries or shown:
                         message = f"{part.path} failed: {error}"
                         raise ThreadFailedError(message, thread=part.number) from error
-                    part.output = part.held = ""
+                    part.output = ""
+                    part.held = ""
                     await self._clock.sleep(retry_delay(failures, error))
                     failures += 1
         finally:
-            leading.set()
+            leading.set()  # also after a failure: the others must not wait for ever
         part.done.set()
         for key, raw in part.values.items():
             value = raw if part.hole.schema is None else json.loads(raw)
@@ -306,14 +302,15 @@ class PlanRun:
         )
 
     async def _exchange(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
-        """Send a part's request, decode what comes, and keep the record of it, however it ends."""
+        """Send a part's request, decode its output, and keep its record, however it ends."""
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
         part.started = self._now() if part.started is None else part.started
         part.requests.append(
             RequestRecord(prompt_tokens=len(request.ids), cached_tokens=None, completion_tokens=0)
         )
-        part.tokens, part.finish_reason = 0, "abort"
+        part.tokens = 0
+        part.finish_reason = "abort"
         await self._hand_on(FieldStarted(part.path, part.number, self._now()))
         try:
             await self._decode(part, request, leading)
@@ -326,7 +323,7 @@ class PlanRun:
             _update(part, finish_reason=part.finish_reason)
 
     async def _decode(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
-        text = self._model.tokenizer.detokenizer()
+        detokenizer = self._model.tokenizer.detokenizer()
         ends = {*self._model.end_ids, *request.stop_ids}
         finished: FinishReason | None = None
         is_ended = False
@@ -336,7 +333,7 @@ class PlanRun:
                 part.first_token = self._now() if part.first_token is None else part.first_token
                 part.tokens += len(piece.ids)
                 _update(part, completion_tokens=part.tokens, cached_tokens=piece.cached_tokens)
-                new = "".join(text.add(token) for token in piece.ids if token not in ends)
+                new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
                 finished = piece.finish_reason
                 if is_ended := await self._add(part, new):
                     finished = "stop"
@@ -350,9 +347,10 @@ class PlanRun:
     async def _add(self, part: Part, new: str) -> bool:
         """Add decoded text to a part, and hand it on; True if that ends it."""
         if part.hole.schema is not None:
-            if self._emit is None:  # nobody wants to know which fields it is of
+            if self._emit is None:  # no reader: the fields are read once, at the end
                 part.output += new
                 return False
+            # A delta for each field that the new text makes longer.
             before = {value.key: value.raw for value in part.raw_values()}
             part.output += new
             for value in part.raw_values():
@@ -360,20 +358,21 @@ class PlanRun:
                 if delta := value_so_far(value.raw)[len(shown) :]:
                     await self._hand_on(FieldDelta(part.key_path(value.key), delta))
             return False
-        # White space at the end, and what may be the beginning of an end, is shown when more follows.
+        # Free text. White space at its end, and the beginning of a text that ends the hole, are held back:
+        # they are shown when more text follows.
         waiting = part.held + new if part.output else (part.held + new).lstrip()
-        places = [place for end in part.hole.ends if (place := waiting.find(end)) >= 0]
-        held = max((overlap(waiting, end) for end in part.hole.ends), default=0)
-        certain = min(places, default=len(waiting) - held)
+        end_positions = [position for end in part.hole.ends if (position := waiting.find(end)) >= 0]
+        overlapping = max((overlap(waiting, end) for end in part.hole.ends), default=0)
+        certain = min(end_positions, default=len(waiting) - overlapping)
         delta = waiting[:certain].rstrip()
         part.held = waiting[len(delta) :]
         part.output += delta
         if delta:
             await self._hand_on(FieldDelta(part.path, delta))
-        return bool(places)
+        return bool(end_positions)
 
     async def _finish(self, part: Part, grammar: Grammar | None, is_ended: bool) -> None:
-        """Take a part's values from its output; close first what was cut off."""
+        """Take a part's values from its output, which is closed first if it was cut off."""
         if grammar is None:
             if not is_ended and (rest := part.held.rstrip()):
                 part.output += rest
@@ -398,9 +397,9 @@ def _document_order(part: Part) -> tuple[int, int]:
 
 
 def _update(part: Part, **changes: Any) -> None:
-    """Change the record of a part's request."""
-    known = {name: value for name, value in changes.items() if value is not None}
-    part.requests[-1] = part.requests[-1].model_copy(update=known)
+    """Change the record of a part's last request; None leaves a field as it is."""
+    update = {name: value for name, value in changes.items() if value is not None}
+    part.requests[-1] = part.requests[-1].model_copy(update=update)
 
 
 def _record(part: Part) -> ThreadRecord:

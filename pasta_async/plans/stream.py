@@ -11,7 +11,7 @@ from pasta_async.plans.run import PlanRun
 from pasta_async.streaming import ResultStream
 
 FillWork = Callable[["FillStream[Any] | None", EmitFill | None], Coroutine[Any, Any, Filled[T]]]
-"""Fills a plan, and tells a stream of its run."""
+"""Fills a plan, and gives the stream its run."""
 
 
 class FillStream(ResultStream[FillEvent, Filled[T]], Generic[T]):
@@ -32,19 +32,19 @@ class FillStream(ResultStream[FillEvent, Filled[T]], Generic[T]):
         self.run: PlanRun | None = None
 
     def snapshot(self) -> dict[str, Any]:
-        """The values so far, by path: of a string that is being written its beginning.
+        """The values so far, by path. A string that is being written has its beginning here.
 
-        What nothing was written of yet is left out, so it differs from null.
+        Fields that are not begun are left out, which tells them from null.
         """
         return self.run.snapshot() if self.run else {}
 
     @property
     def text(self) -> str:
-        """The text in order, up to what is not written yet: always a beginning of the final one."""
+        """The text in order, up to the first part that is not written yet: a beginning of the final text."""
         return self.run.document() if self.run else ""
 
     async def json_deltas(self) -> AsyncIterator[str]:
-        """The text in order, piece by piece: what came so far is always a beginning of the final JSON."""
+        """The text in order, piece by piece: the pieces so far are always a beginning of the final JSON."""
         written = 0
         async for _ in self:
             if delta := self.text[written:]:
