@@ -49,7 +49,7 @@ _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
 
 _END = 8
-"""Ids at the end of a prompt in which a thinking block would be opened."""
+"""Number of ids at the end of a prompt that are read to see whether it opens a thinking block."""
 
 
 class _Prepared(NamedTuple):
@@ -57,7 +57,7 @@ class _Prepared(NamedTuple):
 
     model: Model
     ids: list[int]
-    """The prompt."""
+    """Ids of the prompt."""
     tags: TagIds | None
     """Ids of the tags that are read; None for an answer without tags."""
     notes: tuple[str, ...]
@@ -78,8 +78,8 @@ class Client:
             closed here. None: `PASTA_BACKEND`, or `local:`.
         limits: Fields that are not set come from the environment (`PASTA_TIMEOUT`), or are the defaults.
         clock: Measures time-outs; tests pass a `VirtualClock`.
-        observers: Are told what its answers do: `pasta_async.telemetry` has metrics, traces and logs.
-        options: Of the backend that is opened: `api_key`, `tokenizer`, `device` and so on.
+        observers: Observers of its answers: `pasta_async.telemetry` has metrics, traces and logs.
+        options: Options of the backend that is opened: `api_key`, `tokenizer`, `device` and so on.
 
     Raises:
         InvalidRequestError: A value is bad. Nothing is reached or loaded yet.
@@ -99,12 +99,12 @@ class Client:
         self.limits: Limits = Limits.of(limits).over(settings.limits)
         self._clock = clock
         self.observers: list[Observer] = list(observers)
-        """Told of the answers that begin from now on."""
+        """Observers of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admission = Admission(self.limits.client_threads, self._backend.load)
         self._connecting: asyncio.Task[Model] | None = None
-        self._waiting = Counter[asyncio.Task[Model]]()  # answers that wait for an attempt to connect
+        self._waiting = Counter[asyncio.Task[Model]]()  # number of answers that wait for each attempt
         self._model: Model | None = None
         self._closed = False
 
@@ -131,7 +131,7 @@ class Client:
         """Reach or load the model now rather than with the first answer. Cancelling it is safe.
 
         Raises:
-            BackendError: What is wrong, where, and what to do.
+            BackendError: The backend cannot be used; the message says what to do.
             InvalidStateError: The client was closed, or another event loop uses it.
         """
         return await self._connected(self.limits)
@@ -163,10 +163,10 @@ class Client:
     async def _connect(self) -> Model:
         """Join the attempt to connect that is under way, or begin one.
 
-        Answers share it: behind a lock each would wait for a silent server anew. Cancelling it leaves the
-        attempt to the others; with the last of them the attempt is cancelled.
+        Answers share it: with a lock, each would wait for a silent server in turn. Cancelling it leaves the
+        attempt to the other answers; when the last of them is cancelled, so is the attempt.
         """
-        # An attempt that was given up may take a while to end. Nobody joins it: it has no result to give.
+        # An attempt that is being cancelled may take a while to end and will have no result: wait for that.
         while self._connecting and self._connecting.cancelling() and not self._connecting.done():
             await asyncio.wait([self._connecting])
         if self._connecting is None or self._connecting.done():
@@ -229,7 +229,7 @@ class Client:
         return AnswerStream(partial(self._answer, observation), observation)
 
     def _observed(self, prompt: Prompt, options: AnswerOptions, *, streamed: bool) -> Observation:
-        """An answer before it begins: its options, checked but for the prompt, and its observers."""
+        """An answer before it begins: its options, all checked but the prompt, and its observers."""
         given: dict[str, Any] = {**options}
         if unknown := sorted(given.keys() - AnswerOptions.__optional_keys__):
             raise InvalidRequestError(f"an answer has no option {unknown[0]!r}; see AnswerOptions")
@@ -266,14 +266,14 @@ class Client:
         Args:
             prompt: As for `generate`.
             form: A pydantic model, the JSON schema of an object, or a `Plan`. `After`, `Tokens` and
-                `Together` say what sees what.
+                `Together` say which fields see which others.
             instruct: Add a sentence with the form to the last user message. Not for a prompt of ids.
             options: How it is written: `pasta_async.FillOptions` describes them.
 
         Raises:
             InvalidPlanError: `check` says no; nothing was sent.
-            ValidationFailedError: The model's own validators refuse the object, which `filled` has.
-            PastaError: As for `generate`; `partial` is what was written.
+            ValidationFailedError: The pydantic model's validators refuse the object, which `filled` has.
+            PastaError: As for `generate`; `partial` is the answer so far.
 
         Cancelling it ends every hole and aborts every request before the cancellation goes on.
         """
@@ -299,10 +299,10 @@ class Client:
         return FillStream(work, observation)
 
     async def check(self, form: PlanForm, *, max_tokens: int | None = None) -> PlanReport:
-        """Say beforehand whether a plan can be kept on this backend, and what it takes at most.
+        """Say beforehand whether a plan can be kept on this backend, and how many tokens it takes at most.
 
         Raises:
-            InvalidRequestError: The form is none.
+            InvalidRequestError: The form is no plan, and none can be made of it.
             BackendError: The backend cannot be used.
 
         Cancelling it is safe.
@@ -314,7 +314,7 @@ class Client:
     def _filling(
         self, prompt: Prompt, form: PlanForm, instruct: bool, options: FillOptions, *, streamed: bool
     ) -> tuple[FillWork[Any], Observation]:
-        """The work of filling a form, its options checked but for the prompt, and its observers."""
+        """The work of filling a form, all its options checked but the prompt, and its observers."""
         given: dict[str, Any] = {**options}
         if unknown := sorted(given.keys() - FillOptions.__optional_keys__):
             raise InvalidRequestError(f"filling has no option {unknown[0]!r}; see FillOptions")
@@ -385,7 +385,7 @@ class Client:
     def _answering(self, observation: Observation, *, limited: bool) -> Generator[AnswerSlots]:
         """The slots of one answer, while its observers watch; an error has at least an empty `partial`.
 
-        `limited`: Its width follows the load.
+        `limited` is True if the load limits its width.
         """
         try:
             with observation:
@@ -402,7 +402,7 @@ class Client:
     ) -> _Prepared:
         """Reach the model, encode the prompt, and decide whether tags are used.
 
-        `tagged`: The tags are those of a plan, which does not depend on the load.
+        `tagged` is True for a plan with tags, whose form does not depend on the load.
         """
         limits = start.limits
         messages, ids = read_prompt(start.prompt)
@@ -425,7 +425,9 @@ class Client:
                 and (crowd := await slots.crowded())
             ):
                 plain_ids = await _encode(messages, model, start, plain=True)
-                if plain_ids != ids:  # else the model has no switch, and would write tags all the same
+                if (
+                    plain_ids != ids
+                ):  # else the chat template has no such switch, so tags would be written anyway
                     ids = plain_ids
                     tags = None
                     notes = (*notes, f"answered without tags: {crowd}")
@@ -464,7 +466,7 @@ class Client:
 
     @asynccontextmanager
     async def _time_limit(self, limits: Limits) -> AsyncGenerator[None]:
-        """Bound the time for what comes before decoding."""
+        """Limit the time of connecting and encoding."""
         try:
             async with time_limit(self._clock, limits.timeout):
                 yield
@@ -524,8 +526,9 @@ def _validated(filled: Filled[dict[str, Any]], form: type[BaseModel]) -> Filled[
 def _check_parts(clock: object, observers: object) -> None:
     if not isinstance(clock, Clock):
         raise InvalidRequestError(f"clock needs to be a `Clock`; got {clock!r:.80}")
-    listed = cast("Sequence[object]", observers) if isinstance(observers, Sequence) else [None]
-    if not all(isinstance(observer, Observer) for observer in listed):
+    # A value that is no sequence is refused as a sequence with a wrong item is.
+    items = cast("Sequence[object]", observers) if isinstance(observers, Sequence) else [None]
+    if not all(isinstance(item, Observer) for item in items):
         raise InvalidRequestError(f"observers need to be a list of `Observer`s; got {observers!r:.80}")
 
 
@@ -547,8 +550,9 @@ def _open(
 
 
 def _notes(model: Model, start: AnswerStart) -> tuple[str, ...]:
-    """Remarks on an answer: what the backend says, and what of the options it cannot honour."""
-    notes, sampling = model.notes, start.sampling
+    """Remarks on an answer: those of the backend, and the options that it cannot honour."""
+    notes = model.notes
+    sampling = start.sampling
     if model.tags is None and not start.baseline and start.parallel != "outline":
         notes = (*notes, f"{model.name} has no tag tokens, so it answers in sequence")
     if sampling.seed is not None and sampling.temperature > 0 and not model.honours_seeds:
@@ -622,7 +626,7 @@ async def stream(
 ) -> AsyncGenerator[AnswerStream]:
     """Watch one answer on a client of its own: `async with pasta_async.stream(...) as s`.
 
-    What may be passed is described at `generate`. Leaving the block ends the answer with all its requests.
+    `generate` describes the arguments. Leaving the block ends the answer with all its requests.
     """
     async with _short_lived(backend, api_key) as client, client.stream(prompt, **options) as answer:
         yield answer

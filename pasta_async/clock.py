@@ -1,6 +1,6 @@
-"""Time as something that is passed in: the loop's own, or a virtual one for tests (`pasta_async.testing`).
+"""Clocks, which are passed in: the real time, or a virtual one for tests (`pasta_async.testing`).
 
-Whatever waits in pasta_async (time-outs, retries, a scripted backend's latencies) asks a `Clock`.
+All waits in pasta_async (time-outs, retries, a scripted backend's latencies) are measured by a `Clock`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds (not at all, but for one turn of the loop, if not positive).
+        """Wait for so many seconds; if they are not positive, for one iteration of the event loop.
 
         Cancelling it ends the wait and leaves nothing behind.
         """
@@ -31,7 +31,7 @@ class Clock(Protocol):
 
 
 class RealClock:
-    """The time that really passes."""
+    """The real time."""
 
     def time(self) -> float:
         """Seconds of `time.monotonic`; needs no running loop."""
@@ -48,7 +48,7 @@ REAL_CLOCK: Clock = RealClock()
 
 @asynccontextmanager
 async def time_limit(clock: Clock, seconds: float | None) -> AsyncGenerator[None]:
-    """Do what stands in the block in so many seconds of a clock, as `asyncio.timeout` does on the loop's.
+    """Limit the block to so many seconds of a clock, as `asyncio.timeout` does by the loop's time.
 
     None is no limit.
 
@@ -62,6 +62,8 @@ async def time_limit(clock: Clock, seconds: float | None) -> AsyncGenerator[None
 
         async def alarm() -> None:
             await clock.sleep(seconds)
+            # The time is up: asyncio's own time-out now cancels the block. It can tell that from a
+            # cancellation from outside.
             limit.reschedule(asyncio.get_running_loop().time())
 
         task = asyncio.create_task(alarm())
@@ -75,11 +77,11 @@ async def time_limit(clock: Clock, seconds: float | None) -> AsyncGenerator[None
 async def wait_out(
     over: Callable[[], bool], wait: Callable[[], Awaitable[object]]
 ) -> asyncio.CancelledError | None:
-    """Wait for what comes to its end whatever happens; return a cancellation that came meanwhile.
+    """Wait for the end of some work even if this is cancelled; returns a cancellation that came meanwhile.
 
     Args:
-        over: Whether it has ended.
-        wait: Waits for that; called anew behind each cancellation.
+        over: True once the work has ended.
+        wait: Waits for that; called again after each cancellation.
     """
     cancelled: asyncio.CancelledError | None = None
     while not over():

@@ -49,10 +49,10 @@ class PastaError(Exception):
     """Base of every error that pasta_async raises."""
 
     partial: Generation | None = None
-    """The answer up to the error; None where none had begun, since an option was refused."""
+    """The answer up to the error; None if an option was refused, so that no answer had begun."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy it with all its fields: between processes, say. Its cause stays behind."""
+        """Pickle and copy it with all its fields, for other processes say. Its cause is left out."""
         return _without_init, (type(self), self.args), vars(self)
 
 
@@ -70,11 +70,11 @@ class PromptTooLongError(InvalidRequestError):
     def __init__(self, message: str, *, limit: int) -> None:
         super().__init__(message)
         self.limit = limit
-        """Tokens that a prompt may have."""
+        """Largest number of tokens that a prompt may have."""
 
 
 class InvalidStateError(PastaError, RuntimeError):
-    """Something was used when it could not be: a client that was closed, a stream that was not entered."""
+    """An object was used in the wrong state: a client that was closed, a stream that was not entered."""
 
 
 class GenerationTimeoutError(PastaError, TimeoutError):
@@ -82,7 +82,7 @@ class GenerationTimeoutError(PastaError, TimeoutError):
 
 
 class BackendError(PastaError):
-    """A backend could not do what it was asked to."""
+    """A backend failed."""
 
     retryable: bool = False
     """True if sending the same request again may succeed."""
@@ -111,7 +111,7 @@ class BackendStatusError(BackendError):
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
-        """Seconds the server asked to be left alone, where it did."""
+        """Seconds to wait before the next request, if the server said so."""
         self.retryable: bool = status in (408, 425, 429) or status >= 500
 
 
@@ -126,7 +126,7 @@ class UnsupportedModelError(BackendError):
 
 
 class ThreadFailedError(PastaError):
-    """A thread of the answer failed; ``__cause__`` is its own error."""
+    """A thread of the answer failed; ``__cause__`` is the error that it failed with."""
 
     def __init__(self, message: str, *, thread: int) -> None:
         super().__init__(message)
@@ -137,7 +137,9 @@ class TrainingError(PastaError):
     """A training run cannot go on; its last checkpoint is whole."""
 
 
-def missing_extra(what: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """An import that failed, told as what needs it and which extra of the package brings it."""
-    text = f"{what} needs {error.name}, which is not installed; pip install 'pasta_async[{extra}]' brings it"
+def missing_extra(feature: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error for a failed import: it names the feature that needs the module, and the extra to install."""
+    text = (
+        f"{feature} needs {error.name}, which is not installed; pip install 'pasta_async[{extra}]' brings it"
+    )
     return ModuleNotFoundError(text, name=error.name)

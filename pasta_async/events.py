@@ -52,7 +52,7 @@ class ThreadDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model writes in a thinking block, in front of the answer."""
+    """More text of a thinking block, in front of the answer."""
 
     delta: str
     type: Literal["reasoning.delta"] = "reasoning.delta"
@@ -60,9 +60,9 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThreadReplaced:
-    """Forget the deltas of a thread: its text is `text`.
+    """The final text of a thread, in place of its deltas.
 
-    `max_tokens` or a stop text ends the answer before it or in it.
+    It is shorter than they are: `max_tokens` or a stop text ends the answer before that text or in it.
     """
 
     thread: int
@@ -72,12 +72,12 @@ class ThreadReplaced:
 
 @dataclass(frozen=True, slots=True)
 class PromiseOpened:
-    """Main wrote a promise; its thread is on its way."""
+    """Main wrote a promise; its thread begins as soon as it may."""
 
     thread: int
     topic: str
     tokens: int | None
-    """The estimate."""
+    """The estimated length of the chunk in tokens; None if the promise has none."""
     time: float
     type: Literal["promise.opened"] = "promise.opened"
 
@@ -105,13 +105,13 @@ class ErrorInfo:
     """An error, in an event."""
 
     type: str
-    """The name of its class."""
+    """The name of the error's class."""
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadFailed:
-    """A request of a thread failed; `action` says what is done about it."""
+    """A request of a thread failed: it is sent again (`retry`), or the answer fails (`fail`)."""
 
     thread: int
     error: ErrorInfo
@@ -138,7 +138,7 @@ class SyncJoined:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosticFound:
-    """Something in what the model wrote is not well-formed."""
+    """A place where the model's output is not well-formed."""
 
     diagnostic: Diagnostic
     type: Literal["diagnostic.found"] = "diagnostic.found"
@@ -171,4 +171,4 @@ Event = Annotated[
 makes JSON of it and reads it again."""
 
 Emit = Callable[[list[Event]], Awaitable[None] | None]
-"""Hands events on, at once; what it returns is to be awaited before more is decoded."""
+"""Hands events on at once. If it returns an awaitable, that is awaited before more is decoded."""

@@ -1,6 +1,6 @@
-"""Grammars for constrained decoding: which tokens may come next, and the end of a text that was cut off.
+"""Grammars for constrained decoding: the tokens that may come next, and the end of a text that was cut off.
 
-`llguidance` does the work: on token ids for an engine, on bytes for whoever has the text alone.
+`llguidance` does the work: on token ids for an engine, on bytes where only the text is known.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ GrammarKind = Literal["lark", "json_schema"]
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_BYTES = 100_000
-"""Bytes that may be missing at the end of a text that was cut off."""
+"""Largest number of bytes that are added to a text that was cut off."""
 
 _ENDING = b'}],"'
-"""Bytes that bring a JSON text nearer to its end, the best first. In a string it is the last alone."""
+"""Bytes that bring a JSON text nearer to its end, the best first. Inside a string only the quote does."""
 
 _LATER = b"[{ "
-"""Bytes that bring no JSON text nearer to its end, the best first; a schema may need them all the same."""
+"""Bytes that bring no JSON text nearer to its end, the least bad first; a schema may require one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form of a request's output. Equal grammars have equal texts: servers cache by that."""
+    """The form of a request's output. Equal grammars have equal texts, by which servers cache them."""
 
     kind: GrammarKind
     """`lark`: llguidance's dialect of Lark, with JSON schemas inside. `json_schema`: one JSON value."""
@@ -51,14 +51,14 @@ class Grammar:
             compact: Allow one way to write a value, with a space behind each comma and colon. False: any
                 white space, as servers allow it.
         """
-        return cls("json_schema", json.dumps({**schema, **({"x-guidance": _COMPACT} if compact else {})}))
+        form = {"x-guidance": _COMPACT} if compact else {}
+        return cls("json_schema", json.dumps({**schema, **form}))
 
     @classmethod
     def of_values(cls, schemas: Mapping[str, Mapping[str, Any]]) -> Grammar:
         """The grammar of an object's rest, from behind `{"key":` of the first key, to a comma or brace.
 
-        The space in front and the sign behind belong to it, since tokens include them: without, a model
-        cannot write what it is used to.
+        The space in front and the sign behind belong to it, because a model's usual tokens include them.
 
         Args:
             schemas: The schema of each key's value, in order.
@@ -84,16 +84,19 @@ class Grammar:
         return _follow(matcher, text.encode()) and matcher.is_accepting()
 
     def closing(self, text: str) -> str:
-        """The text that ends what was cut off; short, but not always the shortest. Empty if nothing lacks.
+        """The text that closes one that was cut off; short, if not always the shortest. Empty if it is whole.
 
         Raises:
-            BackendError: The text does not begin anything of the grammar, or what lacks is too long.
+            BackendError: The text does not follow the grammar, or too much is missing.
         """
         matcher = self._matcher(_bytes())
         # A decoder holds an unfinished character back, so the text ends with a whole one.
         if not _follow(matcher, text.encode()):
             raise BackendError(f"the output {text[:80]!r} does not follow the request's grammar")
-        ending, used = bytearray(), Counter[tuple[bytes, int]]()
+        # Add the best allowed byte until the text is whole. Counting how often each byte was used, for each
+        # set of allowed bytes, keeps this from going in circles.
+        ending = bytearray()
+        used = Counter[tuple[bytes, int]]()
         is_string = _ends_inside_string(text.encode())
         while not matcher.is_accepting() and len(ending) < _MOST_BYTES:
             mask = matcher.compute_bitmask()
@@ -152,7 +155,7 @@ class GrammarState:
 
     @property
     def over(self) -> bool:
-        """True if nothing may come behind what is written."""
+        """True if no token may follow."""
         return self._matcher.is_stopped()
 
     def allowed(self) -> bytes:
@@ -160,7 +163,7 @@ class GrammarState:
         return self._matcher.compute_bitmask()
 
     def add(self, token: int) -> bool:
-        """A token was chosen; False if the grammar does not allow it."""
+        """Add a chosen token; returns False if the grammar does not allow it."""
         return self._matcher.consume_token(token)
 
 
@@ -183,16 +186,17 @@ def _follow(matcher: LLMatcher, written: bytes) -> bool:
 
 
 def _next_byte(mask: bytes, used: Counter[tuple[bytes, int]], is_string: bool) -> int:
-    """The allowed byte that ends soonest, or else the one that was used least where the same are allowed.
+    """The allowed byte that brings the text nearest to its end, or else the one that was used least.
 
-    A pattern leads in circles for ever if one byte is always chosen, and so does a value that may be null or
-    an object with such a value, if the object is.
+    Always taking the same byte can loop: in a pattern, or in a nullable recursive object.
     """
     bits = int.from_bytes(mask, "little")
     allowed = [byte for byte in range(256) if bits >> byte & 1]
     for byte in b'"' if is_string else _ENDING:
         if byte in allowed:
             return byte
+    # Readable characters go first. Among them come those that open nothing (`find` gives them -1), and among
+    # those the one that was used least.
     plain = [byte for byte in allowed if 32 <= byte < 127 and byte != ord("\\")]
     later = b"" if is_string else _LATER
     return min(plain or allowed, key=lambda byte: (later.find(byte), used[mask, byte]))

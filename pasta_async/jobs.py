@@ -19,18 +19,18 @@ Item = TypeVar("Item")
 
 
 class Journal:
-    """Rows that survive an interruption; a line that was cut while it was written is dropped.
+    """Rows in a file that survive an interruption; a line that was cut while it was written is dropped.
 
     Args:
         path: The file; missing folders are made.
         identity: The settings that the rows come from. It is the first line; rows of other settings are never
             mixed in.
         durable: Force each row to the disk, which takes milliseconds: for rows that cost money.
-        held: Keep the rows in `rows`. For large ones the file is enough: `stored` and `read` give them.
+        held: Keep the rows in `rows`. If they are large, the file is enough: `stored` and `read` give them.
 
     Raises:
-        InvalidRequestError: Another command writes it, or it holds other rows; the message says what differs.
-            It is left as it was.
+        InvalidRequestError: Another command writes the file, or it holds rows of other settings, which the
+            message names. It is left as it was.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class Journal:
     ) -> None:
         self.path: Path = Path(path)
         self.rows: list[dict[str, Any]] = []
-        self._durable, self._held = durable, held
+        self._durable = durable
+        self._held = held
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a+b")
         try:
@@ -62,7 +63,7 @@ class Journal:
     def _open(self, identity: Mapping[str, Any]) -> None:
         """Read the rows, and drop a line that was cut."""
         self._file.seek(0)
-        end = sum(len(line) for line in self._file if line.endswith(b"\n"))
+        end = sum(len(line) for line in self._file if line.endswith(b"\n"))  # bytes of the whole lines
         if first := next(self._lines(), None):
             self._check(first[1], json.loads(json.dumps(dict(identity))))
             if self._held:
@@ -74,18 +75,18 @@ class Journal:
             self._write(identity)
 
     def append(self, row: Mapping[str, Any]) -> int:
-        """Keep a row; returns its place, for `read`."""
+        """Keep a row; returns its offset in the file in bytes, for `read`."""
         if self._held:
             self.rows.append(dict(row))
         return self._write(row)
 
     def stored(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The rows of the file with their places, one at a time."""
+        """The rows of the file with their offsets, one at a time."""
         return islice(self._lines(), 1, None)
 
-    def read(self, place: int) -> dict[str, Any]:
-        """The row at a place of the file."""
-        self._file.seek(place)
+    def read(self, offset: int) -> dict[str, Any]:
+        """The row at an offset in the file."""
+        self._file.seek(offset)
         return json.loads(self._file.readline())
 
     def __enter__(self) -> Self:
@@ -95,25 +96,25 @@ class Journal:
         self._file.close()
 
     def _write(self, row: Mapping[str, Any]) -> int:
-        place = self._file.seek(0, os.SEEK_END)
+        offset = self._file.seek(0, os.SEEK_END)
         self._file.write(_line(row))
         self._file.flush()
         if self._durable:
             os.fsync(self._file.fileno())
-        return place
+        return offset
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Every whole line with its place."""
-        place = 0
-        while self._file.seek(place) == place and (line := self._file.readline()).endswith(b"\n"):
+        """Every whole line with its offset."""
+        offset = 0
+        while self._file.seek(offset) == offset and (line := self._file.readline()).endswith(b"\n"):
             try:
                 row: Any = json.loads(line)
             except ValueError:
                 row = None
             if not isinstance(row, dict):
                 raise self._foreign()
-            yield place, cast("dict[str, Any]", row)
-            place += len(line)
+            yield offset, cast("dict[str, Any]", row)
+            offset += len(line)
 
     def _foreign(self) -> InvalidRequestError:
         return InvalidRequestError(f"{self.path} holds no results: write to another place")
@@ -135,7 +136,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as an indented JSON file, other scripts as they are; missing folders are made."""
+    """Write an object as an indented JSON file in UTF-8; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON's own escape of lone surrogates
@@ -166,7 +167,7 @@ async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]
                 tasks.create_task(worker())
     except* PastaError as failed:
         error = _first(failed)
-        raise error from error.__cause__  # not from the group
+        raise error from error.__cause__  # without the group
 
 
 def _first(failures: BaseExceptionGroup[PastaError]) -> PastaError:
@@ -175,7 +176,7 @@ def _first(failures: BaseExceptionGroup[PastaError]) -> PastaError:
 
 
 class Advance(Protocol):
-    """Moves the progress bar that `progress` shows; does nothing where there is none."""
+    """Moves the progress bar of `progress`; does nothing where no bar is shown."""
 
     def __call__(self, steps: int = 1, note: str | None = None) -> None:
         """Count further steps as done; `note` is shown behind the bar (the loss, for instance)."""
@@ -188,9 +189,9 @@ def progress(total: int, label: str, *, done: int = 0, shown: bool = True) -> Ge
 
     Args:
         total: Steps of the work.
-        label: Stands in front of the bar.
+        label: Text in front of the bar.
         done: Steps that an earlier run has done.
-        shown: Of several processes only one should show it.
+        shown: True for the process that shows the bar, of several that do the work.
     """
     if not shown or find_spec("rich") is None:
         yield lambda steps=1, note=None: None

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from math import inf
 
 THREADS_PER_DOUBLING = 5.0
-"""Threads that pay, for each request that it takes to double a step's time.
+"""Threads up to which parallel decoding pays, for each request that it takes to double a step's time.
 
 An annotated reference answer of AlpacaEval saves 160 steps and adds 63 tokens. So among n answers parallel
 decoding pays while 160 steps are worth more than 63 tokens in everybody's steps: up to 2.5 answers for each
 request that doubles a step. Each of them has two threads, on average over its time. docs/results.md has
-measurements on both sides of it.
+measurements with fewer and with more threads.
 """
 
 LIGHT_THREADS = 16
-"""Threads that are no load on any engine: those of one wide answer (`Limits.max_threads`).
+"""Threads for which every engine has room: those of one wide answer (`Limits.max_threads`).
 
 It is all the room there is while an engine has not measured its steps, or cannot be asked.
 """
@@ -33,25 +33,28 @@ It is all the room there is while an engine has not measured its steps, or canno
 FULL_CACHE = 0.9
 """Share of the KV cache in use from which on further threads would evict what others need."""
 
-_ENOUGH_STEPS, _ENOUGH_SPREAD = 64, 0.25
-"""Steps, and variance of their batch sizes, without which step times say nothing."""
+_ENOUGH_STEPS = 64
+"""Smallest number of steps from which the time of a step is estimated."""
+
+_ENOUGH_SPREAD = 0.25
+"""Smallest variance of their batch sizes: with equal batch sizes a line through the steps has no slope."""
 
 _MEMORY = 8192
-"""Steps after which older ones count half."""
+"""Number of steps above which the sums so far are halved, so that older steps count less."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The load of an engine, as it tells it."""
+    """The load of an engine, by its own report."""
 
     capacity: int
-    """Requests that it decodes at once, at most."""
+    """Largest number of requests that it decodes at once."""
     running: int = 0
     """Requests that it decodes or prefills."""
     queued: int = 0
     """Requests that wait in the engine."""
     kv_use: float = 0.0
-    """Share of its KV cache that requests hold; what is only cached does not count."""
+    """Share of its KV cache that requests hold; KV that only the prefix cache keeps does not count."""
     step_doubles_at: float | None = None
     """Requests that make a decode step take twice as long as reading the weights alone (`StepTimes`), over
     all copies of the model. None: not measured."""
@@ -78,15 +81,15 @@ class StepTimes:
         """Count further steps.
 
         Args:
-            steps: How many there were.
+            steps: The number of steps.
             requests: The sum of their batch sizes.
             seconds: The sum of their times.
             squares: The sum of their batch sizes squared.
             products: The sum of batch size x time.
         """
-        news = (steps, requests, seconds, squares, products)
-        kept = 0.5 if self._sums[0] > _MEMORY else 1.0
-        self._sums = [kept * total + new for total, new in zip(self._sums, news, strict=True)]
+        further = (steps, requests, seconds, squares, products)
+        weight = 0.5 if self._sums[0] > _MEMORY else 1.0
+        self._sums = [weight * total + new for total, new in zip(self._sums, further, strict=True)]
 
     @property
     def doubles_at(self) -> float | None:
@@ -96,6 +99,7 @@ class StepTimes:
         """
         if self._sums[0] < _ENOUGH_STEPS:
             return None
+        # Means over the steps.
         requests, seconds, squares, products = (total / self._sums[0] for total in self._sums[1:])
         variance = squares - requests**2
         if variance < _ENOUGH_SPREAD:

@@ -1,7 +1,7 @@
 """Observers of a client's answers: metrics, traces, logs (`pasta_async.telemetry`), or your own.
 
-An `Observer` is told of every answer of its `Client`, and gives an `AnswerObserver` for it. That is called a
-few times for each request, and never for a token. The records of the answer (`Generation`) carry the rest.
+An `Observer` is called for every answer of its `Client`, and returns an `AnswerObserver` for it. That one is
+called a few times for each request and never for a token. The answer's record (`Generation`) has the rest.
 
 All calls come from the event loop of the answer, so they must return at once. An error that they raise is
 logged and goes no further.
@@ -23,14 +23,14 @@ from pasta_async.results import Generation
 _T = TypeVar("_T")
 
 Turn = Literal["waiting", "decoding", "over"]
-"""A thread waits for a slot of its answer and of its client, decodes, or needs none any more."""
+"""The state of a thread: it waits for a slot of its answer and of its client, decodes, or needs no slot."""
 
 
 class AnswerStart(Options):
-    """An answer that is asked for: what `Client.generate` was given, with the client's limits as defaults."""
+    """The arguments of `Client.generate` for an answer, with the client's limits as defaults."""
 
     answer: str
-    """Its id, the same as `DecodeRequest.answer`."""
+    """Id of the answer, the same as `DecodeRequest.answer`."""
     prompt: SkipValidation[Prompt]
     """The prompt, not checked yet. Keep it out of logs and traces unless it is wanted there."""
     sampling: InstanceOf[Sampling]
@@ -46,36 +46,36 @@ class AnswerStart(Options):
 
 
 class AnswerObserver:
-    """Is told what an answer does. Each method does nothing until it is overridden."""
+    """Observes one answer. Each method does nothing until it is overridden."""
 
     def turn(self, thread: int, turn: Turn) -> None:
-        """A thread waits for a slot, has it, or needs none any more.
+        """Called when a thread begins to wait for a slot, gets it, or needs none any more.
 
-        The main thread does this anew for each stretch between syncs. A thread that waits for its reader, or
+        The main thread does this again for each stretch between syncs. A thread that waits for its reader, or
         to send a request again, is "waiting" once more. "over" comes last, whatever happens.
         """
 
     def request(self, request: DecodeRequest) -> Mapping[str, str] | None:
-        """A request is about to be sent; returns headers to send along, a trace context for instance."""
+        """Called before a request is sent; returns headers to send along, a trace context for instance."""
 
     def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
-        """A request failed. It may be sent again."""
+        """Called when a request failed. It may be sent again."""
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
-        """The answer is over, and so are its turns and requests.
+        """Called when the answer is over, and with it all turns and requests.
 
         Args:
             generation: The answer, or the part of it that there is; None if nothing was sent.
-            error: What ended it; `asyncio.CancelledError` if it was cancelled.
+            error: The error that ended it; `asyncio.CancelledError` if it was cancelled.
         """
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """Is told of every answer of a client."""
+    """Observes every answer of a client."""
 
     def answer(self, start: AnswerStart) -> AnswerObserver:
-        """An answer begins; the returned observer is told the rest of it."""
+        """Called when an answer begins; returns the observer of that answer."""
         ...
 
 
@@ -87,8 +87,8 @@ class Observation(AnswerObserver):
 
     Attributes:
         start: The options of the answer.
-        partial: Gives the answer so far.
-        generation: The answer, once it is there.
+        partial: Returns the answer so far.
+        generation: The answer, once it is done.
     """
 
     def __init__(self, observers: Sequence[Observer], start: AnswerStart) -> None:
@@ -120,7 +120,7 @@ class Observation(AnswerObserver):
     def request(self, request: DecodeRequest) -> Mapping[str, str] | None:
         """The headers of all observers together."""
         headers = _each(self._answers, lambda observer: observer.request(request))
-        return {name: value for given in headers if given for name, value in given.items()}
+        return {name: value for mapping in headers if mapping for name, value in mapping.items()}
 
     def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
         """See `AnswerObserver`."""

@@ -1,6 +1,6 @@
 """Options: sampling, limits, those of an answer, and the settings of the environment.
 
-A bad value raises an error of the library's own tree.
+A bad value raises an `InvalidRequestError`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pasta_async.errors import InvalidRequestError
 
 Parallel = Literal["always", "auto", "never", "outline"]
-"""The width of an answer: full whatever the load, by the load, one at a time; by the load with an outline."""
+"""The width of an answer: full whatever the load, by the load, one thread at a time, or by the load with an
+outline."""
 
 MIN_PENALTY = 0.01
-"""Of a repetition penalty: logits divided by less than this could leave the range of their numbers."""
+"""Smallest repetition penalty: logits that are divided by less could overflow."""
 
 MAX_STOPS = 64
-"""Stop texts of an answer."""
+"""Largest number of stop texts of an answer."""
 
 MAX_STOP = 1000
-"""Characters of a stop text."""
+"""Largest number of characters in a stop text."""
 
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 80
@@ -46,7 +47,7 @@ class Options(BaseModel):
                 f"{self._field_label(e['loc'])}: {e['msg']} (got {self._shown_value(e['loc'], e['input'])})"
                 for e in error.errors(include_url=False)
             )
-            # The cause would show every value again, those of keys too.
+            # pydantic's error would show every value again, secret ones too.
             raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(complaints)}") from None
 
     @classmethod
@@ -101,9 +102,9 @@ class Sampling(Options):
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Keep tokens at least this likely, relative to the likeliest."""
     repetition_penalty: float | None = Field(default=None, ge=MIN_PENALTY, le=2.0)
-    """Above 1, what the context already holds gets less likely: a positive logit is divided by it, a negative
-    one multiplied (CTRL, arXiv 1909.05858). None: as the model's `generation_config.json` says, on SGLang
-    where the server was told (docs/backends.md); else 1, which is none."""
+    """Above 1, tokens that the context already holds get less likely: a positive logit is divided by it, a
+    negative one multiplied (CTRL, arXiv 1909.05858). None: the value in the model's `generation_config.json`,
+    on SGLang where the server was told (docs/backends.md); else 1, which changes nothing."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Seed of the answer; every thread derives its own from it. An answer with a seed keeps its tags whatever
     the load, so that it repeats."""
@@ -130,8 +131,8 @@ class Limits(Options):
     chunk_tokens: int | None = Field(default=None, ge=1)
     """Cap of a chunk in tokens; None: 4 x the promise's estimate + 64, or 512 without an estimate."""
     total_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that all threads of an answer may generate together, for those who pay by the token: what
-    is decoded behind its `max_tokens` before that is known counts too. Where it ends an answer
+    """Tokens that all threads of an answer may generate together, for those who pay by the token. Tokens
+    that are decoded behind `max_tokens`, before that is known, count too. Where this limit ends an answer
     (`finish_reason` is then "length") depends on timing."""
     prompt_tokens: int | None = Field(default=None, ge=1)
     """Tokens of the prompt; None: what the model's context holds."""
@@ -140,11 +141,11 @@ class Limits(Options):
     before), waiting for its turn, encoding, decoding, retries. None: no limit."""
     retries: int = Field(default=2, ge=0, le=100)
     """Number of times that a thread's request is sent again after a failure that may pass, from where it
-    broke off: within 0.25 s, twice that with each try, or when the server said. Connecting likewise.
-    Time-outs are final."""
+    broke off: within 0.25 s, twice that with each try, or after the time that the server said. Connecting is
+    retried likewise. Time-outs are final."""
 
     def over(self, base: Limits) -> Limits:
-        """These limits laid over others: fields that were set here win, the rest is as there."""
+        """These limits laid over others: fields that were set here, and all other fields of `base`."""
         return base.model_copy(update=self.model_dump(exclude_unset=True))
 
     def chunk_cap(self, estimate: int | None) -> int:
@@ -172,7 +173,7 @@ class AnswerOptions(TypedDict, total=False):
     """See `Sampling`; one text will do."""
     max_tokens: int | None
     limits: Limits | Mapping[str, Any] | None
-    """For this answer, laid over the client's (`client_threads` is always the client's)."""
+    """Limits of this answer, laid over the client's (`client_threads` is always the client's)."""
     baseline: bool
     """Answer without any tag, for comparison. Default: False."""
     parallel: Parallel
@@ -184,7 +185,7 @@ class AnswerOptions(TypedDict, total=False):
     """Passed to the model's chat template."""
     whole_chunks: bool
     """Ask a server for each chunk in one piece: less CPU time here (docs/results.md), but a chunk is known
-    only when it is done, so a partial answer lacks those under way. Default: False."""
+    only when it is done, so a partial answer lacks the chunks under way. Default: False."""
 
 
 class FillOptions(TypedDict, total=False):
@@ -200,12 +201,12 @@ class FillOptions(TypedDict, total=False):
     seed: int | None
     """Each hole derives its own seed from it and its path."""
     max_tokens: int | None
-    """Tokens of all holes together. Holes that nothing bounds get what the others leave; a plan that may need
-    more is refused. None: what the holes have each."""
+    """Tokens of all holes together. Holes that nothing bounds share the tokens that the others leave; a plan
+    that may need more is refused. None: the sum of the holes' own limits."""
     limits: Limits | Mapping[str, Any] | None
-    """For this plan, laid over the client's."""
+    """Limits of this plan, laid over the client's."""
     parallel: Parallel
-    """`never`: a hole at a time. The text does not depend on it."""
+    """`never`: one hole at a time. The text does not depend on it."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Passed to the model's chat template."""
 
@@ -217,14 +218,14 @@ _NOT_NONE = {"baseline": False, "parallel": "auto", "whole_chunks": False}
 
 
 def listing_options(function: _Function) -> _Function:
-    """Have the signature of what takes `AnswerOptions` list them, for `help` and for completion."""
-    known = signature(function)
-    *first, _ = known.parameters.values()
+    """Make the signature of a function with `**options` list `AnswerOptions`, for `help` and completion."""
+    declared = signature(function)
+    *first, _ = declared.parameters.values()
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=_NOT_NONE.get(name), annotation=hint.__forward_arg__)
         for name, hint in AnswerOptions.__annotations__.items()
     ]
-    vars(function)["__signature__"] = known.replace(parameters=[*first, *options])
+    vars(function)["__signature__"] = declared.replace(parameters=[*first, *options])
     return function
 
 
@@ -249,5 +250,5 @@ class Settings(Limits, BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """The limits these settings give; those that the environment names count as set."""
+        """The limits in these settings; only those that the environment names count as set."""
         return Limits(**self.model_dump(include=self.model_fields_set & set(Limits.model_fields)))

@@ -19,7 +19,7 @@ def read_prompt(prompt: Prompt) -> tuple[list[Message], list[int]]:
     """The prompt's messages or its ids; the other of the two is empty.
 
     Raises:
-        InvalidRequestError: It is neither, or empty, or cannot be sent: ids that are no ids, text with half a
+        InvalidRequestError: It is neither, or empty, or cannot be sent: ids out of range, text with half a
             surrogate pair, messages that are not JSON.
     """
     if isinstance(prompt, str):
@@ -54,7 +54,7 @@ def _message(index: int, value: object) -> Message:
     if not isinstance(message["content"], list):
         return checked
     parts = cast("list[object]", message["content"])
-    texts: list[str] = []  # joined: few templates take a list
+    texts: list[str] = []  # they are joined, since few chat templates take a list
     for number, part in enumerate(parts):
         fields = cast("dict[object, object]", part) if isinstance(part, dict) else {}
         text = fields.get("text")
@@ -68,7 +68,7 @@ def _message(index: int, value: object) -> Message:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse what is no token id: an `InvalidRequestError` names the first one, and where it stands."""
+    """Refuse values that are no token ids, by an `InvalidRequestError` that names the first one's index."""
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < vocab_size:
             raise InvalidRequestError(
@@ -77,14 +77,14 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_text(text: object) -> None:
-    """Refuse, by an `InvalidRequestError`, what is no text, or none that can be sent in UTF-8."""
+    """Refuse, by an `InvalidRequestError`, a value that is no text, or that cannot be sent in UTF-8."""
     if not isinstance(text, str):
         raise InvalidRequestError(f"the text is a string, not {shortened(text)}")
     check_json(text, "the text")
 
 
 def check_json(value: object, name: str) -> None:
-    """Refuse what cannot be sent as JSON in UTF-8: an `InvalidRequestError` says why."""
+    """Refuse, by an `InvalidRequestError`, a value that cannot be sent as JSON in UTF-8."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -92,7 +92,7 @@ def check_json(value: object, name: str) -> None:
 
 
 def most_tokens(model: Model, limits: Limits) -> int:
-    """Tokens that a prompt may have: one at least is left of the context for the answer."""
+    """Largest number of tokens of a prompt: the answer needs at least one token of the context."""
     most = model.context_length - 1
     return most if limits.prompt_tokens is None else min(most, limits.prompt_tokens)
 
@@ -100,6 +100,6 @@ def most_tokens(model: Model, limits: Limits) -> int:
 def check_length(ids: Sequence[int], model: Model, limits: Limits) -> None:
     """Refuse, by a `PromptTooLongError`, a prompt too long for the model or for `Limits.prompt_tokens`."""
     allowed = {model.name: model.context_length - 1, "Limits.prompt_tokens": limits.prompt_tokens}
-    for what, limit in allowed.items():
+    for name, limit in allowed.items():
         if limit is not None and len(ids) > limit:
-            raise PromptTooLongError(f"the prompt has {len(ids)} tokens; {what} allows {limit}", limit=limit)
+            raise PromptTooLongError(f"the prompt has {len(ids)} tokens; {name} allows {limit}", limit=limit)

@@ -1,7 +1,7 @@
 """The protocol between the interpreter and a backend: token ids in, token ids out.
 
-Text is made in the client, by the model's `Tokenizer`. Only ids cross this border, because a fork must be a
-token prefix of its parent, or the prefix cache misses.
+Text is made in the client, by the model's `Tokenizer`. Only ids are sent, because a fork must begin with the
+same tokens as its parent, or the prefix cache misses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Model:
     context_length: int
     """Prompt and output tokens together."""
     vocab_size: int
-    """Ids at or above this are refused before they are sent."""
+    """Number of ids: an id at or above this is refused before it is sent."""
     end_ids: tuple[int, ...]
     """End-of-text ids; generating one ends the thread. They have no text."""
     tags: TagIds | None
@@ -53,7 +53,7 @@ class DecodeRequest:
     """A request to decode one thread, or one stretch of the main thread, from token ids."""
 
     answer: str
-    """Id of the answer: all its requests should meet the same prefix cache."""
+    """Id of the answer: all its requests should reach the same prefix cache."""
     thread: int
     """0 is the main thread, k the k-th promise."""
     ids: tuple[int, ...]
@@ -61,20 +61,20 @@ class DecodeRequest:
     max_tokens: int
     """At least 1."""
     sampling: Sampling
-    """Temperature and the like. Its stop, seed and max_tokens belong to the answer: use the fields here."""
+    """Temperature and the like. Its stop, seed and max_tokens are the answer's: use the fields here."""
     seed: int | None = None
     """The thread's own seed."""
     stop_ids: tuple[int, ...] = ()
     """Ids that end the request and are part of its output. End-of-text ids always end it."""
     banned_ids: tuple[int, ...] = ()
-    """Ids that are never to be chosen: their probability is 0 before anything else is cut from the
-    distribution. A hint: a backend that cannot do that ignores it, and the interpreter reads what comes."""
+    """Ids that must not be chosen: their probability is set to 0 before top_p and the like apply. A hint: a
+    backend that cannot do that ignores it, and the interpreter copes with such ids."""
     tag_grammar: TagGrammar | None = None
-    """Which tags may come next at each choice, for a trained model's answer with tags. A hint as well."""
+    """Rules for the tags that may come next, for a trained model's answer with tags. A hint as well."""
     grammar: Grammar | None = None
-    """The form of the output, of one of `Model.grammars`. The request ends as soon as nothing may follow."""
+    """The form of the output, of a kind in `Model.grammars`. The request ends when no token may follow."""
     stream: bool = True
-    """False if nobody watches: the output may then come in one piece."""
+    """False if no reader waits for it: the output may then come in one piece."""
     headers: Mapping[str, str] | None = None
     """Headers that an observer wants sent along, a trace context for instance; for backends over HTTP."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -89,7 +89,7 @@ class Piece(NamedTuple):
     """Newly decoded tokens, as many as came at once."""
 
     ids: tuple[int, ...]
-    """Tags, stop ids and end-of-text among them."""
+    """Their ids, with those of tags, stop ids and end-of-text."""
     finish_reason: FinishReason | None = None
     """Set on the last piece of a request (which may hold no ids), and only there: "stop" or "length"."""
     cached_tokens: int | None = None
@@ -104,7 +104,7 @@ class Backend(Protocol):
         """Load or reach the model, once; later calls return the same.
 
         Raises:
-            BackendError: What is wrong, where, and what to do.
+            BackendError: It cannot be used; the message says what to do.
         """
         ...
 
@@ -117,13 +117,13 @@ class Backend(Protocol):
         ...
 
     async def load(self) -> EngineLoad | None:
-        """Read the engine's load; None if it does not tell: then the client counts its own requests.
+        """Read the engine's load; None if it does not report one: then the client counts its own requests.
 
-        It is asked when an answer starts and at each promise, so a backend that asks a server does that a few
-        times a second at most.
+        The client calls this when an answer starts and at each promise, so a backend should ask its server a
+        few times a second at most.
 
         Raises:
-            BackendError: It could not be learned. That ends no answer.
+            BackendError: The load could not be read. That ends no answer.
 
         Cancelling it leaves nothing behind.
         """

@@ -22,21 +22,21 @@ from pasta_async.lang.parser import read_document
 __all__ = ["FinishReason", "Generation", "RequestRecord", "Span", "ThreadRecord", "Usage", "Width"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-"""Why a request, a thread or an answer ended; a backend says one of the first three.
+"""The reason for the end of a request, a thread or an answer. A backend's pieces say `stop` or `length`.
 
 * `stop`: end-of-text, a stop text or, in a chunk, `</async>`.
 * `length`: a limit on tokens.
-* `abort`: we ended it, because it was cancelled or not wanted any more.
+* `abort`: the client ended it, because it was cancelled or not wanted any more.
 * `error`: it failed.
 """
 
 Width = Literal["full", "limited", "one", "plain"]
 """The width at which an answer was decoded.
 
-* `full`: nothing but `Limits` held its threads back.
+* `full`: its threads waited for nothing but `Limits`.
 * `limited`: threads of it waited for room on the engine, or for slots of the client.
-* `one`: a thread at a time, as was asked for.
-* `plain`: without tags, as was asked for, or because the engine was full (`Generation.notes` says so then).
+* `one`: one thread at a time, as the options asked for.
+* `plain`: without tags, as the options asked for, or because the engine was full (see `Generation.notes`).
 """
 
 
@@ -50,7 +50,7 @@ class RequestRecord(_Record):
     prompt_tokens: int
     """Tokens of the context."""
     cached_tokens: int | None
-    """Of these, tokens whose KV was in the prefix cache; None where the backend does not say."""
+    """Context tokens whose KV was in the prefix cache; None where the backend does not say."""
     completion_tokens: int
     finish_reason: FinishReason | None = None
     """None while it is under way."""
@@ -68,7 +68,7 @@ class ThreadRecord(_Record):
     tokens: int
     """Generated tokens, tags counted."""
     discarded_tokens: int = 0
-    """Of these, tokens that are not in the answer, since they stand behind its end."""
+    """Generated tokens that are not in the answer, since they stand behind its end."""
     opened: float
     """When its promise was written."""
     started: float | None
@@ -77,12 +77,12 @@ class ThreadRecord(_Record):
     ended: float | None
     finish_reason: FinishReason
     closed_by: ClosedBy | None
-    """The end of the chunk; None for the main thread."""
+    """The cause of the chunk's end; None for the main thread."""
     requests: tuple[RequestRecord, ...]
 
     @property
     def was_cut(self) -> bool:
-        """True if something else than the thread itself ended its chunk."""
+        """True if a limit, a failure or a cancellation ended its chunk."""
         return self.closed_by in ("budget", "interrupted")
 
 
@@ -94,7 +94,7 @@ class Usage(_Record):
     completion_tokens: int
     """Every generated token, tags counted."""
     discarded_tokens: int = 0
-    """Of these, tokens that are not in the answer: all that was decoded in vain."""
+    """Generated tokens that are not in the answer."""
     cached_tokens: int
     """Context tokens found in the prefix cache, over all requests."""
     prefilled_tokens: int
@@ -110,7 +110,7 @@ class Usage(_Record):
         completion_tokens: int,
         discarded_tokens: int = 0,
     ) -> Self:
-        """The usage of an answer; a request that does not say what was cached has computed it all."""
+        """The usage of an answer. Requests without a count of cached tokens count as computed."""
         cached = sum(request.cached_tokens or 0 for request in requests)
         return cls(
             prompt_tokens=prompt_tokens,
@@ -151,11 +151,11 @@ class Generation(_Record):
     matched_stop: str | None = None
     """The stop text that ended the answer, if one did; it is not in `text`."""
     elapsed: float
-    """Seconds."""
+    """Seconds from the beginning of the answer to its end."""
     timeline: tuple[Span, ...]
     width: Width = "full"
     notes: tuple[str, ...] = ()
-    """Remarks: an option that the backend could not honour, a seed for instance; a reason for less width."""
+    """Remarks: an option that the backend could not honour (a seed, say), the reason for a smaller width."""
 
     @classmethod
     def empty(cls) -> Self:
@@ -176,7 +176,7 @@ class Generation(_Record):
     @model_validator(mode="before")
     @classmethod
     def _read_written(cls, data: Any) -> Any:
-        """Take what `model_dump` makes: the document in written form, its diagnostics beside it."""
+        """Read the form of `model_dump`: the document in written form, its diagnostics beside it."""
         if not isinstance(data, dict) or not isinstance(cast("dict[str, Any]", data).get("document"), str):
             return cast("Any", data)
         given = {**cast("dict[str, Any]", data)}
@@ -186,7 +186,9 @@ class Generation(_Record):
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Show the text and a few figures in a notebook, not every record."""
-        yield from ((name, getattr(self, name)) for name in ("text", "finish_reason", "critical_path"))
+        yield "text", self.text
+        yield "finish_reason", self.finish_reason
+        yield "critical_path", self.critical_path
         yield "threads", len(self.threads)
 
     @field_serializer("document")
@@ -196,7 +198,7 @@ class Generation(_Record):
     @computed_field
     @property
     def text_speedup(self) -> float:
-        """Tokens of the visible text / critical path: what is gained without a baseline to compare with."""
+        """Tokens of the visible text / critical path: an estimate of the speed-up without a baseline."""
         return self.text_tokens / self.critical_path if self.critical_path else 1.0
 
     @computed_field
@@ -214,8 +216,8 @@ class Generation(_Record):
     def theoretical_speedup(self, baseline: Generation) -> float:
         """Tokens in sequence / critical path (paper, section 4), where tags are counted.
 
-        In sequence the baseline's tokens count, or this answer's own text where that is shorter: an answer
-        is not faster for saying less.
+        The tokens in sequence are the baseline's, or those of this answer's own text if that is shorter: an
+        answer is not faster for saying less.
         """
         tokens = sequential_tokens(self.text_tokens, baseline.usage.completion_tokens)
         return tokens / self.critical_path if self.critical_path else 1.0
@@ -228,8 +230,8 @@ class Generation(_Record):
 
 
 def sequential_tokens(text_tokens: int, baseline_tokens: int) -> int:
-    """Tokens in sequence that an answer is compared with: its own text with its end, or the baseline's.
+    """Tokens in sequence that an answer is compared with: its own text with end-of-text, or the baseline.
 
-    The fewer of the two count.
+    The smaller count is taken.
     """
     return min(text_tokens + 1, baseline_tokens)

@@ -22,13 +22,13 @@ _BUFFER = 128
 
 
 class ResultStream(Generic[_E, _R]):
-    """Events as they happen, of work that ends with a result. Used with `async with`.
+    """The events, as they happen, of work that ends with a result. Used with `async with`.
 
     A slow reader makes the threads wait once a bounded buffer is full.
 
     Args:
-        run: Does the work. It hands events to its argument, and awaits what that returns.
-        observation: The observers of the answer, which know what there is of it.
+        run: Does the work. It hands events to its argument, and awaits the awaitable that this may return.
+        observation: The observers of the answer, which have its record so far.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class ResultStream(Generic[_E, _R]):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._result: _R | None = None
-        self._last: Generation | None = None  # of what there was when the block was left
+        self._last: Generation | None = None  # the answer as it was when the block was left
         self._task: asyncio.Task[_R] | None = None
-        self._left = False
+        self._left = False  # the block was left
 
     async def __aenter__(self) -> Self:
         """Start the answer."""
@@ -78,7 +78,7 @@ class ResultStream(Generic[_E, _R]):
         """The next event.
 
         Raises:
-            PastaError: What ended the answer, after the events that came before it.
+            PastaError: The error that ended the answer, after the events that came before it.
 
         Cancelling it leaves the answer running until the block is left.
         """
@@ -87,7 +87,7 @@ class ResultStream(Generic[_E, _R]):
         return self._events.popleft()
 
     async def result(self) -> _R:
-        """The finished answer; events that were not read are passed over. Raises what ended the answer."""
+        """The finished answer; unread events are passed over. Raises the error that ended the answer."""
         async for _ in self:
             pass
         if self._result is None:
@@ -107,13 +107,13 @@ class ResultStream(Generic[_E, _R]):
         return self._has_room() if len(self._events) > _BUFFER else None
 
     async def _has_room(self) -> None:
-        """Wait while too many are unread."""
+        """Wait while too many events are unread."""
         while len(self._events) > _BUFFER:
             self._room.clear()
             await self._room.wait()
 
     async def _more(self) -> None:
-        """Wait for events; all who wait for room may go on."""
+        """Wait for events. The reader is here, so threads that wait for room in the buffer may go on."""
         if self._task is None:
             raise InvalidStateError("enter the stream first: async with client.stream(...) as s")
         self._room.set()

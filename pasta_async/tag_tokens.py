@@ -1,8 +1,8 @@
-"""The six tag tokens of a model that annotates: their ids, and which of them may come next.
+"""The six tag tokens of a model that annotates: their ids, and the rules for which may come next.
 
 A model that was trained on well-formed answers still writes a wrong tag now and then: a topic that it never
 closes, a `<sync/>` with nothing to wait for, the next promise where a chunk has to end. A backend that can
-change the logits before each choice leaves those out, and ends a topic where punctuation begins.
+change the logits before each choice excludes those tags, and ends a topic where punctuation begins.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from pasta_async.lang.document import TAG_TOKENS
 
 _MAX_TOPIC = 12  # tokens, which 99% of pasta-smol's topics have at most
 _MAX_ESTIMATE = 4  # tokens: digits
-_DELIMITERS = frozenset(
-    b'\n:;{}<>*"'
-)  # behind which a model that did not end its topic writes the whole item
+_DELIMITERS = frozenset(b'\n:;{}<>*"')
+"""Bytes that end a topic: a model that did not end it itself writes the whole item behind them."""
 
 
 class TagIds(NamedTuple):
@@ -36,12 +35,12 @@ class TagIds(NamedTuple):
 
     @property
     def ends_of_chunk(self) -> tuple[int, ...]:
-        """Ids at which a chunk ends: `</async>`, and those that a thread writes which forgot it."""
+        """Ids at which a chunk ends: `</async>`; or a promise or sync written by a thread that omitted it."""
         return self.close_async, self.promise, self.sync
 
     @property
     def wrong_in_chunk(self) -> tuple[int, ...]:
-        """Ids that are wrong anywhere in a chunk. A promise or sync is none of them: it ends the chunk."""
+        """Ids that are wrong anywhere in a chunk. Not a promise or a sync: they end the chunk."""
         return self.tokens, self.end, self.open_async
 
 
@@ -51,13 +50,12 @@ class TagRule(NamedTuple):
     excluded: tuple[int, ...] | None
     """Ids; None for all but `instead`."""
     instead: int | None = None
-    """The id that becomes as likely as the likeliest of the excluded ones: they say that a tag, or a
-    chunk, is over, which it says in due form."""
+    """The id that gets the highest logit among the excluded ids: it closes the tag or chunk correctly."""
 
 
 @dataclass(frozen=True, slots=True)
 class TagGrammar:
-    """Rules for the tags of one request, beside the tags that it may write nowhere."""
+    """Rules for the tags of one request, beside `DecodeRequest.banned_ids`."""
 
     tags: TagIds
     end_ids: tuple[int, ...]
@@ -70,7 +68,7 @@ class TagGrammar:
     """For main: True if there are promises to join."""
 
     def begin(self, context: Sequence[int]) -> TagState:
-        """Follow a request from the end of its context, which may be inside a tag."""
+        """The state of a request at the end of its context, which may be inside a tag."""
         return TagState(self, context)
 
 
@@ -78,8 +76,8 @@ class TagState:
     """Follows one request, token by token."""
 
     def __init__(self, grammar: TagGrammar, context: Sequence[int]) -> None:
-        tags, ends = grammar.tags, grammar.end_ids
-        others = (tags.promise, tags.sync, *ends)
+        tags = grammar.tags
+        others = (tags.promise, tags.sync, *grammar.end_ids)
         self._tags = tags
         self._token_bytes = grammar.token_bytes
         self._chunk = TagRule(others, tags.close_async) if grammar.chunk else None
@@ -89,8 +87,9 @@ class TagState:
         self._topic = TagRule(others, tags.end)
         self._estimate = TagRule((*others, tags.tokens), tags.end)
         self._over = TagRule(None, tags.end)
-        self._inside: int | None = None  # tokens of the topic, or of the estimate, so far
-        self._in_estimate = self._open = False
+        self._inside: int | None = None  # tokens of the topic, or of the estimate, so far; None: outside
+        self._in_estimate = False
+        self._open = False
         for token in context[-_MAX_TOPIC - _MAX_ESTIMATE - 2 :]:
             self.add(token)
         # The context may end inside a promise, which is not counted yet and can be joined once it is written.
@@ -110,13 +109,15 @@ class TagState:
         return self._estimate if self._in_estimate else self._topic
 
     def add(self, token: int) -> int:
-        """Follow a chosen token; returns it, or the tag that has to stand in its place."""
+        """Follow a chosen token; returns it, or the tag that takes its place."""
         tags = self._tags
+        # A delimiter inside a topic: the topic ends here.
         in_topic = self._inside and not self._in_estimate and token not in tags
         if in_topic and not _DELIMITERS.isdisjoint(self._token_bytes(token)):
             token = tags.end
         if token == tags.promise or token == tags.tokens:
-            self._inside, self._in_estimate = 0, token == tags.tokens
+            self._inside = 0
+            self._in_estimate = token == tags.tokens
             self._open = True
         elif token == tags.end:
             self._inside = None

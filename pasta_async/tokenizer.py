@@ -2,9 +2,9 @@
 
 It reads the files of a model folder (`tokenizer.json`, the configs, the chat template) without transformers.
 
-What a user typed is data. Two kinds of tokens are *commands* of the model: its special tokens, such as
-``<|im_end|>``, and the six tags. In encoded data, and in the texts of a chat, other tokens spell them. Only
-the chat template writes commands.
+Text that a user typed is data. Two kinds of tokens are *commands* of the model: its special tokens, such as
+``<|im_end|>``, and the six tags. If data or the texts of a chat spell a command, they are encoded by other
+tokens. Only the chat template writes commands.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LONG_TEXT = 5_000
 """Characters; texts with more are encoded in a worker thread, so that the event loop goes on."""
 
 WORKERS = 2
-"""Worker threads of an event loop that encode at the same time."""
+"""Number of worker threads of an event loop that encode at the same time."""
 
 MAX_DEPTH = 64
-"""Levels of lists and objects in a message."""
+"""Largest number of levels of lists and objects in a message."""
 
 SLACK = 16
-"""Tokens that the beginning of a text may have more than the same characters have within the text."""
+"""Tokens by which a text's beginning, encoded alone, may exceed its share of the whole text's tokens."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's space
 _PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
@@ -64,8 +64,8 @@ class Tokenizer:
     Attributes:
         tags: Ids of the six tags; None for a model that was not trained to annotate.
         end_ids: End-of-text ids.
-        vocab_size: Ids that the tokenizer knows; a model may have more rows.
-        commands: Ids of special tokens and tags, which no text has.
+        vocab_size: Number of ids that the tokenizer knows; a model may have more rows.
+        commands: Ids of special tokens and tags, which encoded data never has.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -82,11 +82,11 @@ class Tokenizer:
         unknown = self._full.token_to_id(str(tokenizer["model"].get("unk_token")))
         special = [entry for entry in added if entry["special"] and entry["id"] != unknown]
         self.commands: set[int] = {entry["id"] for entry in special}
-        # A marker behind the first character of a typed command keeps it apart from the template's own. That
-        # cannot be done with a command of a single character.
+        # `encode_chat` puts a marker behind the first character of a command that a user typed, to tell it
+        # from the template's own. A command of a single character cannot be marked.
         spellings = [entry["content"] for entry in special if len(entry["content"]) > 1]
         self._command = re.compile(_alternatives(spellings) or _NEVER)
-        # Its matches are one character long, so that commands which overlap are found as well.
+        # The matches of this one are one character long, so that commands which overlap are found as well.
         endings = _by_first_character(spellings)
         first = "|".join(f"{re.escape(first)}(?={_alternatives(rest)})" for first, rest in endings.items())
         self._command_start = re.compile(first or _NEVER)
@@ -99,8 +99,8 @@ class Tokenizer:
         ends = dict.fromkeys((*end_ids, end))
         self.end_ids: tuple[int, ...] = tuple(i for i in ends if i is not None)
         ids = {text: i for i, text in self._added.items()}
-        known = ids.keys() >= set(TAG_TOKENS)
-        self.tags: TagIds | None = TagIds(*(ids[tag] for tag in TAG_TOKENS)) if known else None
+        has_tags = ids.keys() >= set(TAG_TOKENS)
+        self.tags: TagIds | None = TagIds(*(ids[tag] for tag in TAG_TOKENS)) if has_tags else None
         self.vocab_size: int = 1 + max([-1, *_ids(tokenizer["model"]["vocab"]).values(), *self._added_ids()])
 
     @classmethod
@@ -119,18 +119,18 @@ class Tokenizer:
         folder = path.parent if path.is_file() else path
         files = TokenizerFiles.read(folder)
         try:
-            made = cls.from_json(*files)
+            tokenizer = cls.from_json(*files)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{folder / 'tokenizer.json'}: {error}") from error
         rows = (read_object(folder / "config.json") or {}).get("vocab_size")
-        size = max(made.vocab_size, rows if isinstance(rows, int) else 0)
+        size = max(tokenizer.vocab_size, rows if isinstance(rows, int) else 0)
         for end in files.end_ids:
             if end >= size:
                 raise UnsupportedModelError(
                     f"{folder}: eos_token_id {end} is outside of the vocabulary of {size} tokens; correct it "
                     "in generation_config.json and config.json"
                 )
-        return made
+        return tokenizer
 
     @classmethod
     def from_json(
@@ -159,7 +159,7 @@ class Tokenizer:
 
         Args:
             text: Any text.
-            limit: Tokens that the model takes.
+            limit: Largest number of tokens that the model takes.
 
         Raises:
             InvalidRequestError: The text is no valid Unicode.
@@ -182,7 +182,7 @@ class Tokenizer:
         Args:
             messages: Chat messages, with every field that the template knows.
             template_kwargs: Further variables of the template.
-            limit: Tokens that the model takes.
+            limit: Largest number of tokens that the model takes.
 
         Raises:
             InvalidRequestError: A message is malformed, the template refuses them, or there is none and they
@@ -193,6 +193,7 @@ class Tokenizer:
         texts = [*texts_in((messages, template_kwargs))]
         for text in texts:
             self._check_text(text, limit)
+        # Every command in the texts is marked before the template joins them with its own commands.
         marker = _unused_character([*texts, self._template_source])
         marked = [self._mark_message(message, marker) for message in messages]
         if self._template is None:
@@ -211,12 +212,12 @@ class Tokenizer:
             "messages": marked,
         }
         rendered = _render(self._template, values)
-        # The template's commands are one token each: as data they would count several.
+        # Encoded with commands: as data, each of the template's commands would count as several tokens.
         _check_size(rendered, limit, self._full)
         return self._encode_rendered(rendered, marker)
 
     def encode_segments(self, segments: Iterable[Segment]) -> tuple[int, ...]:
-        """Ids of segments: a tag is its id, each run of text is encoded alone."""
+        """Ids of segments: each tag becomes its id, each run of text is encoded by itself."""
         ids: list[int] = []
         for segment in segments:
             if segment.is_tag and self.tags:
@@ -259,8 +260,8 @@ class Tokenizer:
         if self.commands.isdisjoint(ids) and self.decode(ids) == text:
             return ids
         # Some tokenizers lose characters even without a normalizer (runs of spaces, SentencePiece's own sign
-        # for a space), or have the spelling of a command in their vocabulary. Halves are encoded until each
-        # part comes back, and a lone character by the tokens of its bytes.
+        # for a space), or have the spelling of a command in their vocabulary. Then the text is halved until
+        # each part decodes to itself; a single character that does not is encoded by the tokens of its bytes.
         if len(text) == 1:
             return self._encode_bytes(text) or ids
         middle = len(text) // 2
@@ -281,10 +282,12 @@ class Tokenizer:
         if marker not in text:
             return _token_ids(self._full, text)
         ids: list[int] = []
-        begin = encoded = 0  # of this stretch, and of what is not encoded yet
+        begin = 0  # of the stretch behind the last command of the template
+        encoded = 0  # characters of the text that are encoded
         for end, following in [*(match.span() for match in self._command.finditer(text)), (len(text), 0)]:
             stretch = text[begin:end]
             if marker in stretch:
+                # First the text before the stretch, commands included; then the stretch, as data.
                 ids += _token_ids(self._full, text[encoded:begin])
                 ids += self._encode_data(stretch.replace(marker, ""))
                 encoded = end
@@ -293,7 +296,8 @@ class Tokenizer:
 
     def _places(self, text: str) -> list[int]:
         """The places behind the first character of every command in a text."""
-        # Templates write values as JSON, too, and a quote may be the first or the last character of a tag.
+        # A template may write a value as JSON, in quotes, and a quote is the first or last character of some
+        # tags. The quote in front also makes each match's start the place behind its first character.
         return [match.start() for match in self._command_start.finditer(f'"{text}"')]
 
     def _mark(self, value: Any, marker: str) -> Any:
@@ -311,14 +315,15 @@ class Tokenizer:
         marked = {**self._mark(message, marker), "role": self._checked_name(message["role"])}
         if not isinstance(marked.get("content"), list):
             return marked
-        # A template may write the texts of several parts side by side: what they spell together is marked.
+        # A template may write the texts of several parts side by side: a command that they spell together is
+        # marked as well, in the part that has the place behind its first character.
         together = self._places("".join(part["text"] for part in message["content"] if _is_text_part(part)))
         begin = 0
         for part, copy in zip(message["content"], marked["content"], strict=True):
             if _is_text_part(part):
                 end = begin + len(part["text"])
-                here = together[bisect_left(together, begin) : bisect_right(together, end)]
-                places = {*self._places(part["text"]), *(place - begin for place in here)}
+                in_part = together[bisect_left(together, begin) : bisect_right(together, end)]
+                places = {*self._places(part["text"]), *(place - begin for place in in_part)}
                 copy["text"] = _insert(marker, part["text"], places)
                 begin = end
         return marked
@@ -332,8 +337,8 @@ class Tokenizer:
         return name
 
     def _added_ids(self) -> list[int]:
-        found = map(self._full.token_to_id, self._added.values())
-        return [token for token in found if token is not None]
+        ids = map(self._full.token_to_id, self._added.values())
+        return [token for token in ids if token is not None]
 
     def _opening(self) -> list[int]:
         """Ids that the tokenizer puts in front of every text: a beginning-of-text token, if any."""
@@ -348,11 +353,11 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:
-        """The text that is certain with this token."""
+        """The text of the characters that this token completes."""
         return self._decoder.decode(self._tokenizer.token_bytes(token))
 
     def flush(self) -> str:
-        """The text held back, U+FFFD for an unfinished character; call it before a tag and at the end."""
+        """The text that is held back, U+FFFD for an unfinished character. For use before a tag, and last."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
@@ -368,7 +373,7 @@ async def run_encoding(size: int, encode: Callable[[], _T]) -> _T:
         size: Characters to encode.
         encode: Calls `Tokenizer.encode`, say. Its errors are raised here.
 
-    A cancelled caller leaves at once. The thread finishes what it does, which the `limit` of encoding bounds.
+    A cancelled caller leaves at once. The thread finishes its text, which the `limit` of encoding bounds.
     """
     if size <= LONG_TEXT:
         return encode()
@@ -380,25 +385,25 @@ async def run_encoding(size: int, encode: Callable[[], _T]) -> _T:
 
 
 def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
-    """Add the six tags as special tokens, with ids behind the others unless they have some.
+    """Add the six tags as special tokens. Tags without ids get the next free ones.
 
     Args:
         tokenizer: The parsed `tokenizer.json`, which is changed.
         config: The parsed `tokenizer_config.json`, which is changed if it lists added tokens.
     """
     ids = _ids(tokenizer["model"]["vocab"])
-    known = {entry["content"]: entry for entry in tokenizer.setdefault("added_tokens", [])}
-    free = max([len(ids), *(entry["id"] + 1 for entry in known.values())])
+    entries = {entry["content"]: entry for entry in tokenizer.setdefault("added_tokens", [])}
+    free = max([len(ids), *(entry["id"] + 1 for entry in entries.values())])
     for tag in TAG_TOKENS:
         form = {"content": tag, **dict.fromkeys(_FLAGS, False), "special": True}
-        if tag in known:
-            known[tag].update(form)
+        if tag in entries:
+            entries[tag].update(form)
         else:
-            known[tag] = {"id": ids.get(tag, free), **form}
-            tokenizer["added_tokens"].append(known[tag])
-            free = max(free, known[tag]["id"] + 1)
+            entries[tag] = {"id": ids.get(tag, free), **form}
+            tokenizer["added_tokens"].append(entries[tag])
+            free = max(free, entries[tag]["id"] + 1)
         if "added_tokens_decoder" in config:
-            config["added_tokens_decoder"][str(known[tag]["id"])] = form
+            config["added_tokens_decoder"][str(entries[tag]["id"])] = form
     tokenizer["added_tokens"].sort(key=itemgetter("id"))
 
 
@@ -407,13 +412,14 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         raise InvalidRequestError("there are no messages")
     for i, message in enumerate(messages):
         content: Any = message.get("content")
-        calls = content is None and len(message) > 2  # a call of a tool needs no words
-        if not (isinstance(content, str | list) or calls) or not isinstance(message.get("role"), str):
+        calls_tools = content is None and len(message) > 2  # a call of a tool needs no text
+        if not (isinstance(content, str | list) or calls_tools) or not isinstance(message.get("role"), str):
             raise InvalidRequestError(f"message {i} needs a role, and a content: text, or a list of parts")
 
 
 def texts_in(value: Any) -> Iterator[str]:
     """Every string in a JSON value, names of fields included."""
+    # A stack of values with their depths: a recursion would overflow in deep values, a loop can refuse them.
     remaining = [(value, 0)]
     while remaining:
         value, depth = remaining.pop()
@@ -422,6 +428,7 @@ def texts_in(value: Any) -> Iterator[str]:
         if isinstance(value, str):
             yield value
         elif isinstance(value, Mapping):
+            # Both the name and the value of a field may be, or have, strings.
             fields = cast("Mapping[Any, Any]", value)
             remaining += [(item, depth + 1) for field in fields.items() for item in field]
         elif isinstance(value, list | tuple):
@@ -442,7 +449,7 @@ def _insert(marker: str, text: str, places: Iterable[int]) -> str:
 
 
 def _by_first_character(words: Iterable[str]) -> dict[str, list[str]]:
-    """The rests of words behind their first character, by that character."""
+    """The rests of words behind their first character, grouped by that character."""
     endings: dict[str, list[str]] = {}
     for word in words:
         endings.setdefault(word[:1], []).append(word[1:])
@@ -452,20 +459,23 @@ def _by_first_character(words: Iterable[str]) -> dict[str, list[str]]:
 def _alternatives(words: Iterable[str]) -> str:
     """A regular expression for any of the words, the longest where one begins another.
 
-    Words that begin alike share the beginning: a model may have a thousand special tokens, and a text may
-    have a million places where one could begin.
+    Words that begin alike share the beginning, so that matching is fast: a model may have a thousand special
+    tokens, and a text may have a million places where one could begin.
     """
     endings = _by_first_character(words)
-    longer = [re.escape(first) + _alternatives(rest) for first, rest in endings.items() if first]
-    if len(longer) == len(endings) == 1:
-        return longer[0]
-    return f"(?:{'|'.join(longer)})" + ("?" if "" in endings else "") if longer else ""
+    branches = [re.escape(first) + _alternatives(rest) for first, rest in endings.items() if first]
+    if not branches:
+        return ""
+    ends_here = "" in endings  # one of the words ends where the others go on
+    if len(branches) == 1 and not ends_here:
+        return branches[0]
+    return f"(?:{'|'.join(branches)})" + ("?" if ends_here else "")
 
 
 def _as_command(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An added token of `tokenizer.json`; a command is told from text before that is normalized.
+    """An entry of `added_tokens`; commands are matched before the text is normalized.
 
-    Else NFKC, say, would read a tag in full-width characters.
+    Otherwise a normalizer like NFKC would turn full-width characters of a text into a tag.
     """
     if entry["special"] or entry["content"] in TAG_TOKENS:
         return {**entry, "special": True, "normalized": False}
@@ -483,7 +493,7 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _compile_template(source: str) -> Template:
-    """A chat template with what Hugging Face gives it, in a sandbox (ValueError if it is malformed)."""
+    """A chat template with Hugging Face's functions for templates, in a sandbox (ValueError if malformed)."""
     import jinja2
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -502,7 +512,7 @@ def _compile_template(source: str) -> Template:
     )
     environment.filters["tojson"] = to_json
     environment.globals.update(cast("dict[str, Any]", {"raise_exception": refuse, "strftime_now": now}))
-    # `{% generation %}` marks an answer for training; its content alone matters here.
+    # `{% generation %}` marks an answer for training, which has no meaning here: only the content is kept.
     source = re.sub(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", r"\1if true\2", source)
     source = re.sub(r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", r"\1endif\2", source)
     try:
@@ -529,7 +539,10 @@ def _render(template: Template, values: Mapping[str, Any]) -> str:
 
 
 def _check_size(text: str, limit: int | None, tokenizer: tokenizers.Tokenizer) -> None:
-    """Refuse a text that is far too long by a beginning of it: most have a token for eight characters."""
+    """Refuse a text that is far too long without encoding all of it.
+
+    Few texts have less than one token for eight characters, so a beginning of that length shows it.
+    """
     if limit is None:
         return
     beginning = text[: 8 * (limit + SLACK)]
@@ -549,16 +562,16 @@ def _build(raw: Mapping[str, Any]) -> tokenizers.Tokenizer:
     from tokenizers import models
 
     untyped: Any = models
-    none: dict[str, Any] = {"truncation": None, "padding": None}
+    settings = {**raw, "truncation": None, "padding": None}
     model = raw["model"]
     try:
         if model.get("type") != "BPE":
-            return Wheel.from_str(json.dumps({**raw, **none}))
-        # A vocabulary of 150,000 takes a second as JSON, and a quarter of that as it is.
+            return Wheel.from_str(json.dumps(settings))
+        # A vocabulary of 150,000 entries takes a second to read as JSON, and a quarter of that as an object.
         options = {key: value for key, value in model.items() if value is not None}
         vocabulary, _ = options.pop("vocab"), options.pop("type")
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in options.pop("merges"))
-        built: Any = Wheel.from_str(json.dumps({**raw, **none, "model": _NO_MODEL, "added_tokens": []}))
+        built: Any = Wheel.from_str(json.dumps({**settings, "model": _NO_MODEL, "added_tokens": []}))
         built.model = untyped.BPE(vocabulary, [tuple(pair) for pair in pairs], **options)
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(str(error)) from error
@@ -574,12 +587,15 @@ def _ids(vocabulary: Mapping[str, int] | Sequence[tuple[str, float]]) -> Mapping
 
 
 def _add_tokens(tokenizer: Any, entries: Iterable[Mapping[str, Any]]) -> None:
-    """Add the tokens of a `tokenizer.json` in their order, which gives each the id that it had."""
+    """Add the tokens of a `tokenizer.json` in their order, so that each gets its own id again."""
     from tokenizers import AddedToken
 
     for special, group in groupby(entries, itemgetter("special")):
         tokens = [AddedToken(entry["content"], **{flag: entry[flag] for flag in _FLAGS}) for entry in group]
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(tokens)
+        if special:
+            tokenizer.add_special_tokens(tokens)
+        else:
+            tokenizer.add_tokens(tokens)
 
 
 def _data_tokenizer(full: tokenizers.Tokenizer, raw: Mapping[str, Any]) -> Any:
@@ -607,15 +623,15 @@ def _lossless(step: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     if step["type"] == "Sequence":
         key = "normalizers" if "normalizers" in step else "pretokenizers"
-        return {**step, key: [kept for part in step[key] if (kept := _lossless(part))]}
+        return {**step, key: [lossless for part in step[key] if (lossless := _lossless(part))]}
     if step["type"] == "Metaspace":
-        kept = {key: step[key] for key in ("type", "replacement", "split") if key in step}
-        return {"split": True, **kept, "prepend_scheme": "never"}
+        fields = {key: step[key] for key in ("type", "replacement", "split") if key in step}
+        return {"split": True, **fields, "prepend_scheme": "never"}
     return {**step, "add_prefix_space": False} if step["type"] == "ByteLevel" else step
 
 
 def _piece_reader(raw: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """Reads the bytes of a vocabulary entry, by the tokenizer's decoder."""
+    """A function that reads the bytes of a vocabulary entry, as the tokenizer's decoder does."""
     decoder: dict[str, Any] = raw.get("decoder") or {"type": "Fuse"}
     steps: list[dict[str, Any]] = decoder.get("decoders") or [decoder]
     kinds = {step["type"] for step in steps}
@@ -637,7 +653,7 @@ _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)).difference(_PRINTABLE)))
 }
-"""GPT-2 writes any byte as a printable character."""
+"""The bytes by their characters in a byte-level vocabulary: GPT-2 writes any byte as a printable one."""
 
 
 def _read_byte_level(piece: str) -> bytes:

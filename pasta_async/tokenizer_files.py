@@ -1,4 +1,4 @@
-"""The files of a model folder that say its tokenizer."""
+"""The files of a model folder that describe its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pasta_async.errors import UnsupportedModelError
 
 
 class TokenizerFiles(NamedTuple):
-    """The parsed files of a model folder that say its tokenizer."""
+    """The parsed files of a model folder that describe its tokenizer."""
 
     tokenizer: dict[str, Any]
     """`tokenizer.json`."""
@@ -30,7 +30,8 @@ class TokenizerFiles(NamedTuple):
             UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
         """
         file = folder / "tokenizer.json"
-        tokenizer, config = read_object(file), read_object(folder / "tokenizer_config.json") or {}
+        tokenizer = read_object(file)
+        config = read_object(folder / "tokenizer_config.json") or {}
         if tokenizer is None:
             raise UnsupportedModelError(f"{file} is missing: save the model's fast tokenizer there")
         return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
@@ -62,7 +63,9 @@ def named_ends(folder: Path) -> list[int]:
     ends: list[int] = []
     for path in (folder / "generation_config.json", folder / "config.json"):
         value: Any = (read_object(path) or {}).get("eos_token_id")
-        ids = cast("list[Any]", value if isinstance(value, list) else [] if value is None else [value])
+        if value is None:
+            continue
+        ids = cast("list[Any]", value if isinstance(value, list) else [value])
         if not all(type(i) is int and i >= -1 for i in ids):
             raise UnsupportedModelError(f"{path}: eos_token_id must be an id or several, not {value!r:.80}")
         ends += [i for i in ids if i != -1]
@@ -70,7 +73,7 @@ def named_ends(folder: Path) -> list[int]:
 
 
 def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template of a model folder; of several named ones the default, or else the first.
+    """The chat template of a model folder; of several named ones the default one, or else the first.
 
     Args:
         folder: The model folder.

@@ -57,7 +57,7 @@ FillEvent = FieldStarted | FieldDelta | FieldDone | FillDone
 """Every event of a plan that is being filled, told apart by class or by `type`."""
 
 EmitFill = Callable[[list[FillEvent]], Awaitable[None] | None]
-"""Hands events on; what it returns is to be awaited before more is decoded."""
+"""Hands events on. If it returns an awaitable, that is awaited before more is decoded."""
 
 
 class Filled(BaseModel, Generic[T]):

@@ -1,4 +1,4 @@
-"""PASTA behind OpenAI's HTTP API, and helpers for one's own web app. Needs the extra `server`.
+"""PASTA behind OpenAI's HTTP API, and helpers for your own web app. Needs the extra `server`.
 
     app = create_app("http://127.0.0.1:30000")  # any ASGI server runs it; `pasta-async serve` does all this
 

@@ -56,7 +56,8 @@ def create_app(
         InvalidRequestError: A setting or the backend's name is bad.
     """
     settings = settings or ServerSettings()
-    operations, keys = Operations(settings), settings.keys()
+    operations = Operations(settings)
+    keys = settings.keys()
 
     def make_client() -> Client:
         if isinstance(backend, Client):
@@ -70,11 +71,13 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        client, admission = make_client(), Admission(settings)
+        client = make_client()
+        admission = Admission(settings)
         try:
             info = await client.connect()
             url = client.backend.url if isinstance(client.backend, HttpEngine) else "http://localhost"
-            # The answer's own limit of time counts, and places are counted by the queue, not by connections.
+            # Neither time nor connections are limited here: each answer has its own time limit, and the queue
+            # limits the number of answers.
             async with http_client(url, timeout=None, limits=httpx.Limits()) as http:
                 app.state.service = Service(client, info, settings, admission, http)
                 operations.watch(admission)
@@ -115,7 +118,8 @@ async def _health(request: Request) -> Response:
 
 async def _models(request: Request) -> Response:
     """The model under all its names, or under the one in the path."""
-    service, name = service_of(request), request.path_params.get("name")
+    service = service_of(request)
+    name = request.path_params.get("name")
     model = {
         "object": "model",
         "created": int(time.time()),
@@ -123,7 +127,7 @@ async def _models(request: Request) -> Response:
         "max_model_len": service.info.context_length,
     }
     if name is None:
-        data = [{"id": each, **model} for each in service.model_names]
+        data = [{"id": model_name, **model} for model_name in service.model_names]
         return JSONResponse({"object": "list", "data": data})
     if name in service.model_names:
         return JSONResponse({"id": name, **model})
@@ -132,7 +136,7 @@ async def _models(request: Request) -> Response:
 
 
 async def _playground(_: Request) -> Response:
-    """The page to try things on. It may talk to this server and to nobody else."""
+    """The page on which to try prompts. It may send requests to this server alone."""
     page = _page("index.html")
     headers = {
         "Content-Security-Policy": f"{page.policy}; connect-src 'self'; frame-ancestors 'none'",
@@ -179,7 +183,9 @@ class Responses:
     """
 
     def __init__(self, app: ASGIApp, responses: Counter, paths: Collection[str]) -> None:
-        self._app, self._responses, self._paths = app, responses, paths
+        self._app = app
+        self._responses = responses
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or the lifespan."""
@@ -199,42 +205,44 @@ class Responses:
 
 
 class Guard:
-    """Answers the requests that `refuse` has an error for."""
+    """Answers requests for which `refuse` returns an error; the app answers the others."""
 
     def __init__(self, app: ASGIApp, refuse: Callable[[Scope], ApiError | None]) -> None:
-        self._app, self._refuse = app, refuse
+        self._app = app
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or the lifespan."""
         error = None if scope["type"] == "lifespan" else self._refuse(scope)
-        await (error.response if error else self._app)(scope, receive, send)
+        app = error.response if error else self._app
+        await app(scope, receive, send)
 
 
 def _without_key(keys: Sequence[str]) -> Callable[[Scope], ApiError | None]:
-    """For `Guard`: refuse requests without one of the keys, except for `_OPEN_PATHS`."""
+    """The `refuse` of a `Guard`: requests without one of the keys, except for `_OPEN_PATHS`."""
     digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def refuse(scope: Scope) -> ApiError | None:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
-        # Every key is compared, and digests have one length: it takes as long for any.
-        known = sum(hmac.compare_digest(digest, each) for each in digests) > 0
-        allowed = path_in_app(scope) in _OPEN_PATHS or (known and scheme.lower() == "bearer")
+        # Every key is compared, and all digests have one length, so that the time it takes tells nothing.
+        matches = [hmac.compare_digest(digest, key_digest) for key_digest in digests]
+        allowed = path_in_app(scope) in _OPEN_PATHS or (any(matches) and scheme.lower() == "bearer")
         return None if allowed else _NO_KEY
 
     return refuse
 
 
 def other_names(*hosts: str) -> Callable[[Scope], ApiError | None]:
-    """For `Guard`: refuse other names of this host; pages of the web may have some for it."""
+    """The `refuse` of a `Guard`: requests to other names of this host, which a page on the web may have."""
 
     def refuse(scope: Scope) -> ApiError | None:
         named = Headers(scope=scope).get("host", "")
         try:
-            known = urlsplit(f"//{named}").hostname in hosts
+            is_named_so = urlsplit(f"//{named}").hostname in hosts
         except ValueError:
-            known = False
+            is_named_so = False
         message = f"without a key this server answers to local names only, not to {named!r:.100}"
-        return None if known else ApiError(message, code="invalid_host")
+        return None if is_named_so else ApiError(message, code="invalid_host")
 
     return refuse

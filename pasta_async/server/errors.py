@@ -38,11 +38,11 @@ class ApiError(Exception):
     status: int = 400
     _: KW_ONLY
     code: str | None = None
-    """OpenAI's name for it, where there is one."""
+    """OpenAI's code for the error, where there is one."""
     param: str | None = None
     """The field of the request that is to blame."""
     retry_after: float | None = None
-    """Seconds after which asking again may help."""
+    """Seconds after which the same request may succeed."""
     partial: str | None = None
     """Text of the answer so far."""
 
@@ -114,7 +114,7 @@ def _status(cause: PastaError) -> tuple[int, str | None]:
 
 
 def log_failure(error: Exception, *, text: bool) -> ApiError:
-    """Like `api_error`; failures that are not the client's fault are logged.
+    """The error that a client sees, as `api_error`; failures that are not the client's fault are logged.
 
     With `text` the message is logged as well, which may quote a prompt.
     """
@@ -128,7 +128,7 @@ def log_failure(error: Exception, *, text: bool) -> ApiError:
 
 
 def invalid_body(error: ValidationError) -> ApiError:
-    """The outermost mistake of a body, which says the most."""
+    """The error for a malformed body: its outermost mistake, which says the most."""
     mistakes = error.errors(include_url=False, include_context=False, include_input=False)
     first = min(mistakes, key=lambda mistake: len(mistake["loc"]))
     parts = (str(part) for part in first["loc"] if part not in _UNION_MEMBERS)

@@ -37,7 +37,8 @@ class Operations:
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
-        text, labels = "Responses, by path and status.", ("path", "status")
+        text = "Responses, by path and status."
+        labels = ("path", "status")
         self.responses: Counter = Counter("pasta_http_responses", text, labels, registry=self._registry)
         self._in_flight = self._gauge("in_flight", "Requests that decode.")
         self._queued = self._gauge("queued", "Requests that wait for a place.")
@@ -74,7 +75,7 @@ class Operations:
         )
 
     def watch(self, admission: Admission) -> None:
-        """Show a queue's numbers from now on."""
+        """Show the numbers of a queue in the metrics from now on."""
         self._in_flight.set_function(lambda: admission.in_flight)
         self._queued.set_function(lambda: admission.queued)
 
@@ -84,9 +85,9 @@ class Operations:
         return Response(encode(self._registry), headers={"content-type": kind})
 
     async def flush(self) -> None:
-        """Send the spans that are left, for as long as OTLP's time-out; cancelling it does not stop that.
+        """Send the spans that are left, within OTLP's time-out; cancelling it does not stop that.
 
-        The provider itself shuts down with the process: the app may start again.
+        The provider is not shut down, since the app may start again: it ends with the process.
         """
         if self._provider is not None:
             await asyncio.to_thread(self._provider.force_flush)
@@ -95,8 +96,8 @@ class Operations:
 def _open_provider() -> TracerProvider | None:
     """A provider that sends spans over OTLP/HTTP, as the standard `OTEL_*` variables say.
 
-    They name its endpoint, headers, sampler, resource. Its service is `pasta-async` unless they name one.
-    None: the program has set up a global one (`opentelemetry-instrument` does), which is to be used.
+    They set its endpoint, headers, sampler and resource. Its service is `pasta-async` unless they name one.
+    None: the program has set up a global provider (`opentelemetry-instrument` does), which is used instead.
     """
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

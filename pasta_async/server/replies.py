@@ -58,13 +58,13 @@ from pasta_async.tokenizer import run_encoding
 Json = dict[str, Any]
 
 _SUMMARY = {"critical_path", "text_speedup", "elapsed", "width", "notes"}
-"""Fields of a generation that are told of each choice, beside its number of threads."""
+"""Fields of a generation that a reply has for each choice, beside its number of threads."""
 
 _OBJECT_TOKENS = 4_096
-"""Tokens of an object that nothing bounds."""
+"""Token limit of an object that nothing bounds."""
 
 _BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, FieldDelta, AnswerDone)
-"""A stream begins with one of these; an error before it has an HTTP status."""
+"""Events with which a reply as a stream begins; an error before the first one has an HTTP status."""
 
 
 async def respond(request: Request, form: type[GenerateRequest]) -> Response:
@@ -92,7 +92,7 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
 
 
 async def check(request: Request) -> Response:
-    """Say what `Client.check` does of the plan in a schema, as JSON. Cancelling it is safe."""
+    """Reply with the report of `Client.check` on the plan in a schema, as JSON. Cancelling it is safe."""
     service = service_of(request)
     settings = service.settings
     try:
@@ -105,7 +105,7 @@ async def check(request: Request) -> Response:
 
 
 def _reply(service: Service, body: GenerateRequest, raw: bytes) -> _Reply | EngineReply:
-    """The reply to a request, by whoever can honour it."""
+    """The reply to a request, by the library or, where only that can honour it, by the engine's endpoint."""
     if isinstance(body, ChatRequest) and body.schema_asked_for and service.info.grammars:
         return _FilledReply(service, body, body.schema_asked_for)
     return EngineReply(service, body, raw) if body.for_engine() else _Reply(service, body)
@@ -115,7 +115,8 @@ class _Reply:
     """The reply to one request, whole or as the events of a stream. Its choices decode side by side."""
 
     def __init__(self, service: Service, request: GenerateRequest) -> None:
-        self._service, self._request = service, request
+        self._service = service
+        self._request = request
         self._options = request.options
         self._limits = answer_limits(request, service.limits)
         self._chat = isinstance(request, ChatRequest)
@@ -126,11 +127,11 @@ class _Reply:
             "system_fingerprint": None,
         }
         self.shown: str = ""
-        """Text of the first choice that a stream has sent."""
+        """Text of the first choice that a stream has sent so far."""
 
     @property
     def mode(self) -> Literal["parallel", "sequential", "baseline"]:
-        """The way answers are decoded."""
+        """The way in which the answers are decoded."""
         parallel = self._options.parallel or self._service.settings.parallel
         if self._options.baseline or (self._service.info.tags is None and parallel != "outline"):
             return "baseline"
@@ -144,22 +145,22 @@ class _Reply:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._answer(call)) for call in calls]
             except BaseExceptionGroup as errors:
-                error = errors.exceptions[0]  # the others were cancelled for it
-                raise error from error.__cause__  # which decides the status
+                error = errors.exceptions[0]  # the other choices were cancelled because of it
+                raise error from error.__cause__  # the cause decides the HTTP status
         generations = [task.result() for task in tasks]
         reply = {
             **self._envelope,
             "object": "chat.completion" if self._chat else "text_completion",
-            "choices": [self._whole_choice(index, each) for index, each in enumerate(generations)],
+            "choices": [self._whole_choice(index, item) for index, item in enumerate(generations)],
             "usage": self._usage(generations),
             "pasta": self._pasta(*enumerate(generations)),
         }
         return to_json(reply)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The events of a stream; the first item holds all up to the first text."""
+        """The events of a stream as bytes; the first item holds all events up to the first text."""
         count = self._request.count
-        held: list[Json] = []
+        held: list[Json] = []  # chunks that are not sent yet
         if self._chat:
             held += [self._chunk(self._choice(i, role="assistant", content="")) for i in range(count)]
         done: dict[int, Generation] = {}
@@ -189,8 +190,10 @@ class _Reply:
         return self._service.client.stream(**call)
 
     async def _calls(self, seconds: float | None) -> list[Json]:
-        """The arguments of `Client.generate` for each choice of answers that may take so many seconds."""
-        request, settings, model = self._request, self._service.settings, self._service.info
+        """The arguments of `Client.generate` for each choice; `seconds` is the time limit of the answers."""
+        request = self._request
+        settings = self._service.settings
+        model = self._service.info
         limits = self._limits.model_copy(update={"timeout": seconds})
         shared: Json = {
             "limits": limits,
@@ -202,7 +205,7 @@ class _Reply:
             shared["chat_template_kwargs"] = request.chat_template_kwargs
         calls: list[Json] = []
         for prompt in request.prompts:
-            if isinstance(prompt, str):  # encoded once for all its choices
+            if isinstance(prompt, str):  # a text is encoded once for all its choices
                 encode = partial(model.tokenizer.encode, prompt, most_tokens(model, limits))
                 prompt = await run_encoding(len(prompt), encode)
             for index in range(request.choices):
@@ -230,7 +233,7 @@ class _Reply:
         return {**self._envelope, "object": kind, "choices": choices, **more}
 
     def _whole_choice(self, index: int, generation: Generation) -> Json:
-        if not self._chat:  # a completion has one text: what the model wrote
+        if not self._chat:  # a completion has a single text, so the reasoning stands in it
             return self._choice(index, ended=generation, content=generation.reasoning + generation.text)
         message = {"role": "assistant", "content": generation.text, "refusal": None}
         if generation.reasoning:
@@ -242,12 +245,14 @@ class _Reply:
     ) -> Json:
         """A choice, or in a stream its new part. Its reason to end is in OpenAI's words."""
         text = {part: message} if self._chat else {"text": message.get("content", "")}
-        reason = ("length" if ended.finish_reason == "length" else "stop") if ended else None
+        reason = None
+        if ended:
+            reason = "length" if ended.finish_reason == "length" else "stop"
         return {"index": index, "logprobs": None, "finish_reason": reason, **text}
 
     def _usage(self, generations: Sequence[Generation]) -> Json:
         """Tokens of a request, tags counted; the prompt of several choices counts once."""
-        firsts = generations[:: self._request.choices]
+        firsts = generations[:: self._request.choices]  # the first choice of each prompt
         prompt = sum(generation.usage.prompt_tokens for generation in firsts)
         completion = sum(generation.usage.completion_tokens for generation in generations)
         return {
@@ -258,7 +263,7 @@ class _Reply:
         }
 
     def _pasta(self, *choices: tuple[int, Generation]) -> Json:
-        """The field `pasta`: for each choice its summary, or where the request asks for it its record."""
+        """The field `pasta`: a summary of each choice, or its whole record if the request asks for that."""
         described: list[Json] = []
         for index, generation in choices:
             fields: Json = {"index": index, "threads": len(generation.threads)}
@@ -270,7 +275,7 @@ class _Reply:
 class _FilledReply(_Reply):
     """The reply to a request for an object of a schema.
 
-    It is written in sequence, or its fields in parallel where the schema or the request says so.
+    The object is written in sequence, or its fields in parallel if the schema or the request says so.
     """
 
     def __init__(self, service: Service, request: ChatRequest, schema: Json) -> None:
@@ -285,7 +290,7 @@ class _FilledReply(_Reply):
 
     @property
     def mode(self) -> Literal["parallel", "sequential", "baseline"]:
-        """The way the object is written."""
+        """The way in which the object is written."""
         return self._mode
 
     async def _answer(self, call: Json) -> Generation:
@@ -304,14 +309,14 @@ class _FilledReply(_Reply):
 
 
 class _FilledEvents:
-    """A plan's stream as that of an answer: the events of its fields, its text in order, then its record."""
+    """A plan's stream in the form of an answer's: the events of its fields, its text in order, its record."""
 
     def __init__(self, stream: FillStream[Any]) -> None:
         self._stream = stream
-        self._events = self._told()
+        self._events = self._answer_events()
 
-    async def _told(self) -> AsyncGenerator[Event | FillEvent, None]:
-        written = 0
+    async def _answer_events(self) -> AsyncGenerator[Event | FillEvent, None]:
+        written = 0  # characters of the text that have come out
         async for event in self._stream:
             if not isinstance(event, FillDone):
                 yield event
@@ -357,7 +362,7 @@ class HttpEngine(Protocol):
 
     @property
     def foreign_fields(self) -> frozenset[str]:
-        """Fields of another engine's endpoint, which this one would ignore."""
+        """Fields that only another engine's endpoint knows: this one would ignore them."""
         ...
 
 
@@ -366,7 +371,7 @@ class EngineReply:
 
     mode: Literal["passed-through"] = "passed-through"
     shown: None = None
-    """The text is not looked at."""
+    """The text so far is not known: the bytes of the reply are not read."""
 
     def __init__(self, service: Service, request: GenerateRequest, raw: bytes) -> None:
         backend = service.client.backend
@@ -374,15 +379,18 @@ class EngineReply:
             raise _unsupported(request.for_engine())
         for field in sorted(backend.foreign_fields & (request.model_extra or {}).keys()):
             raise _unsupported(field)
-        self._service, self._request = service, request
+        self._service = service
+        self._request = request
         self._timeout = answer_limits(request, service.limits).timeout
         path = "/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions"
-        self._url, self._headers = backend.url.rstrip("/") + path, backend.headers
+        self._url = backend.url.rstrip("/") + path
+        self._headers = backend.headers
         self._body = self._engine_body(raw)
 
     def _engine_body(self, raw: bytes) -> dict[str, Any]:
-        """The request as it came, with the server's defaults: the engine has others."""
-        service, request = self._service, self._request
+        """The request as it came, with this server's defaults, since the engine has other ones."""
+        service = self._service
+        request = self._request
         body: dict[str, Any] = {name: value for name, value in from_json(raw).items() if value is not None}
         check_json(body, "a field of the body")  # Python reads NaN and 1e999, which JSON cannot hold
         body.pop("pasta", None)
@@ -405,10 +413,11 @@ class EngineReply:
             GenerationTimeoutError: The answer took too long.
             BackendError: The engine refused or failed.
         """
-        http, loop = self._service.http, asyncio.get_running_loop()
+        http = self._service.http
+        loop = asyncio.get_running_loop()
         try:
             async with self._service.admission.enter(self._timeout) as seconds:
-                ends = loop.time() + (math.inf if seconds is None else seconds)
+                deadline = loop.time() + (math.inf if seconds is None else seconds)
                 async with http.stream(
                     "POST", self._url, json=self._body, headers=self._headers, timeout=seconds
                 ) as reply:
@@ -416,7 +425,7 @@ class EngineReply:
                         raise _refusal(reply, await reply.aread())
                     async for part in reply.aiter_bytes():
                         yield part
-                        if loop.time() > ends:  # httpx bounds each wait alone
+                        if loop.time() > deadline:  # httpx limits each wait, not all of them together
                             raise httpx.ReadTimeout("too late")
         except httpx.TimeoutException as error:
             raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error
@@ -432,10 +441,10 @@ def _unsupported(field: str | None) -> ApiError:
 
 
 def _refusal(reply: httpx.Response, content: bytes) -> BackendStatusError:
-    """An error reply in the library's own terms, with the engine's words where it has some."""
+    """The library's error for an error reply of the engine, with the engine's message where it has one."""
     try:
-        said: Any = from_json(content)
-        message = str(said.get("error", said).get("message") or said)
+        body: Any = from_json(content)
+        message = str(body.get("error", body).get("message") or body)
     except (ValueError, AttributeError):
         message = content.decode(errors="replace") or reply.reason_phrase
     return BackendStatusError(

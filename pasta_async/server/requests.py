@@ -1,7 +1,7 @@
 """Requests of OpenAI's API as pydantic models, and the arguments of `Client.generate` for them.
 
-Fields are those of OpenAI's reference, and a few of SGLang's. Fields of `Sampling` are not declared again:
-they are read as options of the library. A request that sets a field of `_ENGINE_ONLY` is for the engine's own
+Fields are those of OpenAI's reference, and a few of SGLang's. Fields of `Sampling` are not declared again: they
+are read as options of the library. A request that sets a field of `_ENGINE_ONLY` goes to the engine's own
 endpoint.
 """
 
@@ -26,14 +26,15 @@ _Form = TypeVar("_Form", bound="_Body")
 _Options = TypeVar("_Options", bound=Options)
 
 MAX_MESSAGES = 2048
-"""Messages of a conversation, parts of a message; checked as they are read: a long list costs nothing."""
+"""Largest number of messages, and of parts of a message; checked while they are read, so that a longer list
+costs nothing."""
 
 _IGNORED = {
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("modalities", "service_tier", "store"),
     *("tool_choice", "parallel_tool_calls", "function_call", "top_logprobs"),
 }
-"""Fields that by themselves say nothing about the answer; the last four only beside others."""
+"""Fields that change nothing in the answer by themselves; the last four only beside fields for the engine."""
 
 _ENGINE_ONLY = (
     *("tools", "functions", "response_format", "logprobs", "logit_bias", "regex", "ebnf", "echo", "suffix"),
@@ -67,12 +68,12 @@ class PastaOptions(_Body):
     events: bool | None = None
     """In a stream, ask for every event as it happens, in chunks without choices; those of fields too."""
     plan: bool | None = None
-    """Whether the fields of a `response_format` are written in parallel. None: as its schema says, which has
-    `x-pasta` where they are."""
+    """True if the fields of a `response_format` are written in parallel. None: they are if its schema has
+    `x-pasta`."""
 
 
 class NamedSchema(_Body):
-    """OpenAI's name for an object's JSON schema; name and strictness change nothing."""
+    """OpenAI's wrapper around an object's JSON schema; its name and strictness change nothing."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", populate_by_name=True)
     json_schema: dict[str, Any] = Field(alias="schema")
@@ -109,7 +110,7 @@ class Part(_Body):
 
 
 class ChatMessage(_Body):
-    """One message of a conversation. Fields that are not known are ignored: clients replay what they got."""
+    """One message of a conversation. Unknown fields are ignored: clients send messages back as they came."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -121,7 +122,7 @@ class ChatMessage(_Body):
 
     @property
     def engine_only(self) -> str | None:
-        """The first thing in it that only the engine's own endpoint can read; None: it is text."""
+        """The first field or part that only the engine's own endpoint can read; None: it is text."""
         if self.role in ("tool", "function"):
             return "role"
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
@@ -134,12 +135,12 @@ class ChatMessage(_Body):
     @property
     def as_message(self) -> Message:
         """The message as the library takes it, parts of text joined."""
-        role = "system" if self.role == "developer" else self.role  # the name that chat templates know
+        role = "system" if self.role == "developer" else self.role  # chat templates know this name
         text = self.content or ""
         if isinstance(text, list):
             text = "".join(part.text or "" for part in text)
-        more = self.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
-        return {"role": role, "content": text, **more}
+        further = self.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
+        return {"role": role, "content": text, **further}
 
 
 class GenerateRequest(_Body):
@@ -147,7 +148,7 @@ class GenerateRequest(_Body):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
     default_tokens: ClassVar[int | None] = None
-    """Tokens that an answer may have where the request does not say; None: the server's limit."""
+    """Token limit of an answer whose request sets none; None: the server's limit."""
 
     model: str
     stream: bool | None = None
@@ -164,22 +165,22 @@ class GenerateRequest(_Body):
 
     @property
     def choices(self) -> int:
-        """Answers for each prompt."""
+        """Number of answers for each prompt."""
         return self.n or 1
 
     @property
     def prompts(self) -> Sequence[str | list[int] | list[Message]]:
-        """Prompts to answer, each with as many choices: texts and token ids have no chat template."""
+        """Prompts to answer, each with `choices` answers; texts and token ids have no chat template."""
         raise NotImplementedError
 
     @property
     def count(self) -> int:
-        """Answers in all."""
+        """Number of answers over all prompts."""
         return len(self.prompts) * self.choices
 
     @property
     def token_limit(self) -> int | None:
-        """Tokens that an answer may have, as the request says."""
+        """Token limit of an answer, as the request sets it."""
         return self.max_tokens
 
     def for_engine(self, *, apart: str = "") -> str | None:
@@ -190,9 +191,10 @@ class GenerateRequest(_Body):
         """
         for name in _ENGINE_ONLY:
             value = getattr(self, name, None)
-            chosen = name == "logprobs" and type(value) is int  # 0 asks for those of the chosen tokens
+            # `logprobs=0` asks for those of the chosen tokens; a format of plain text asks for nothing.
+            is_number = name == "logprobs" and type(value) is int
             is_text = isinstance(value, ResponseFormat) and value.type == "text"
-            if name != apart and not is_text and (chosen or (value and value != {"type": "text"})):
+            if name != apart and not is_text and (is_number or (value and value != {"type": "text"})):
                 return name
         return None
 
@@ -203,13 +205,13 @@ class ChatRequest(GenerateRequest):
     messages: Annotated[_Short[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """SGLang's: for the model's chat template."""
+    """SGLang's field for variables of the model's chat template."""
     tools: _Short[dict[str, Any]] | None = None
     response_format: ResponseFormat | None = None
 
     @property
     def schema_asked_for(self) -> dict[str, Any] | None:
-        """The schema of the answer, where it is to be an object of one."""
+        """The schema that the answer has to meet, if the request asks for an object."""
         named = self.response_format and self.response_format.json_schema
         return named.json_schema if named and not self.for_engine(apart="response_format") else None
 
@@ -254,13 +256,14 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     """Read the body of a request. Cancelling it is safe.
 
     Raises:
-        ApiError: It is not said to be JSON, too large or too slow.
+        ApiError: Its content type is not JSON, or it is too large or too slow.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A page of another origin may not send these unasked.
+    # A browser lets a page of another origin send these types only if the server allows it.
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise ApiError(f"the content type must be application/json, not {kind or 'missing'!r}", 415)
-    raw, limit = bytearray(), settings.max_body_bytes
+    raw = bytearray()
+    limit = settings.max_body_bytes
     try:
         with anyio.fail_after(settings.body_timeout):
             async for part in request.stream():
@@ -273,21 +276,22 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
 
 
 def parse_body(raw: bytes, form: type[_Form]) -> _Form:
-    """Check the form of a body; an `ApiError` says what is wrong with it. Null is as good as absent."""
+    """Check the form of a body; an `ApiError` says what is wrong with it. Null fields count as absent."""
     try:
         body = form.model_validate_json(raw)
     except ValidationError as error:
         raise invalid_body(error) from None
-    known = {*_ENGINE_ONLY, *Sampling.model_fields, *_IGNORED}
+    known_fields = {*_ENGINE_ONLY, *Sampling.model_fields, *_IGNORED}
     for field, value in (body.model_extra or {}).items():
-        if value is not None and field not in known:
+        if value is not None and field not in known_fields:
             raise ApiError(f"Unknown parameter: '{field}'.", code="unknown_parameter", param=field)
     return body
 
 
 def check_request(request: GenerateRequest, service: Service) -> None:
-    """Refuse with an `ApiError` what neither the library nor the engine's own endpoint can honour."""
-    settings, names = service.settings, service.model_names
+    """Refuse, by an `ApiError`, a request that neither the library nor the engine's endpoint can honour."""
+    settings = service.settings
+    names = service.model_names
     if request.model not in names:
         message = f"the model {request.model!r} does not exist here; there is {', '.join(names)}"
         raise ApiError(message, 404, code="model_not_found", param="model")
@@ -301,8 +305,8 @@ def check_request(request: GenerateRequest, service: Service) -> None:
         raise ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
     if request.max_tokens not in (None, request.token_limit):
         raise ApiError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
-    drawn = sampling_of(request, settings).temperature > 0
-    if request.seed is not None and drawn and not service.info.honours_seeds:
+    is_random = sampling_of(request, settings).temperature > 0
+    if request.seed is not None and is_random and not service.info.honours_seeds:
         message = (
             "this engine does not honour seeds (SGLang does with --enable-deterministic-inference); "
             "leave the seed out, or set temperature to 0"
@@ -311,7 +315,7 @@ def check_request(request: GenerateRequest, service: Service) -> None:
 
 
 def sampling_of(request: GenerateRequest, settings: ServerSettings) -> Sampling:
-    """Sampling as the request says, or else the server; without a seed, which each choice has of its own.
+    """Sampling as the request says, or else the server. It has no seed: each choice has a seed of its own.
 
     Raises:
         ApiError: A value is bad.
@@ -320,7 +324,7 @@ def sampling_of(request: GenerateRequest, settings: ServerSettings) -> Sampling:
     values = {name: extra[name] for name in Sampling.model_fields if extra.get(name) is not None}
     if values.get("top_k") == -1:  # SGLang's word for all tokens
         del values["top_k"]
-    if values.get("top_p") == 0:  # OpenAI takes it: the likeliest token alone
+    if values.get("top_p") == 0:  # OpenAI allows it: it keeps the likeliest token alone
         values["top_p"] = 1e-9
     default_tokens = min(filter(None, (request.default_tokens, settings.max_tokens)), default=None)
     if limit := request.token_limit or default_tokens:
@@ -334,8 +338,8 @@ def answer_limits(request: GenerateRequest, limits: Limits) -> Limits:
     Raises:
         ApiError: A value is bad, or more than the server gives.
     """
-    asked = request.options.limits or {}
-    values = {name: value for name, value in asked.items() if value is not None}
+    requested = request.options.limits or {}
+    values = {name: value for name, value in requested.items() if value is not None}
     wanted = _checked(Limits, values, "pasta.limits.")
     for name in values:
         most = getattr(limits, name)
@@ -346,9 +350,10 @@ def answer_limits(request: GenerateRequest, limits: Limits) -> Limits:
 
 def _checked(kind: type[_Options], values: Mapping[str, Any], prefix: str = "") -> _Options:
     """Options made of a request's values; an `ApiError` names the first bad one."""
+    # One value at a time, so that the error names the field.
     for name, value in values.items():
         try:
-            # Texts and booleans are no numbers, which all options but this one are.
+            # All options but `stop` are numbers, for which pydantic would also take texts and booleans.
             if isinstance(value, bool) or (name != "stop" and not isinstance(value, int | float)):
                 raise InvalidRequestError(f"it needs to be a number, not {value!r:.40}")
             kind(**{name: value})

@@ -23,10 +23,10 @@ from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import with_ids
 
 _SEND_BUFFER = 2**16
-"""Bytes that the kernel buffers for a reader, at most: a slow one is then seen to take something."""
+"""Bytes that the kernel buffers for a client at most: with more, a slow client looks like a stalled one."""
 
 _LAST_REPLIES_SECONDS = 5.0
-"""Seconds that cancelled requests have to tell their clients."""
+"""Seconds in which cancelled requests may send their last replies."""
 
 _KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])
 
@@ -38,7 +38,7 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     backend is reached a signal ends the process. `run` and `serve` raise the error of a bad backend.
 
     Raises:
-        InvalidRequestError: It is to listen where others can reach it, and has no key.
+        InvalidRequestError: The address can be reached from other machines, and there is no key.
     """
     keys = settings.keys()
     if not keys and not settings.loopback:
@@ -46,9 +46,9 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
             f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
             "PASTA_SERVER_API_KEYS"
         )
-    if not keys:  # or any page on the web could ask, under a name of its own for this machine
+    if not keys:  # else any page on the web could send requests, by a name of its own for this machine
         app.add_middleware(Guard, refuse=other_names("localhost", "127.0.0.1", "::1", settings.host))
-    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts
+    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts of answers
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -63,11 +63,12 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn around the app's lifespan: run by uvicorn itself, its errors would be tracebacks in the log."""
+    """uvicorn inside the app's lifespan: if uvicorn ran that, its errors would be tracebacks in the log."""
 
     def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
         super().__init__(config)
-        self._app, self._running_app = app, AsyncExitStack()
+        self._app = app
+        self._running_app = AsyncExitStack()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         async with self._running_app:
@@ -77,10 +78,10 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         tasks = self.server_state.tasks
-        if self.force_exit:  # by a second Ctrl-C: the requests end as at the end of the drain time
+        if self.force_exit:  # after a second Ctrl-C the requests are cancelled as after the drain time
             for task in tasks:
                 task.cancel()
-        if tasks:  # they were cancelled, and tell that to their clients
+        if tasks:  # cancelled requests send a last reply to their clients
             await asyncio.wait(tasks, timeout=_LAST_REPLIES_SECONDS)
         # `serve` now raises again the signal that stopped it, which ends the process.
         await self._running_app.aclose()
@@ -92,13 +93,13 @@ def http_protocol(settings: ServerSettings) -> Any:
 
 
 class _HttpProtocol(H11Protocol):
-    """uvicorn's HTTP with time-outs: by itself it waits for ever for a request's head, or for a reader."""
+    """uvicorn's HTTP with time-outs: uvicorn waits for ever for a request's head, or for a slow reader."""
 
     def __init__(self, *args: Any, settings: ServerSettings, **options: Any) -> None:
         super().__init__(*args, **options)
         self._settings = settings
-        self._head: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
+        self._head: asyncio.TimerHandle | None = None  # ends a connection whose request's head is too slow
+        self._stall: asyncio.TimerHandle | None = None  # ends a connection whose client reads nothing
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
@@ -112,7 +113,7 @@ class _HttpProtocol(H11Protocol):
         self._watch_head()
 
     def pause_writing(self) -> None:
-        super().pause_writing()  # the reader is behind: it has a while to take something
+        super().pause_writing()  # the client reads too slowly: the time for it to read something begins
         self._watch_reader(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
@@ -120,27 +121,29 @@ class _HttpProtocol(H11Protocol):
         self._stall = _stop(self._stall)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head, self._stall = _stop(self._head), _stop(self._stall)
+        self._head = _stop(self._head)
+        self._stall = _stop(self._stall)
         super().connection_lost(exc)
 
     def _watch_reader(self, unsent: int) -> None:
-        """End the connection unless fewer bytes are unsent after the time-out; else look again."""
+        """End the connection if as many bytes are unsent after the time-out; else go on watching."""
 
-        def look() -> None:
-            left = self.transport.get_write_buffer_size()
-            if left < unsent:
-                self._watch_reader(left)
+        def check() -> None:
+            still_unsent = self.transport.get_write_buffer_size()
+            if still_unsent < unsent:
+                self._watch_reader(still_unsent)
             else:
                 self.transport.abort()
 
         _stop(self._stall)
-        self._stall = self.loop.call_later(self._settings.stall_timeout, look)
+        self._stall = self.loop.call_later(self._settings.stall_timeout, check)
 
     def _watch_head(self) -> None:
-        answered = self.conn.our_state is h11.DONE  # then more bytes are a body that nobody reads
-        if self.conn.their_state is not h11.IDLE and not answered:
+        """Limit the time until the head of a request has arrived."""
+        is_answered = self.conn.our_state is h11.DONE  # bytes that follow are a body which nobody reads
+        if self.conn.their_state is not h11.IDLE and not is_answered:
             self._head = _stop(self._head)
-        elif self._head is None:  # more bytes of a head give it no more time
+        elif self._head is None:  # the time goes on while bytes of one head arrive
             self._head = self.loop.call_later(self._settings.body_timeout, self.transport.abort)
 
 

@@ -28,11 +28,11 @@ class Service:
     settings: ServerSettings
     admission: Admission
     http: httpx.AsyncClient
-    """For the engine's own endpoint."""
+    """The client for the engine's own endpoint."""
 
     @property
     def limits(self) -> Limits:
-        """Limits of an answer that asks for none of its own."""
+        """Limits of an answer whose request sets none."""
         client, settings = self.client.limits, self.settings
         timeout = settings.timeout
         if client.timeout is not None and "timeout" in client.model_fields_set:
@@ -47,7 +47,7 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The service of the app that a request came to, whose lifespan has to run."""
+    """The service of the app that handles a request. The app's lifespan has to run."""
     return request.app.state.service
 
 
@@ -75,16 +75,18 @@ class Admission:
 
         Cancelling it gives the place, or the place in the queue, back.
         """
-        settings, start = self._settings, time.monotonic()
+        settings = self._settings
+        start = time.monotonic()
         if self._places.locked() and self.queued >= settings.max_queue:
             raise self._busy("too many requests wait already")
-        own_time = seconds is not None and seconds <= settings.queue_timeout
+        # The wait ends with the request's own time, or with the queue's time-out: whichever comes first.
+        own_time_first = seconds is not None and seconds <= settings.queue_timeout
         self.queued += 1
         try:
-            async with asyncio.timeout(seconds if own_time else settings.queue_timeout):
+            async with asyncio.timeout(seconds if own_time_first else settings.queue_timeout):
                 await self._places.acquire()
         except TimeoutError:
-            if own_time:
+            if own_time_first:
                 raise GenerationTimeoutError(f"no place became free within {seconds:g} s") from None
             raise self._busy("no place became free in time") from None
         finally:

@@ -49,13 +49,13 @@ class ServerSettings(Options, BaseSettings):
     """Bearer tokens, one of which a request must send; none: no key is needed."""
     api_keys_file: Path | None = None
     """A file of keys, one on each line; empty lines and lines that begin with # are skipped.
-    `PASTA_SERVER_API_KEYS` has some too."""
+    Keys in `PASTA_SERVER_API_KEYS` count as well."""
     model_names: Names = ()
     """Names for the model beside its own."""
     temperature: float = Field(default=1.0, ge=0, le=10)
-    """For requests that name none; 1 is OpenAI's default."""
+    """Temperature of requests that name none; 1 is OpenAI's default."""
     parallel: Parallel = "auto"
-    """Width of answers whose request does not say: `always`, `never`, or `auto`, by the load; or
+    """Width of answers whose request names none: `always`, `never`, or `auto`, by the load; or
     `outline`, which also writes lists of untrained models in parallel."""
     max_answers: int = Field(default=64, ge=1)
     """Requests that decode at once."""
@@ -76,7 +76,7 @@ class ServerSettings(Options, BaseSettings):
     body_timeout: float = Field(default=30.0, gt=0)
     """Seconds the head of a request may take to arrive, and its body."""
     stall_timeout: float = Field(default=60.0, gt=0)
-    """Seconds in which a client may take no byte of its reply, once buffers are full."""
+    """Seconds for which a client may read no byte of its reply, once buffers are full."""
     drain_seconds: float = Field(default=30.0, ge=1)
     """Seconds that open answers have to end after SIGTERM before they are cancelled."""
     log_text: bool = False
@@ -84,10 +84,10 @@ class ServerSettings(Options, BaseSettings):
     log_format: Literal["text", "json"] = "text"
     """Lines to read, or JSON lines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """From `debug` on, threads and requests are logged too."""
+    """The least level that is logged; `debug` adds threads and requests."""
 
     def keys(self) -> tuple[str, ...]:
-        """All keys, those in the file too.
+        """All keys, with those in the file.
 
         Raises:
             InvalidRequestError: The file cannot be read, or holds no key.

@@ -34,11 +34,10 @@ _EVENTS: TypeAdapter[Event | FillEvent] = TypeAdapter(Event | FillEvent)
 
 
 class _EventResponse(EventSourceResponse):
-    """Server-sent events from a generator, which is closed whatever becomes of the response.
+    """Server-sent events from a generator, which is closed however the response ends.
 
-    `last_words` makes the last event of a stream that has to end because the server does. `source` is a
-    generator that the events come from, and is closed as well: closing a generator that has not begun does
-    nothing, so it cannot close another.
+    `last_words` returns the last event of a stream that ends because the server stops. `source` is the
+    generator that `events` reads from. It is closed as well: `events` does not do it if it has not begun.
     """
 
     def __init__(
@@ -58,10 +57,10 @@ class _EventResponse(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. A client that goes away, or a cancellation, closes the generators.
 
-        A cancellation is how an ASGI server ends open requests when it stops. It ends here, since the client
-        is told of it.
+        An ASGI server that stops cancels open requests. Such a cancellation ends here: instead, the client
+        gets the last words.
         """
-        open_body = False
+        open_body = False  # the response has begun, and its body is not complete
 
         async def watched(message: Message) -> None:
             nonlocal open_body
@@ -75,7 +74,7 @@ class _EventResponse(EventSourceResponse):
                 with anyio.CancelScope(shield=True):
                     for generator in self._generators:
                         await generator.aclose()
-        if open_body and self.active:  # and the client is still there
+        if open_body and self.active:  # the client is still there
             await send({"type": "http.response.body", "body": self._last_words()})
 
 
@@ -91,10 +90,10 @@ async def stream_response(
     settings: ServerSettings,
     partial: Callable[[], str | None],
 ) -> EventSourceResponse:
-    """A stream in OpenAI's form. It waits for the first event: an error before it has an HTTP status.
+    """A stream in OpenAI's form. It waits for the first event, so that an error before it has an HTTP status.
 
-    A client that goes away, or a cancellation, closes the generator. `partial` is the text so far, for the
-    client of a server that stops.
+    A client that goes away, or a cancellation, closes the generator. `partial` returns the text so far, which
+    clients get if an error or the end of the server breaks the stream off.
     """
 
     async def rest(first: bytes) -> AsyncGenerator[bytes, None]:
@@ -109,7 +108,7 @@ async def stream_response(
             yield data_event(failure.body)
 
     async def first_event() -> bytes:
-        return await anext(events, b"")  # an engine's own stream may be empty
+        return await anext(events, b"")  # the reply of an engine's own endpoint may be empty
 
     try:
         first = await unless_gone(request, first_event())
@@ -129,11 +128,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """Do some work for a request whose body was read, until its client disconnects.
 
     Raises:
-        ApiError: The client has gone, and the work was cancelled. Nobody will read that.
+        ApiError: The client has gone, and the work was cancelled. No client will get this error.
 
     Cancelling it cancels the work and waits until it is over.
     """
-    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -152,7 +152,7 @@ async def _gone(request: Request) -> None:
 
 
 class Events(Protocol):
-    """An answer's events, those of its fields among them: `AnswerStream`, or what stands for one."""
+    """The events of an answer, those of a plan's fields among them: `AnswerStream`, or a class like it."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -176,9 +176,10 @@ async def merged(answers: Sequence[Events]) -> AsyncGenerator[tuple[int, Event |
             async for event in answers[0]:
                 yield 0, event
             return
-        # One task for each answer waits for its next event; it is replaced as soon as the event is passed on.
+        # A task for each answer waits for its next event; another one follows before the event is passed on.
         try:
-            waiting |= {asyncio.ensure_future(anext(each)): index for index, each in enumerate(answers)}
+            for index, answer in enumerate(answers):
+                waiting[asyncio.ensure_future(anext(answer))] = index
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -192,4 +193,4 @@ async def merged(answers: Sequence[Events]) -> AsyncGenerator[tuple[int, Event |
         finally:
             for task in waiting:
                 task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)  # some may have failed at the same time
+            await asyncio.gather(*waiting, return_exceptions=True)  # several may have failed at the same time
