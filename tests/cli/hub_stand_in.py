@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 
 import huggingface_hub.constants as constants
 import pytest
+from stand_ins import SilentHandler, listening
 
 UNREACHABLE = "http://127.0.0.1:1"
 
@@ -29,12 +28,13 @@ class Hub:
         self.ranges: list[str | None] = []
         """The `Range` of each download."""
         self.tokens: dict[str, str | None] = {}
-        """What was sent as authorization to each path."""
+        """The authorization that each path was asked with."""
 
-    def answer(self, request: BaseHTTPRequestHandler, port: int) -> None:
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
         self.tokens[request.path] = request.headers["Authorization"]
         if request.path == self.path:
             request.send_response(302)
+            port = request.connection.getsockname()[1]
             request.send_header("Location", f"http://localhost:{port}/file")
             request.send_header("X-Repo-Commit", "c0ffee" * 6 + "c0ff")
             request.send_header("X-Linked-ETag", f'"{self.sha256}"')
@@ -63,30 +63,16 @@ class Hub:
         request.close_connection = self.breaks_at is not None
 
 
-@contextmanager
-def serving(hub: Hub) -> Generator[str]:
-    """The address of a server of the hub."""
+def serving(hub: Hub) -> AbstractContextManager[str]:
+    """Run a server of the hub; its address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(SilentHandler):
         def do_GET(self) -> None:
-            hub.answer(self, server.server_port)
+            hub.answer(self)
 
         do_HEAD = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return listening(Handler)
 
 
 def use_hub(address: str, patched: pytest.MonkeyPatch) -> None:

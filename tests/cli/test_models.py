@@ -48,10 +48,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that has the weights."""
-    made = Hub("/acme/some-base-GGUF/resolve/main/weights.gguf", WEIGHTS, SHA256)
-    with serving(made) as address:
+    stand_in = Hub("/acme/some-base-GGUF/resolve/main/weights.gguf", WEIGHTS, SHA256)
+    with serving(stand_in) as address:
         use_hub(address, monkeypatch)
-        yield made
+        yield stand_in
 
 
 def wheel(index: Path, number: int) -> Path:
@@ -86,7 +86,7 @@ def model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def found(folder: Path) -> Path | None:
+def find_base(folder: Path) -> Path | None:
     source = BaseSource.of(folder)
     assert source is not None
     return source.find()
@@ -128,8 +128,8 @@ def test_parts_that_came_before_an_interruption_are_kept(tmp_path: Path, cache: 
     wheel(index, 3)
     resumed = pasta("pull", folder)
     assert resumed.code == 0, resumed.err
-    kept = found(folder)
-    assert kept is not None and kept.read_bytes() == WEIGHTS
+    path = find_base(folder)
+    assert path is not None and path.read_bytes() == WEIGHTS
 
 
 def test_parts_with_another_hash_are_not_kept(tmp_path: Path, cache: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_hub_is_asked_first(
     folder = model(tmp_path / "model")
     result = pasta("pull", folder)
     assert result.code == 0, result.err
-    path = found(folder)
+    path = find_base(folder)
     assert path is not None and path.read_bytes() == WEIGHTS
     assert contents(cache) == ["weights.gguf"]
     assert hub.tokens == {hub.path: "Bearer hf_secret", "/file": None}
@@ -160,12 +160,12 @@ def test_the_hub_is_asked_first(
 def test_a_download_from_the_hub_goes_on_where_it_broke_off(tmp_path: Path, hub: Hub) -> None:
     folder, hub.breaks_at = model(tmp_path / "model", packages=None), 5000
     assert pasta("pull", folder).code == 1
-    assert found(folder) is None
+    assert find_base(folder) is None
     hub.breaks_at = None
     hub.ranges.clear()
     result = pasta("pull", folder)
     assert result.code == 0, result.err
-    path = found(folder)
+    path = find_base(folder)
     assert path is not None and path.read_bytes() == WEIGHTS
     assert hub.ranges == ["bytes=5000-"]
 
@@ -176,7 +176,7 @@ def test_another_file_on_the_hub_is_not_taken(tmp_path: Path, hub: Hub) -> None:
     folder = model(tmp_path / "model")
     result = pasta("pull", folder)
     assert result.code == 0, result.err
-    path = found(folder)
+    path = find_base(folder)
     assert path is not None and path.read_bytes() == WEIGHTS
 
 

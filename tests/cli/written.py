@@ -41,7 +41,7 @@ class Result(NamedTuple):
 def pasta(*arguments: str | Path, backend: Backend | None = None, stdin: str | bytes = "") -> Result:
     """Run `pasta-async` in this process."""
     content = stdin.encode() if isinstance(stdin, str) else stdin
-    streams = [io.TextIOWrapper(io.BytesIO(each), "utf-8", newline="") for each in (content, b"", b"")]
+    streams = [io.TextIOWrapper(io.BytesIO(data), "utf-8", newline="") for data in (content, b"", b"")]
     with pytest.MonkeyPatch.context() as patched:
         for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
             patched.setattr(sys, name, stream)

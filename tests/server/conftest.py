@@ -32,8 +32,8 @@ def server(engine: WatchedBackend) -> Iterator[LiveServer]:
 @pytest.fixture
 async def client(server: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client of that server."""
-    async with official(server.url) as made:
-        yield made
+    async with official(server.url) as openai_client:
+        yield openai_client
 
 
 @pytest.fixture(scope="session")
@@ -44,5 +44,5 @@ def _own_engine() -> LocalBackend:  # pyright: ignore[reportUnusedFunction]
 @pytest.fixture
 async def library(_own_engine: LocalBackend) -> AsyncIterator[Client]:
     """The library in process with the same model."""
-    async with Client(_own_engine) as made:
-        yield made
+    async with Client(_own_engine) as in_process:
+        yield in_process

@@ -23,6 +23,7 @@ PROMPT = (
     "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears, 2 lemons and 5 melons."
 )
 MESSAGES: list[Any] = [{"role": "user", "content": PROMPT}]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PATIENCE = 60
 """Seconds until a wait in vain is given up."""
 
@@ -151,6 +152,12 @@ async def read(asked: Awaitable[Any]) -> list[Any]:
     for _ in range(5):
         await asyncio.sleep(0)
     return chunks
+
+
+def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:
+    """Ask the model `m` of a server a question, with further fields of the request."""
+    prompt = {"messages": [{"role": "user", "content": "Why?"}]} if path == CHAT else {"prompt": "Why?"}
+    return httpx.post(server.url + path, json={"model": "m", **prompt, **fields}, timeout=PATIENCE)
 
 
 def http_request(path: str, body: bytes, *headers: str) -> bytes:

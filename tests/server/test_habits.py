@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running
+from live_server import CHAT, COMPLETIONS, LiveServer, WatchedBackend, ask, http_request, running
 from samples import Samples
 from starlette.testclient import TestClient
 
@@ -17,7 +17,6 @@ from pasta_async.options import Settings
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Why?"}
 REPLAYED: dict[str, Any] = {
     **{"role": "assistant", "content": "Fine.", "refusal": None, "annotations": [], "audio": None},
@@ -41,11 +40,6 @@ def test_an_outline_is_asked_for_like_any_width() -> None:
     assert modes == ["baseline", "parallel"]
     assert [reply.json()["choices"][0]["message"]["content"] for reply in (plain, outlined)] == [text, text]
     assert outlined.json()["pasta"]["choices"][0]["threads"] == 3
-
-
-def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:
-    prompt: dict[str, Any] = {"messages": [USER]} if path == CHAT else {"prompt": "Why?"}
-    return httpx.post(server.url + path, json={"model": "m", **prompt, **fields}, timeout=PATIENCE)
 
 
 TAKEN: list[dict[str, Any]] = [

@@ -56,11 +56,11 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_reader_that_takes_nothing_is_cut_off(endless: Path) -> None:
-    """Else its answer would hold its place for ever, also once its time is up."""
+    """Its answer would hold its place for ever, even once its time is up."""
     engine, settings = WatchedBackend(LocalBackend(endless)), ServerSettings(stall_timeout=0.1)
     app = create_app(engine, settings)
-    asked = {"model": endless.name, "prompt": "Z", "temperature": 0, "max_tokens": 1000, "stream": True}
-    body = json.dumps({**asked, "pasta": {"events": True}}).encode()
+    fields = {"model": endless.name, "prompt": "Z", "temperature": 0, "max_tokens": 1000, "stream": True}
+    body = json.dumps({**fields, "pasta": {"events": True}}).encode()
     with serving(app, send_buffer=2**13, http=http_protocol(settings)) as url:
         server = LiveServer(url, app)
         with server.connect(receive_buffer=2**13) as connection:
@@ -153,12 +153,12 @@ def test_sigterm_lets_open_answers_end() -> None:
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_answers_that_do_not_end_in_time_are_told_so(signals: int) -> None:
-    """In the time to drain, or until Ctrl-C."""
+    """Their time is that of draining, or ends with Ctrl-C."""
     with program("-c", STALLING, "1" if signals == 1 else "600") as process, ThreadPoolExecutor(2) as pool:
         url = until(process, r"http://[\d.:]+")
         post = partial(httpx.post, f"{url}/v1/chat/completions", timeout=PATIENCE)
-        asked = {**CHAT, "model": "scripted"}
-        whole, stream = (pool.submit(post, json={**asked, "stream": stream}) for stream in (False, True))
+        fields = {**CHAT, "model": "scripted"}
+        whole, stream = (pool.submit(post, json={**fields, "stream": stream}) for stream in (False, True))
         while httpx.get(f"{url}/health").json()["in_flight"] < 2:
             pass
         process.send_signal(signal.SIGTERM)

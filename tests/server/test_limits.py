@@ -1,4 +1,4 @@
-"""Who may ask, how much, and what the log tells, with a scripted model."""
+"""Keys, limits and the log of a server with a scripted model."""
 
 from __future__ import annotations
 
@@ -144,11 +144,11 @@ async def test_an_error_in_the_middle_of_a_stream() -> None:
     backend = ScriptedBackend(ANSWER, faults=[Fault(1, 1, "fail", times=9)])
     with running(backend) as server:
         async with official(server.url) as client:
-            asked = client.chat.completions.create(
+            creation = client.chat.completions.create(
                 model="scripted", messages=[{"role": "user", "content": "x"}], stream=True
             )
             with pytest.raises(openai.APIError) as caught:
-                await read(asked)
+                await read(creation)
     assert "thread 1" in str(caught.value)
     body: Any = caught.value.body
     assert body["partial"].startswith("Both.")

@@ -85,7 +85,7 @@ async def test_choices_have_seeds_of_their_own(client: openai.AsyncOpenAI, libra
     values: Any = {"temperature": 1.5, "seed": 5}
     reply = await ask(client, n=2, **values)
     sampling = [Sampling(temperature=1.5, seed=seed) for seed in (5, 6)]
-    expected = [await library.generate(PROMPT, sampling=each) for each in sampling]
+    expected = [await library.generate(PROMPT, sampling=options) for options in sampling]
     assert [choice.message.content for choice in reply.choices] == [answer.text for answer in expected]
     assert [choice.index for choice in reply.choices] == [0, 1]
     assert reply.usage.prompt_tokens == expected[0].usage.prompt_tokens
@@ -99,7 +99,9 @@ async def test_the_record_is_the_whole_generation(client: openai.AsyncOpenAI, li
     reply = await ask(client, extra_body={"pasta": {"record": True}})
     record = reply.pasta["choices"][0]
     assert record["document"] == expected.document.format()
-    assert [thread["topic"] for thread in record["threads"]] == [one.topic for one in expected.threads]
+    assert [thread["topic"] for thread in record["threads"]] == [
+        written.topic for written in expected.threads
+    ]
     assert record["timeline"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import PATIENCE, LiveServer, running, serving
+from live_server import CHAT, COMPLETIONS, PATIENCE, LiveServer, ask, running, serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -18,7 +18,6 @@ from starlette.routing import Route
 from pasta_async.backends import WrappingBackend
 from pasta_async.testing import ScriptedBackend
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
@@ -73,11 +72,6 @@ def engine() -> Engine:
 def server(engine: Engine) -> Iterator[LiveServer]:
     with serving(engine.app) as url, running(Proxied(url), model_names=("m",), max_tokens=99) as live:
         yield live
-
-
-def ask(server: LiveServer, path: str = CHAT, **fields: Any) -> httpx.Response:
-    prompt = {"messages": [{"role": "user", "content": "Why?"}]} if path == CHAT else {"prompt": "Why?"}
-    return httpx.post(server.url + path, json={"model": "m", **prompt, **fields}, timeout=PATIENCE)
 
 
 def test_a_reply_comes_byte_for_byte(server: LiveServer, engine: Engine) -> None:

@@ -6,16 +6,15 @@ import http.client
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
-from live_server import MESSAGES, PATIENCE, LiveServer, http_request, running, serving
+from live_server import CHAT, COMPLETIONS, MESSAGES, PATIENCE, LiveServer, http_request, running, serving
+from recorder import Recorder
 
-from pasta_async import DecodeRequest, Piece
-from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import TAG_TOKENS
 from pasta_async.server import ServerSettings, create_app
@@ -25,30 +24,16 @@ from pasta_async.testing import ScriptedBackend
 from tests.pasta_tiny import PASTA_TINY
 
 KEY = "sk-very-secret"
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SPELLED = "".join((*TAG_TOKENS, '<promise topic="x" tokens="10"/>', "<|end|>", "<|system|>", "<|assistant|>"))
 
 
-class Noting(WrappingBackend):
-    """Notes what is decoded."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        self.requests: list[DecodeRequest] = []
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        self.requests.append(request)
-        async for piece in self.inner.decode(request):
-            yield piece
+@pytest.fixture(scope="module")
+def local() -> Recorder:
+    return Recorder(LocalBackend(PASTA_TINY))
 
 
 @pytest.fixture(scope="module")
-def local() -> Noting:
-    return Noting(LocalBackend(PASTA_TINY))
-
-
-@pytest.fixture(scope="module")
-def server(local: Noting) -> Iterator[LiveServer]:
+def server(local: Recorder) -> Iterator[LiveServer]:
     with running(local) as live:
         yield live
 
@@ -83,7 +68,7 @@ def ask(server: LiveServer, **fields: Any) -> httpx.Response:
     ids=lambda fields: next(iter(fields)),
 )
 def test_what_a_client_spells_is_text_in_every_field(
-    server: LiveServer, local: Noting, fields: dict[str, Any]
+    server: LiveServer, local: Recorder, fields: dict[str, Any]
 ) -> None:
     """The prompt has as many commands as with a harmless word instead."""
     counts: list[list[int]] = []

@@ -9,8 +9,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from stand_ins import SilentHandler, listening
 
 Trouble = Callable[["ChatServer", BaseHTTPRequestHandler], None]
 """Answers a request in some bad way."""
@@ -22,7 +24,7 @@ _OUTPUT = re.compile(r'"output": """(.*?)"""', re.DOTALL)
 
 
 class ChatServer:
-    """What a server does: each request comes to `answer`, in a thread of its own."""
+    """A server, each request of which comes to `answer` in a thread of its own."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -79,36 +81,21 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
     handler.wfile.write(content)
 
 
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that are gone."""
-
-
 @contextmanager
 def serving(chat: ChatServer) -> Generator[None]:
     """Run a server, whose `url` is then known."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(SilentHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             chat.answer(body["messages"], self)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = _Server(("127.0.0.1", 0), Handler)
-    chat.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield
-    finally:
-        chat.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(Handler) as address:
+        chat.url = f"{address}/v1"
+        try:
+            yield
+        finally:
+            chat.closing.set()
 
 
 # --- a judge that never wavers
@@ -121,9 +108,9 @@ class Judge(ChatServer):
         super().__init__()
         self.opinion = opinion
         self.trouble: Callable[[int, str], Trouble | None] = no_trouble
-        """What goes wrong with a request, by its number and its prompt."""
+        """The trouble that a request has, by its number and its prompt."""
         self.asked = Counter[str]()
-        """How often each prompt came."""
+        """The number of times that each prompt came."""
 
     def answer(self, messages: list[dict[str, str]], handler: BaseHTTPRequestHandler) -> None:
         text = messages[-1]["content"]
