@@ -1,26 +1,30 @@
-"""Run a command as its command line does."""
+"""Run a command in this process, as its command line does."""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Main = Callable[[Sequence[str]], None]
 
 
-def run(main: Callable[[Sequence[str]], None], command: str, *more: object) -> None:
-    """A command that has to end well."""
+def status(main: Main, *arguments: object) -> int | str | None:
+    """Run a command; returns what it ends the process with: a status, or the line that it prints with 1."""
     with pytest.raises(SystemExit) as ended:
-        main([*shlex.split(command), *map(str, more)])
-    assert not ended.value.code, ended.value.code
+        main([*map(str, arguments)])
+    return ended.value.code
 
 
-def refused(main: Callable[[Sequence[str]], None], command: str, *more: object) -> str:
-    """What a command ends with that has to fail."""
-    with pytest.raises(SystemExit) as ended:
-        main([*shlex.split(command), *map(str, more)])
-    assert ended.value.code
-    return str(ended.value.code)
+def run(main: Main, command: str, *more: object) -> None:
+    """Run a command that has to end well."""
+    code = status(main, *shlex.split(command), *more)
+    assert not code, code
+
+
+def refused(main: Main, command: str, *more: object) -> str:
+    """Run a command that has to fail; returns what it ends with."""
+    code = status(main, *shlex.split(command), *more)
+    assert code
+    return str(code)

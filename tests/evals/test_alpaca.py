@@ -36,5 +36,5 @@ def test_alpaca_eval_reads_the_answers_and_finds_the_known_win_rate(tmp_path: Pa
         options += ["--fn_metric=get_winrate", "--sort_by=win_rate", f"--output_path={tmp_path}/alpaca"]
         subprocess.run([program, *options], env=environment, cwd=tmp_path, check=True, capture_output=True)
     [table] = (tmp_path / "alpaca").rglob("leaderboard.csv")
-    header, found = (line.split(",") for line in table.read_text().splitlines())
-    assert float(found[header.index("win_rate")]) == pytest.approx(100 * (6 * 0.9 + 2 * 0.1) / 8)
+    header, values = (line.split(",") for line in table.read_text().splitlines())
+    assert float(values[header.index("win_rate")]) == pytest.approx(100 * (6 * 0.9 + 2 * 0.1) / 8)

@@ -63,16 +63,16 @@ async def test_the_kv_is_that_of_the_given_tokens(local: LocalBackend):
     """Behind the last given token the engine goes on as behind a prompt that ends with it."""
     tokenizer = (await local.connect()).tokenizer
     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": "Well?"}], {}))
-    given = tuple(tokenizer.encode("Anna has seven red apples and Ben has "))
+    led_ids = tuple(tokenizer.encode("Anna has seven red apples and Ben has "))
 
     async def decode(ids: tuple[int, ...], forced: tuple[int, ...], count: int) -> Sequence[int]:
         request = force(local, DecodeRequest("a", 0, ids, count, Sampling()), forced)
         return [token async for piece in local.decode(request) for token in piece.ids]
 
-    led = await decode(prompt, given, len(given) + 5)
-    assert led[: len(given)] == list(given)
-    free = await decode((*prompt, *given), (), 5)
-    assert led[len(given) :] == free
+    led = await decode(prompt, led_ids, len(led_ids) + 5)
+    assert led[: len(led_ids)] == list(led_ids)
+    free = await decode((*prompt, *led_ids), (), 5)
+    assert led[len(led_ids) :] == free
 
 
 async def test_a_context_that_is_not_the_documents_is_refused(local: LocalBackend):

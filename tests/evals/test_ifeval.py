@@ -44,10 +44,10 @@ def test_an_instruction_is_followed_or_not(
 
 
 def test_sentences_are_those_of_english() -> None:
-    asked = {"relation": "at least", "num_sentences": 3}
+    wanted = {"relation": "at least", "num_sentences": 3}
     counted = "length_constraints:number_sentences"
-    assert follows("Dr. Lee left the U.S. in May. He flew. Good!", counted, **asked).strict == [True]
-    assert follows("Dr. Lee left the U.S. in May. He flew.", counted, **asked).strict == [False]
+    assert follows("Dr. Lee left the U.S. in May. He flew. Good!", counted, **wanted).strict == [True]
+    assert follows("Dr. Lee left the U.S. in May. He flew.", counted, **wanted).strict == [False]
     capitals = {"capital_relation": "at least", "capital_frequency": 2}
     assert follows("TEA is GOOD. Yes.", "change_case:capital_word_frequency", **capitals).strict == [True]
 
@@ -57,8 +57,8 @@ def test_a_first_line_and_stars_do_not_matter_loosely() -> None:
 
 
 def test_a_letter_that_the_checker_does_not_take_is_the_same_each_time() -> None:
-    asked = {"let_relation": "at least", "letter": "#", "let_frequency": 2}  # it draws one instead
-    verdicts = [follows("abcdefghijklm" * 2, "keywords:letter_frequency", **asked) for _ in range(20)]
+    wanted = {"let_relation": "at least", "letter": "#", "let_frequency": 2}  # it draws one instead
+    verdicts = [follows("abcdefghijklm" * 2, "keywords:letter_frequency", **wanted) for _ in range(20)]
     assert len({verdict.strict[0] for verdict in verdicts}) == 1
 
 
@@ -96,17 +96,17 @@ def test_a_run_checks_what_was_answered_and_goes_on_where_it_was_interrupted(
     questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    told = f"--backend {LOCAL_TINY} --prompts {questions} --max-tokens 40 --ifeval {questions}"
-    run(quality.main, f"{told} --out {tmp_path}/out")
+    command = f"--backend {LOCAL_TINY} --prompts {questions} --max-tokens 40 --ifeval {questions}"
+    run(quality.main, f"{command} --out {tmp_path}/out")
     first = capsys.readouterr().out
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["methods"]["parallel"]["IFEval, strict, %"]["value"] < 100, "no zebra"
     rows = [json.loads(line) for line in (tmp_path / "out" / "checked.jsonl").read_text().splitlines()]
     assert sorted(len(row["strict"]) for row in rows) == [1, 1, 2, 2]
     file = tmp_path / "out" / "answers.jsonl"
-    kept = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(kept[:3]))
-    run(quality.main, f"{told} --out {tmp_path}/out")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:3]))
+    run(quality.main, f"{command} --out {tmp_path}/out")
     assert capsys.readouterr().out == first
     texts = {(answer.prompt, answer.method): answer.text for answer in read_answers(file)[1]}
     verdicts = {(row["prompt"], row["method"]): row["strict"] for row in rows}

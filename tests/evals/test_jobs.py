@@ -1,4 +1,4 @@
-"""What long commands stand on: journals that survive an interruption, and many pieces of work at a time."""
+"""The ground of long commands: journals that survive an interruption, and many pieces of work at a time."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ def answer(good: bool, words: int, draw: random.Random) -> str:
 def rows(prompts: int = 20) -> list[dict[str, Any]]:
     """Preferences of good answers over bad ones; length says nothing."""
     draw = random.Random(0)
-    made: list[dict[str, Any]] = []
+    preferences: list[dict[str, Any]] = []
     for number in range(3 * prompts):
         first_is_good, words = draw.random() < 0.5, draw.randint(2, 14)
-        made.append(
+        preferences.append(
             {
                 "instruction": f"Describe the {THINGS[number % prompts % 10]} number {number % prompts}.",
                 "output_1": answer(first_is_good, words, draw),
@@ -46,7 +46,7 @@ def rows(prompts: int = 20) -> list[dict[str, Any]]:
                 "preference": 1.1 if first_is_good else 1.9,
             }
         )
-    return made
+    return preferences
 
 
 def write(path: Path, lines: Iterable[Any]) -> Path:
@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def qualities(journal: Path, judge: Path, texts: Sequence[str], baseline: str) -> list[float]:
-    asked = SampledPrompt(
+    prompt = SampledPrompt(
         id="1",
         messages=({"role": "user", "content": "Describe the station."},),
         samples=(),
@@ -74,7 +74,7 @@ async def qualities(journal: Path, judge: Path, texts: Sequence[str], baseline: 
     )
     with Journal(journal, {}) as opened:
         judge_of = TrainedJudge(judge, opened)
-        return [await judge_of.verdict(asked, text) for text in texts]
+        return [await judge_of.verdict(prompt, text) for text in texts]
 
 
 def test_it_agrees_with_preferences_on_prompts_that_it_did_not_learn_from(trained: Path) -> None:
@@ -100,8 +100,8 @@ async def test_it_judges_answers_of_any_length_by_their_quality(trained: Path, t
 def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:
     draw = random.Random(3)
     samples = [
-        Sample(number=place, seed=1, text=answer(not place, 6, draw), finish_reason="stop", critical_path=5)
-        for place in (0, 1)
+        Sample(number=number, seed=1, text=answer(not number, 6, draw), finish_reason="stop", critical_path=5)
+        for number in (0, 1)
     ]
     prompt = SampledPrompt(
         id="1",
@@ -110,8 +110,8 @@ def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:
         baseline=Plain(text=answer(True, 5, draw), tokens=10),
     )
     file = write(tmp_path / "samples.jsonl", [prompt.model_dump(mode="json")])
-    told = f"--judge pasta_async.evals.judge:TrainedJudge --judge-model {trained}/judge"
-    run(score.main, f"{told} --samples {file} --out {tmp_path}/scores.jsonl")
+    command = f"--judge pasta_async.evals.judge:TrainedJudge --judge-model {trained}/judge"
+    run(score.main, f"{command} --samples {file} --out {tmp_path}/scores.jsonl")
     scores = read_scores(tmp_path / "scores.jsonl")
     assert scores["1", 0].quality > scores["1", 1].quality
     assert scores["1", 0].speedup == 2

@@ -20,6 +20,7 @@ from pasta_async.evals.methods import METHODS, WARM_UP, Engine, cases_of, open_e
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend, VirtualClock, word_tokenizer
+from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
@@ -29,13 +30,9 @@ if TYPE_CHECKING:
 
 LATENCY = 0.01
 NAMES = ["sequential", "pasta"]
-
-
-def chunk(topic: str, words: int) -> str:
-    return f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
-
-
-WRITTEN = f"First:{chunk('one', 30)} Second:{chunk('two', 40)}<sync/> So it is."
+WRITTEN = (
+    f"First:{promise('one', ' word' * 30, 30)} Second:{promise('two', ' word' * 40, 40)}<sync/> So it is."
+)
 DOCUMENTS = {"many": parse(WRITTEN), "single": parse("Only one word after the other.")}
 CASES = cases_of(DOCUMENTS)
 
@@ -103,10 +100,10 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
             (1, "open", "sequential"),
             (1, "open", "pasta"),
         ]
-        asked = len(backend.requests)
+        count = len(backend.requests)
         with Journal(file, {"benchmark": "load"}) as journal:
             assert await measure(engine, CASES, settings, journal) == blocks
-        assert len({request.answer for request in backend.requests[asked:]}) == len(NAMES), "they warm up"
+        assert len({request.answer for request in backend.requests[count:]}) == len(NAMES), "they warm up"
     rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     assert [Block(**row) for row in rows] == blocks
     assert rows == json.loads(json.dumps([asdict(block) for block in blocks]))
@@ -126,7 +123,9 @@ async def test_rounds_go_on_with_the_next_documents_and_the_same_answers_are_com
 
 
 def block(method: str, level: float, *seconds: float, mode: Mode = "closed", over: float = 10) -> Block:
-    timed = (Answer(n, method, seconds=each, first_token=0.1, tokens=50) for n, each in enumerate(seconds))
+    timed = (
+        Answer(n, method, seconds=duration, first_token=0.1, tokens=50) for n, duration in enumerate(seconds)
+    )
     return Block(mode, level, method, over, (0.0,) * len(seconds), tuple(timed))
 
 
@@ -152,7 +151,7 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
     record = {
         "id": "1",
         "messages": [{"role": "user", "content": "Well?"}],
-        "written": f"A{chunk('b', 2)} c.",
+        "written": f"A{promise('b', ' word' * 2)} c.",
     }
     documents.write_text(json.dumps(record) + "\n")
     options = "--rounds 1 --at-once 2 --rates 50 --answers 4 --methods sequential --methods auto"

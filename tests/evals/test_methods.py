@@ -15,6 +15,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.methods import METHODS, Case, main, measure, open_engine, play, rounds, summarise
 from pasta_async.lang import parse
+from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
 if TYPE_CHECKING:
@@ -26,16 +27,12 @@ if TYPE_CHECKING:
 ALL = [*METHODS.values()]
 NAMES = ("sequential", "pasta", "plan", "skeleton", "apar")
 
-
-def chunk(topic: str, head: str, words: int) -> str:
-    return f'<promise topic="{topic}" tokens="{words}"/><async>{head}{" word" * words}</async>'
-
-
 WRITTEN = (
-    f"Fruits:\n\n1. {chunk('one', 'Apples:', 30)}\n2. {chunk('two', 'Pears:', 40)}<sync/>\n\nSo it is. "
-    f"{chunk('three', 'Third', 25)} The end."
+    f"Fruits:\n\n1. {promise('one', 'Apples:' + ' word' * 30, 30)}\n"
+    f"2. {promise('two', 'Pears:' + ' word' * 40, 40)}<sync/>\n\nSo it is. "
+    f"{promise('three', 'Third' + ' word' * 25, 25)} The end."
 )
-SHORT = f"A{chunk('b', '', 2)}<sync/> c."
+SHORT = f"A{promise('b', ' word' * 2)}<sync/> c."
 PLAIN = "Only one word after the other."
 DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
 
@@ -126,7 +123,7 @@ async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_on
 
 def test_the_rounds_of_a_document_are_its_visible_text():
     for document in DOCUMENTS.values():
-        assert "".join(part.text for own in rounds(document) for part in own) == document.text
+        assert "".join(part.text for parts in rounds(document) for part in parts) == document.text
     first, second = rounds(DOCUMENTS["many"])
     assert [part.topic for part in first] == ["one", "two"]
     assert [part.topic for part in second] == ["three"]
@@ -151,12 +148,12 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": SHORT}
     documents.write_text(json.dumps(record) + "\n")
-    given = f"--backend {LOCAL_TINY} --documents {documents} --passes 1 --out {out}"
-    run(main, f"{given} --methods pasta --methods skeleton")
+    options = f"--backend {LOCAL_TINY} --documents {documents} --passes 1 --out {out}"
+    run(main, f"{options} --methods pasta --methods skeleton")
     head, environment, *rows = map(json.loads, out.read_text().splitlines())
     assert head["methods"] == [row["method"] for row in rows] == ["sequential", "pasta", "skeleton"]
     assert environment["environment"]["cores"] >= 1
     assert all(row["cached_tokens"] > 0 for row in rows[1:3])
     assert "| skeleton | 1 |" in capsys.readouterr().out
-    assert refused(main, given).startswith("InvalidRequestError"), "other methods are in that file"
-    assert "magic" in refused(main, f"{given} --methods magic")
+    assert refused(main, options).startswith("InvalidRequestError"), "other methods are in that file"
+    assert "magic" in refused(main, f"{options} --methods magic")

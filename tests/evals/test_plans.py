@@ -93,10 +93,10 @@ async def test_a_measurement_goes_on_where_it_was_broken_off(data: Path, tmp_pat
     async with Client(backend) as client:
         with Journal(tmp_path / "out.jsonl", {"plans": "x"}) as journal:
             answers = await measure(client, items, journal)
-        made = len(backend.requests)
+        count = len(backend.requests)
         with Journal(tmp_path / "out.jsonl", {"plans": "x"}) as journal:
             assert await measure(client, items, journal) == answers
-    assert len(backend.requests) == made
+    assert len(backend.requests) == count
     rows = summarise(items, answers)
     assert [row["method"] for row in rows] == list(METHODS)
     assert rows[1]["sooner"]["value"] == 1

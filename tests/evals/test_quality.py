@@ -56,12 +56,12 @@ async def test_in_parallel_an_untrained_model_writes_an_outline() -> None:
 def test_each_form_is_compared_with_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = {"baseline": "Tea is old.", "parallel": "Tea is very old.", "original": "Tea."}
     rows = [
-        Answer(place, form, text=text, question=f"Prompt {place}")
-        for place in range(12)
+        Answer(number, form, text=text, question=f"Prompt {number}")
+        for number in range(12)
         for form, text in texts.items()
     ]
     result = judged(tmp_path, rows, f"--judge {__name__}:Longer")
-    assert {form: own["judge, %"]["value"] for form, own in result["methods"].items()} == {
+    assert {form: figures["judge, %"]["value"] for form, figures in result["methods"].items()} == {
         "parallel": 100,
         "baseline": 50,
         "original": 0,
@@ -82,7 +82,7 @@ def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = {"baseline": "Tea is old.", "parallel": "Tea is very old."}
-    rows = [Answer(place, form, text=text) for place in range(12) for form, text in texts.items()]
+    rows = [Answer(number, form, text=text) for number in range(12) for form, text in texts.items()]
     rows[1] = Answer(0, "parallel", text="Coffee is much older.")
     result = judged(tmp_path, rows, f"--judge {__name__}:Longer")
     assert "BackendStatusError: it is too long" in capsys.readouterr().err
@@ -91,25 +91,25 @@ def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
     write_rows(
         tmp_path / "b.jsonl", [{"made": "up"}, *(asdict(Answer(0, form, text="Coffee!")) for form in texts)]
     )
-    told = f"--answers {tmp_path}/b.jsonl --judge {__name__}:Longer --out {tmp_path}/b"
-    assert refused(main, told).startswith("BackendError")
+    command = f"--answers {tmp_path}/b.jsonl --judge {__name__}:Longer --out {tmp_path}/b"
+    assert refused(main, command).startswith("BackendError")
 
 
 def test_faults_are_counted_in_every_file_of_answers(tmp_path: Path) -> None:
     parallel = [FAULTY.format("Coffee is older."), FAULTY.format("Tea is old."), FAULTY.format("Coffee is")]
     rows = [
-        Answer(place, "parallel", written=text, cut=[2] if place == 2 else [], promises=2)
-        for place, text in enumerate(parallel)
+        Answer(number, "parallel", written=text, cut=[2] if number == 2 else [], promises=2)
+        for number, text in enumerate(parallel)
     ]
     rows += [
-        Answer(place, "baseline", written="Both are good.", well_formed=place < 2) for place in (2, 0, 1)
+        Answer(number, "baseline", written="Both are good.", well_formed=number < 2) for number in (2, 0, 1)
     ]
     result = judged(tmp_path, rows)
-    own, plain = result["methods"]["parallel"], result["methods"]["baseline"]
+    tagged, plain = result["methods"]["parallel"], result["methods"]["baseline"]
     for name in ("repeat", "cut", "off_topic"):
-        assert own[name]["value"] == pytest.approx(100 / 3)
-    assert own["any fault"]["value"] == pytest.approx(200 / 3)
-    assert own["empty"]["high"] > 0, "none of three is not never"
+        assert tagged[name]["value"] == pytest.approx(100 / 3)
+    assert tagged["any fault"]["value"] == pytest.approx(200 / 3)
+    assert tagged["empty"]["high"] > 0, "none of three is not never"
     assert plain["malformed"]["value"] == plain["any fault"]["value"] == pytest.approx(100 / 3)
     assert result["differences"]["parallel - baseline"]["any fault"]["value"] == pytest.approx(100 / 3)
     assert result["differences"]["where promised"]["any fault"]["value"] == pytest.approx(100 / 3)
@@ -125,10 +125,10 @@ def test_likelihoods_are_computed_once_for_each_answer(
         Answer(1, "parallel", text="", promises=1, question="Tell me of coffee."),
     ]
     result = judged(tmp_path, rows, f"--likelihood {PASTA_TINY}")
-    first, kept = capsys.readouterr().out, tmp_path / "out" / "bits.jsonl"
-    lines = kept.read_text().splitlines()
+    first, journal = capsys.readouterr().out, tmp_path / "out" / "bits.jsonl"
+    lines = journal.read_text().splitlines()
     assert len(lines) == 1 + 3, "two answers to one prompt are the same"
-    kept.write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
+    journal.write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
     judged(tmp_path, rows, f"--likelihood {PASTA_TINY}")
     assert capsys.readouterr().out == first
     bits = [json.loads(line)["figure"] for line in lines[1:]]
@@ -140,23 +140,26 @@ def test_likelihoods_are_computed_once_for_each_answer(
 
 
 def test_a_prompt_counts_once_whatever_the_number_of_passes(tmp_path: Path) -> None:
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for passes in (1, 2):
         rows = [
             Answer(
-                place, form, number, text="Tea is old." + " Very." * (place % 3 if form == "parallel" else 0)
+                prompt,
+                form,
+                number,
+                text="Tea is old." + " Very." * (prompt % 3 if form == "parallel" else 0),
             )
-            for place in range(12)
+            for prompt in range(12)
             for form in ("baseline", "parallel")
             for number in range(passes)
         ]
-        found.append(judged(tmp_path, rows, f"--judge {__name__}:Longer", passes=passes))
-    once, twice = (result["differences"]["parallel - baseline"]["judge, %"] for result in found)
+        results.append(judged(tmp_path, rows, f"--judge {__name__}:Longer", passes=passes))
+    once, twice = (result["differences"]["parallel - baseline"]["judge, %"] for result in results)
     assert once == pytest.approx(twice), "twice as many answers that are alike are no more certain"
 
 
 def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
-    rows = [asdict(Answer(place, form)) for place in range(3) for form in ("baseline", "parallel")]
+    rows = [asdict(Answer(number, form)) for number in range(3) for form in ("baseline", "parallel")]
     out = f"--out {tmp_path}/out"
     for name, lines in {
         "prompt": [{}, *rows[:-1]],

@@ -20,6 +20,7 @@ from pasta_async.evals.report import cell, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
+from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
@@ -48,11 +49,7 @@ def scripted(
     return opened
 
 
-def chunk(topic: str, words: int) -> str:
-    return f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
-
-
-PARALLEL = f"Two parts. {chunk('one', 40)} {chunk('two', 40)}"
+PARALLEL = f"Two parts. {promise('one', ' word' * 40, 40)} {promise('two', ' word' * 40, 40)}"
 
 
 async def test_measured_speedups_are_the_counted_ones_where_only_tokens_take_time():
@@ -151,14 +148,14 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
         return rows, clock.time()
 
     whole, took = await go_on()
-    kept = file.read_text().splitlines()
-    assert len(kept) == 1 + len(whole) == 13
-    file.write_text("\n".join(kept[:6]) + "\n" + kept[6][:20])  # five whole answers, and a part of one
-    again, left = await go_on()
+    lines = file.read_text().splitlines()
+    assert len(lines) == 1 + len(whole) == 13
+    file.write_text("\n".join(lines[:6]) + "\n" + lines[6][:20])  # five whole answers, and a part of one
+    again, seconds_left = await go_on()
     order = [(row.number, row.method, row.prompt) for row in whole]
     assert [(row.number, row.method, row.prompt) for row in again] == order
     assert again[:5] == whole[:5]
-    assert 0 < left < took
+    assert 0 < seconds_left < took
     assert (await go_on())[1] == 0
 
 
@@ -217,8 +214,8 @@ def test_cells_of_tables():
 def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of milk.\n")
     out = tmp_path / "speed.jsonl"
-    given = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 1 --out"
-    run_command(speed.main, given, out)
+    options = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 1 --out"
+    run_command(speed.main, options, out)
     measured, where, *rows = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert measured["benchmark"] == "speed"
     assert where["environment"]["cores"] >= 1

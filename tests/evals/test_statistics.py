@@ -24,14 +24,14 @@ def test_ratios_without_a_geometric_mean_are_refused(values: list[float]):
 def test_equal_values_have_an_interval_without_width_and_few_have_none():
     assert [*estimate([2.0] * MIN_SAMPLE).values()] == pytest.approx([2, 2, 2])
     for few in ([2.0], [1.0, 4.0] * 4):
-        found = estimate(few)
-        assert found == {"value": pytest.approx(2), "low": None, "high": None}
-        assert format_estimate(found) == "2"
+        estimated = estimate(few)
+        assert estimated == {"value": pytest.approx(2), "low": None, "high": None}
+        assert format_estimate(estimated) == "2"
         assert gain(few)["bound"] is None
 
 
-def width(found: Estimate) -> float:
-    low, high = found["low"], found["high"]
+def width(estimated: Estimate) -> float:
+    low, high = estimated["low"], estimated["high"]
     assert low is not None
     assert high is not None
     return high - low
@@ -52,10 +52,10 @@ def test_a_bootstrap_of_a_mean_agrees_with_the_normal_interval_and_repeats():
     rng = random.Random(1)
     values = [rng.gauss(10, 2) for _ in range(200)]
     half = NormalDist().inv_cdf(0.975) * stdev(values) / 200**0.5
-    found = estimate(values, "arithmetic")
-    assert found["low"] == pytest.approx(mean(values) - half, abs=half * 0.2)
-    assert found["high"] == pytest.approx(mean(values) + half, abs=half * 0.2)
-    assert found == estimate(values, "arithmetic")
+    estimated = estimate(values, "arithmetic")
+    assert estimated["low"] == pytest.approx(mean(values) - half, abs=half * 0.2)
+    assert estimated["high"] == pytest.approx(mean(values) + half, abs=half * 0.2)
+    assert estimated == estimate(values, "arithmetic")
 
 
 def test_wilsons_interval_of_a_share():

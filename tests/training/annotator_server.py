@@ -23,7 +23,7 @@ ERRORS: dict[str, Callable[[str], str]] = {
     "topic": lambda reply: reply.replace('topic="', 'topic="four words and more ', 1),
     "nothing": lambda _: "",
 }
-"""What a mark makes of a right reply."""
+"""The damage of each mark to a right reply."""
 
 STATUSES = (400, 401)
 
@@ -53,7 +53,7 @@ class Annotator(ChatServer):
         self._released = threading.Event()
 
     def prompts(self) -> Counter[str]:
-        """How often each prompt was asked about."""
+        """The number of times that each prompt was asked about."""
         return Counter(self.requests)
 
     def wait_for_requests(self, count: int) -> None:
@@ -67,11 +67,11 @@ class Annotator(ChatServer):
         self._released.set()
 
     def answer(self, messages: list[dict[str, str]], handler: BaseHTTPRequestHandler) -> None:
-        place = max(n for n, message in enumerate(messages) if message["content"].startswith("PROMPT:"))
-        asked = _ASKED.fullmatch(messages[place]["content"])
-        assert asked
-        prompt, reply = asked[1], annotation(asked[2])
-        again = place < len(messages) - 1
+        index = max(n for n, message in enumerate(messages) if message["content"].startswith("PROMPT:"))
+        matched = _ASKED.fullmatch(messages[index]["content"])
+        assert matched
+        prompt, reply = matched[1], annotation(matched[2])
+        again = index < len(messages) - 1
         status = next((status for status in STATUSES if f"[{status}]" in prompt), 200)
         with self.changed:
             self.requests.append(prompt)

@@ -36,14 +36,14 @@ def draw(
     **changes: Any,
 ) -> tuple[list[SampledPrompt], Drawing]:
     """Draw, in a loop of its own; `changes` are settings."""
-    given = {"prompts": (journal,), "out": journal, "n": 3, "together": 2, "seed": 7}
-    settings = SampleSettings.model_validate({**given, **changes})
+    usual = {"prompts": (journal,), "out": journal, "n": 3, "together": 2, "seed": 7}
+    settings = SampleSettings.model_validate({**usual, **changes})
 
     async def run() -> tuple[list[SampledPrompt], Drawing]:
         client = Client(Recording(backend))
         baseline = Client(plain) if plain else client
-        with Journal(journal, {"made": "up"}, held=False) as kept:
-            drawing = Drawing(settings, client, baseline, kept)
+        with Journal(journal, {"made": "up"}, held=False) as opened:
+            drawing = Drawing(settings, client, baseline, opened)
             wanted = prompts or records()
             await drawing.run(wanted, lambda steps=1, note=None: None)
             return [*drawing.prompts(wanted)], drawing

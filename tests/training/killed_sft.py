@@ -11,7 +11,7 @@ from pasta_async.training.sft import SftSettings, sft
 
 
 def killed_sft(settings: SftSettings) -> bool:
-    """As `finetune`, in a process of its own."""
+    """Run `sft` in a process that dies."""
     Path.replace = _dying(Path.replace)  # type: ignore[method-assign, assignment]
     return sft(settings)
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_folders import AdapterRun, adapter_run
-from command_runs import run as run_command
+from commands_run import status
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -29,13 +29,13 @@ CHAT = [{"role": "user", "content": "Tell 0: 12 <sync/> 漢字"}]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> AdapterRun:
+def run(tmp_path_factory: pytest.TempPathFactory) -> AdapterRun:
     return adapter_run(tmp_path_factory.mktemp("adapter"))
 
 
-def bare(made: AdapterRun, folder: Path) -> Path:
+def bare(run: AdapterRun, folder: Path) -> Path:
     """The adapter without a tokenizer, as it ships."""
-    copy = Path(shutil.copytree(made.adapter, folder / "bare"))
+    copy = Path(shutil.copytree(run.adapter, folder / "bare"))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copy / name).unlink()
     return copy
@@ -44,21 +44,21 @@ def bare(made: AdapterRun, folder: Path) -> Path:
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_adapter_and_its_base_are_the_merged_model(kind: str, tied: bool, tmp_path: Path) -> None:
-    made = adapter_run(tmp_path, kind, tied=tied)
-    merged, adapted = open_checkpoint(made.model), open_checkpoint(made.adapter)
+    run = adapter_run(tmp_path, kind, tied=tied)
+    merged, adapted = open_checkpoint(run.model), open_checkpoint(run.adapter)
     assert adapted.config == merged.config
     for name in expected_shapes(merged.config):
         torch.testing.assert_close(adapted.tensor(name).float(), merged.tensor(name), atol=1e-6, rtol=1e-5)
-    for folder in (made.adapter, bare(made, tmp_path)):
+    for folder in (run.adapter, bare(run, tmp_path)):
         ours, theirs = open_checkpoint(folder).tokenizer(), merged.tokenizer()
         assert (ours.tags, ours.end_ids, ours.vocab_size) == (theirs.tags, theirs.end_ids, theirs.vocab_size)
         for kwargs in ({}, {"pasta": False}):
             assert ours.encode_chat(CHAT, kwargs) == theirs.encode_chat(CHAT, kwargs)
 
 
-async def test_an_adapter_answers_as_the_merged_model(made: AdapterRun) -> None:
+async def test_an_adapter_answers_as_the_merged_model(run: AdapterRun) -> None:
     answers: list[str] = []
-    for folder in (made.adapter, made.model):
+    for folder in (run.adapter, run.model):
         async with Client(LocalBackend(folder, device="cpu")) as client:
             answer = await client.generate("Tell 0", max_tokens=40)
             answers.append(answer.document.format())
@@ -70,19 +70,19 @@ async def test_an_adapter_answers_as_the_merged_model(made: AdapterRun) -> None:
 
 @pytest.mark.parametrize("file_bytes", [exporting.FILE_BYTES, 20_000])
 def test_transformers_loads_an_export(
-    made: AdapterRun, file_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: AdapterRun, file_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "FILE_BYTES", file_bytes)
-    adapted, out = open_checkpoint(bare(made, tmp_path)), tmp_path / "out"
+    adapted, out = open_checkpoint(bare(run, tmp_path)), tmp_path / "out"
     export_folder(adapted, out)
-    found: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    merged: Any = AutoModelForCausalLM.from_pretrained(made.model, dtype=torch.float32)
+    exported: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    merged: Any = AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(out)
     text = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
     ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
     with torch.no_grad():
-        torch.testing.assert_close(found(ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
-    assert found.generation_config.eos_token_id == [*adapted.tokenizer().end_ids]
+        torch.testing.assert_close(exported(ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
+    assert exported.generation_config.eos_token_id == [*adapted.tokenizer().end_ids]
     again = open_checkpoint(out)
     assert again.config == adapted.config
     assert again.tokenizer().encode_chat(CHAT, {}) == adapted.tokenizer().encode_chat(CHAT, {})
@@ -91,9 +91,9 @@ def test_transformers_loads_an_export(
 
 
 def test_an_export_is_whole_or_not_there(
-    made: AdapterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: AdapterRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint, out = open_checkpoint(made.model), tmp_path / "out"
+    checkpoint, out = open_checkpoint(run.model), tmp_path / "out"
 
     def broken(name: str) -> torch.Tensor:
         raise OSError(name)
@@ -110,32 +110,32 @@ def test_an_export_is_whole_or_not_there(
 # What ships ------------------------------------------------------------------------------------------------
 
 
-def test_what_ships_is_small_and_the_same_model(made: AdapterRun, tmp_path: Path) -> None:
+def test_what_ships_is_small_and_the_same_model(run: AdapterRun, tmp_path: Path) -> None:
     out = tmp_path / "shipped"
     out.mkdir()
     (out / "README.md").write_text("A card.")
-    options = ["--base", made.base, "--base-name", "ours/base", "--out", out]
-    assert run_command(ship.main, "--adapter", made.adapter, *options) == 0
+    options = ["--base", run.base, "--base-name", "ours/base", "--out", out]
+    assert status(ship.main, "--adapter", run.adapter, *options) == 0
     assert {path.name for path in out.iterdir()} == {
         *("README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"),
         "generation_config.json",
     }
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "ours/base"
-    shipped, trained = open_checkpoint(out, made.base), open_checkpoint(made.adapter)
+    shipped, trained = open_checkpoint(out, run.base), open_checkpoint(run.adapter)
     assert shipped.tokenizer().encode_chat(CHAT, {}) == trained.tokenizer().encode_chat(CHAT, {})
     for name in expected_shapes(trained.config):
         torch.testing.assert_close(shipped.tensor(name), trained.tensor(name), atol=2e-3, rtol=0)
 
 
-def test_what_users_would_not_have_is_not_shipped(made: AdapterRun, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made.adapter, tmp_path / "adapter"))
-    options = ["--base", made.base, "--base-name", "ours/base", "--out", tmp_path / "shipped"]
+def test_what_users_would_not_have_is_not_shipped(run: AdapterRun, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run.adapter, tmp_path / "adapter"))
+    options = ["--base", run.base, "--base-name", "ours/base", "--out", tmp_path / "shipped"]
     raw = json.loads((folder / "tokenizer.json").read_text())
     raw["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     (folder / "tokenizer.json").write_text(json.dumps(raw))
-    assert "tokenizer" in str(run_command(ship.main, "--adapter", folder, *options))
+    assert "tokenizer" in str(status(ship.main, "--adapter", folder, *options))
     change_weights(folder, lambda tensors: tensors[rows_of(tensors)].fill_(1e6))
-    assert "float16" in str(run_command(ship.main, "--adapter", folder, *options))
+    assert "float16" in str(status(ship.main, "--adapter", folder, *options))
 
 
 # What is refused -------------------------------------------------------------------------------------------
@@ -198,10 +198,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-async def test_what_cannot_be_merged_is_refused_by_name(
-    damage: str, made: AdapterRun, tmp_path: Path
-) -> None:
-    folder = bare(made, tmp_path)
+async def test_what_cannot_be_merged_is_refused_by_name(damage: str, run: AdapterRun, tmp_path: Path) -> None:
+    folder = bare(run, tmp_path)
     change, reason = DAMAGE[damage]
     change(folder)
     backend = LocalBackend(folder, device="cpu")
@@ -210,8 +208,8 @@ async def test_what_cannot_be_merged_is_refused_by_name(
     await backend.aclose()
 
 
-def test_a_base_is_found_beside_the_adapter(made: AdapterRun, tmp_path: Path) -> None:
-    folder = bare(made, tmp_path)
-    shutil.copytree(made.base, folder / "base")
+def test_a_base_is_found_beside_the_adapter(run: AdapterRun, tmp_path: Path) -> None:
+    folder = bare(run, tmp_path)
+    shutil.copytree(run.base, folder / "base")
     change_config(folder, base_model_name_or_path="base")
     assert open_checkpoint(folder).config.vocab_size % 64 == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from annotator_server import Annotator, running_annotator
-from command_runs import run
+from commands_run import status
 
 from pasta_async import BackendStatusError
 from pasta_async.lang import check
@@ -38,8 +38,8 @@ def settings(annotator: Annotator, folder: Path, *prompts: str, **more: Any) -> 
     """Settings for a run over some prompts, all with the same response."""
     data = folder / "data.jsonl"
     write_records(data, [plain_record([{"role": "user", "content": p}], RESPONSE) for p in prompts])
-    given = {"base_url": annotator.url, "model": "annotator", "in_flight": 2, "retries": 1}
-    return AnnotateSettings.model_validate({"data": str(data), "out": folder / "out", **given, **more})
+    usual = {"base_url": annotator.url, "model": "annotator", "in_flight": 2, "retries": 1}
+    return AnnotateSettings.model_validate({"data": str(data), "out": folder / "out", **usual, **more})
 
 
 def rejected(folder: Path) -> list[dict[str, Any]]:
@@ -87,10 +87,10 @@ def test_a_wrong_reply_is_told_what_is_wrong_and_tried_again(
 def test_what_stays_wrong_is_put_aside_with_its_reason(annotator: Annotator, tmp_path: Path) -> None:
     summary = annotate(settings(annotator, tmp_path, "fine", "[topic] [always]", tries=3))
     assert (summary["accepted"], summary["rejected"], summary["requests"]) == (1, 1, 4)
-    (one,) = rejected(tmp_path)
-    assert one["record"]["messages"][0]["content"] == "[topic] [always]"
-    assert "topic-long" in one["reasons"][0]
-    assert "four words and more" in one["reply"]
+    (row,) = rejected(tmp_path)
+    assert row["record"]["messages"][0]["content"] == "[topic] [always]"
+    assert "topic-long" in row["reasons"][0]
+    assert "four words and more" in row["reply"]
 
 
 def test_short_answers_stay_plain_without_a_request(annotator: Annotator, tmp_path: Path) -> None:
@@ -104,26 +104,26 @@ def test_no_reply_that_arrived_is_paid_for_again(
     annotator: Annotator, tmp_path: Path, how: signal.Signals
 ) -> None:
     """The process ends in the middle, at a known place: two requests wait, the others are answered."""
-    made = settings(annotator, tmp_path, *(f"{k} [text]" if k % 3 else str(k) for k in range(8)))
+    run_settings = settings(annotator, tmp_path, *(f"{k} [text]" if k % 3 else str(k) for k in range(8)))
     command = [sys.executable, "-m", "pasta_async.training.data.annotate", "--in-flight", "2"]
-    command += ["--data", made.data, "--out", str(made.out)]
+    command += ["--data", run_settings.data, "--out", str(run_settings.out)]
     command += ["--base-url", annotator.url, "--model", "annotator"]
     annotator.answer_at_most = 5
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     annotator.wait_for_requests(7)  # a worker asks when its last reply is on the disk
     process.send_signal(how)
-    _, said = process.communicate(timeout=60)
+    _, printed = process.communicate(timeout=60)
     assert process.returncode == (-signal.SIGKILL if how is signal.SIGKILL else 130)
-    assert how is signal.SIGKILL or "the same command goes on" in said
-    kept = (made.out / "journal.jsonl").read_bytes()
-    assert kept.count(b"\n") == 1 + 5
+    assert how is signal.SIGKILL or "the same command goes on" in printed
+    journal = (run_settings.out / "journal.jsonl").read_bytes()
+    assert journal.count(b"\n") == 1 + 5
 
     annotator.release()
-    summary = annotate(made)
+    summary = annotate(run_settings)
     assert (summary["accepted"], summary["resumed"], summary["requests"]) == (8, 5, 8)
-    assert (made.out / "journal.jsonl").read_bytes().startswith(kept)
-    asked = annotator.prompts()
-    lost = asked.total() - summary["requests"] - summary["resumed"]
+    assert (run_settings.out / "journal.jsonl").read_bytes().startswith(journal)
+    prompts = annotator.prompts()
+    lost = prompts.total() - summary["requests"] - summary["resumed"]
     assert lost == 2  # the two that nobody answered before the end
 
 
@@ -137,17 +137,17 @@ def test_a_request_that_the_endpoint_refuses_is_asked_again_next_time(
 
 
 def test_an_endpoint_that_refuses_everything_ends_the_run(annotator: Annotator, tmp_path: Path) -> None:
-    made = settings(annotator, tmp_path, *(f"[400] {number}" for number in range(20)), in_flight=1)
+    run_settings = settings(annotator, tmp_path, *(f"[400] {number}" for number in range(20)), in_flight=1)
     with pytest.raises(BackendStatusError) as caught:
-        annotate(made)
+        annotate(run_settings)
     assert caught.value.status == 400
     assert len(annotator.requests) == 10
 
 
 def test_a_wrong_key_ends_the_run_and_keeps_the_replies(annotator: Annotator, tmp_path: Path) -> None:
-    made = settings(annotator, tmp_path, "one", "[401]", "three", in_flight=1)
+    run_settings = settings(annotator, tmp_path, "one", "[401]", "three", in_flight=1)
     with pytest.raises(BackendStatusError) as caught:
-        annotate(made)
+        annotate(run_settings)
     assert caught.value.status == 401
     assert (tmp_path / "out" / "journal.jsonl").read_text().count("\n") == 2
 
@@ -155,16 +155,16 @@ def test_a_wrong_key_ends_the_run_and_keeps_the_replies(annotator: Annotator, tm
 def test_the_command_line_refuses_what_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(main, "--data", "x.jsonl", "--out", tmp_path) == 2
+    assert status(main, "--data", "x.jsonl", "--out", tmp_path) == 2
     assert "--heuristic" in capsys.readouterr().err
-    assert "x.jsonl" in str(run(main, "--data", "x.jsonl", "--out", tmp_path, "--heuristic"))
+    assert "x.jsonl" in str(status(main, "--data", "x.jsonl", "--out", tmp_path, "--heuristic"))
 
 
 def test_structure_alone_needs_no_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = "\n".join(f"{k}. {'word ' * 30}here" for k in range(1, 4))
     data = tmp_path / "data.jsonl"
     write_records(data, [plain_record([{"role": "user", "content": "List."}], items)])
-    assert run(main, "--data", data, "--out", tmp_path / "out", "--heuristic") == 0
+    assert status(main, "--data", data, "--out", tmp_path / "out", "--heuristic") == 0
     (record,) = read_records(tmp_path / "out" / "annotated.jsonl")
     assert (record.document.text, len(record.document.promises)) == (items, 3)
     assert record.annotator == "structure:points"

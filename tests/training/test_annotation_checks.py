@@ -1,4 +1,4 @@
-"""What an annotator's reply must be."""
+"""The check of an annotator's reply."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ RIGHT = (
 
 
 def accepted(reply: str, original: str = ORIGINAL) -> Document:
-    found = check_reply(original, reply, rough_tokens)
-    assert isinstance(found, Document), found
-    return found
+    checked = check_reply(original, reply, rough_tokens)
+    assert isinstance(checked, Document), checked
+    return checked
 
 
 def problems(reply: str, original: str = ORIGINAL) -> list[str]:
     """The codes of what is wrong with a reply."""
-    found = check_reply(original, reply, rough_tokens)
-    assert not isinstance(found, Document)
-    assert all(problem.code in problem.message for problem in found)
-    return [problem.code for problem in found]
+    checked = check_reply(original, reply, rough_tokens)
+    assert not isinstance(checked, Document)
+    assert all(problem.code in problem.message for problem in checked)
+    return [problem.code for problem in checked]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_what_is_wrong_is_named_by_its_code(wrong: str, code: str) -> None:
 
 
 def test_the_annotator_is_shown_where_its_text_differs() -> None:
-    found = check_reply(ORIGINAL, RIGHT.replace("old", "ancient"), rough_tokens)
-    assert not isinstance(found, Document)
-    (problem,) = found
+    checked = check_reply(ORIGINAL, RIGHT.replace("old", "ancient"), rough_tokens)
+    assert not isinstance(checked, Document)
+    (problem,) = checked
     assert "Both are old." in problem.message and "Bothareancient" in problem.message
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_runs import run
+from commands_run import status
 from draws import records
 
 from pasta_async import InvalidRequestError
@@ -38,8 +38,8 @@ class Scripted:
 
 def settings(folder: Path, *prompts: str, **more: Any) -> AnswerSettings:
     write_records(folder / "prompts.jsonl", records(*prompts))
-    given = {"backend": "http://x", "prompts": [folder / "prompts.jsonl"], "out": folder / "answers.jsonl"}
-    return AnswerSettings.model_validate({**given, "together": 1, **more})
+    usual = {"backend": "http://x", "prompts": [folder / "prompts.jsonl"], "out": folder / "answers.jsonl"}
+    return AnswerSettings.model_validate({**usual, "together": 1, **more})
 
 
 def kept(folder: Path) -> list[str]:
@@ -80,10 +80,10 @@ async def test_an_answer_without_the_form_that_was_asked_for_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Scripted(monkeypatch)
-    given = settings(tmp_path)
+    drawing = settings(tmp_path)
     in_json = records("two")[0].model_copy(update={"form": r"\s*[\[{].*[\]}]\s*\Z"})
     write_records(tmp_path / "prompts.jsonl", [*records("one"), in_json])
-    figures = await draw_answers(given)
+    figures = await draw_answers(drawing)
     assert (figures["kept"], figures["left_out"]) == (1, {"formless": 1})
 
 
@@ -116,8 +116,8 @@ async def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: p
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = settings(tmp_path, "Describe a garden.")
-    common = ("--prompts", given.prompts[0], "--out", given.out, "--max-tokens", 4)
-    assert run(answers.main, *common, "--backend", LOCAL_TINY) == 0
+    drawing = settings(tmp_path, "Describe a garden.")
+    common = ("--prompts", drawing.prompts[0], "--out", drawing.out, "--max-tokens", 4)
+    assert status(answers.main, *common, "--backend", LOCAL_TINY) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == {"long": 1}
-    assert "ftp:x" in str(run(answers.main, *common, "--out", tmp_path / "b.jsonl", "--backend", "ftp:x"))
+    assert "ftp:x" in str(status(answers.main, *common, "--out", tmp_path / "b.jsonl", "--backend", "ftp:x"))

@@ -70,22 +70,22 @@ def test_a_tag_that_is_a_word_of_the_vocabulary_keeps_its_row(tmp_path: Path) ->
     """SmolLM2's vocabulary has `"/>`, for instance."""
     folder = base_folder(tmp_path / "base", vocab_size=448)
     file = json.loads((folder / "tokenizer.json").read_text())
-    known = 1 + max(entry["id"] for entry in file["added_tokens"])
-    file["added_tokens"].append({**file["added_tokens"][-1], "id": known, "content": TAG_TOKENS[2]})
+    tag_id = 1 + max(entry["id"] for entry in file["added_tokens"])
+    file["added_tokens"].append({**file["added_tokens"][-1], "id": tag_id, "content": TAG_TOKENS[2]})
     (folder / "tokenizer.json").write_text(json.dumps(file))
     old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     base, codec = with_tags(folder, tmp_path / "tokenizer")
-    assert codec.tag_ids[2] == known
+    assert codec.tag_ids[2] == tag_id
     new = base.loaded().model.embed_tokens.weight
     changed = (new[:448] != old.model.embed_tokens.weight).any(-1).nonzero().flatten()
-    assert changed.tolist() == [tag for tag in codec.tag_ids if tag != known]
+    assert changed.tolist() == [tag for tag in codec.tag_ids if tag != tag_id]
 
 
 def test_a_model_that_knows_the_tags_is_left_as_it_is(tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base", tags=True)
     base, codec = with_tags(folder, tmp_path / "tokenizer")
-    known = Tokenizer.from_folder(folder).tags
-    assert known is not None and codec.tag_ids == tuple(known)
+    tags = Tokenizer.from_folder(folder).tags
+    assert tags is not None and codec.tag_ids == tuple(tags)
     old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert torch.equal(base.loaded().model.embed_tokens.weight, old.model.embed_tokens.weight)
 
@@ -126,12 +126,12 @@ def test_a_switch_for_the_baseline(tmp_path: Path) -> None:
         plain = codec.prompt(CHAT, pasta=False)
         assert plain == Tokenizer.from_folder(folder).encode_chat(CHAT, {})
         assert codec.detokenize(codec.prompt(CHAT)) == codec.detokenize(plain) + MARK
-        ours, theirs = (Tokenizer.from_folder(one) for one in (out, folder))
+        ours, theirs = (Tokenizer.from_folder(path) for path in (out, folder))
         turn = {"add_generation_prompt": False}
         assert ours.encode_chat(CHAT, turn) == theirs.encode_chat(CHAT, turn)
-    own = TEMPLATE + "{% if pasta is defined and not pasta %}without{% endif %}"
-    _, codec = with_tags(folder, tmp_path / "own", template=own, both=True)
-    assert (tmp_path / "own" / "chat_template.jinja").read_text() == own
+    own_template = TEMPLATE + "{% if pasta is defined and not pasta %}without{% endif %}"
+    _, codec = with_tags(folder, tmp_path / "own", template=own_template, both=True)
+    assert (tmp_path / "own" / "chat_template.jinja").read_text() == own_template
     assert codec.prompt(CHAT, pasta=False) == [*codec.prompt(CHAT), *codec.encode("without")]
 
 

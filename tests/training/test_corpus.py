@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_runs import run
+from commands_run import status
 
 import pasta_async
 from pasta_async import InvalidRequestError
@@ -176,7 +176,7 @@ def test_a_line_that_is_no_object_is_refused_with_its_number(line: str, tmp_path
 def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
     rows = [{"prompt": "x"}, {"prompt": "y", "output": "z"}, {"id": "f", "messages": user("w"), "form": "W"}]
     data = lines(tmp_path / "data.jsonl", *rows)
-    assert run(main, "--prompts-only", "--data", data, "--out", tmp_path / "out.jsonl") == 0
+    assert status(main, "--prompts-only", "--data", data, "--out", tmp_path / "out.jsonl") == 0
     records = list(read_records(tmp_path / "out.jsonl"))
     assert [(record.prompt, record.written, record.form) for record in records] == [
         ("x", "", ""),
@@ -187,7 +187,7 @@ def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
 
 def test_a_source_without_a_usable_row_is_an_error_that_says_why(tmp_path: Path) -> None:
     data = lines(tmp_path / "data.jsonl", {"instruction": "x"}, {"instruction": "y"})
-    message = str(run(main, "--data", data, "--out", tmp_path / "out.jsonl"))
+    message = str(status(main, "--data", data, "--out", tmp_path / "out.jsonl"))
     assert "no answer" in message and "data.jsonl:1" in message
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -196,7 +196,7 @@ def test_a_source_without_a_usable_row_is_an_error_that_says_why(tmp_path: Path)
 def test_a_packed_file_that_was_cut_off_is_told_by_its_name(tmp_path: Path, end: int) -> None:
     rows = "".join(json.dumps({"instruction": f"{n}", "output": "x" * n}) + "\n" for n in range(400))
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:end])
-    assert "cut.jsonl.gz" in str(run(main, "--data", tmp_path / "cut.jsonl.gz", "--out", tmp_path / "out"))
+    assert "cut.jsonl.gz" in str(status(main, "--data", tmp_path / "cut.jsonl.gz", "--out", tmp_path / "out"))
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:12] + b"\xff" * 40)
     with pytest.raises(InvalidRequestError, match="cut"):
         read(tmp_path / "cut.jsonl.gz")
@@ -205,7 +205,7 @@ def test_a_packed_file_that_was_cut_off_is_told_by_its_name(tmp_path: Path, end:
 def test_rows_that_share_an_id_are_kept_unless_they_say_the_same(tmp_path: Path) -> None:
     rows = [{"id": "qa", "instruction": f"Why {n}?", "output": "So."} for n in (0, 1, 1, 2)]
     data = lines(tmp_path / "data.jsonl", *rows, {**rows[0], "id": "other"})
-    assert run(main, "--data", data, "--out", tmp_path / "out.jsonl") == 0
+    assert status(main, "--data", data, "--out", tmp_path / "out.jsonl") == 0
     records = list(read_records(tmp_path / "out.jsonl"))  # refuses an id that is there twice
     assert [record.prompt for record in records] == ["Why 0?", "Why 1?", "Why 2?"]
     assert records[0].id == "qa"
@@ -311,13 +311,13 @@ def test_what_is_only_alike_is_kept(prompt: str) -> None:
 def test_short_prompts_leak_too_and_in_answers(question: str, answer: str, tmp_path: Path) -> None:
     rows = ({"instruction": EVALUATION[number], "output": "Paris."} for number in (0, 6))
     against = lines(tmp_path / "eval.jsonl", *rows)
-    kept = {"instruction": "Who wrote it?", "output": "The capital of France is known for its tower."}
-    data = lines(tmp_path / "data.jsonl", {"instruction": question, "output": answer}, kept)
+    harmless = {"instruction": "Who wrote it?", "output": "The capital of France is known for its tower."}
+    data = lines(tmp_path / "data.jsonl", {"instruction": question, "output": answer}, harmless)
     records, left_out = read(data, against=(against,))
-    assert [record.prompt for record in records] == [kept["instruction"]]
+    assert [record.prompt for record in records] == [harmless["instruction"]]
     assert left_out.counts.total() == 1
     skipping, _ = read(data, skip=1, limit=5)
-    assert [record.prompt for record in skipping] == [kept["instruction"]]
+    assert [record.prompt for record in skipping] == [harmless["instruction"]]
 
 
 def test_a_filter_counts_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +327,7 @@ def test_a_filter_counts_what_it_leaves_out(tmp_path: Path, capsys: pytest.Captu
     data = lines(tmp_path / "data.jsonl", *rows)
     against = lines(tmp_path / "eval.jsonl", *({"instruction": prompt} for prompt in EVALUATION))
     assert read_prompts(against) == list(EVALUATION)
-    assert run(main, "--data", data, "--against", against, "--out", tmp_path / "out.jsonl") == 0
+    assert status(main, "--data", data, "--against", against, "--out", tmp_path / "out.jsonl") == 0
     assert [record.prompt for record in read_records(tmp_path / "out.jsonl")] == list(OTHERS[:3])
     summary = json.loads(capsys.readouterr().out)
     assert summary["records"] == 3

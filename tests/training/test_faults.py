@@ -18,12 +18,9 @@ from pasta_async.training.faults import (
     soundness,
 )
 from pasta_async.training.samples import Sample, faults_of_sample
+from tests.interpreter.support import promise
 
 TEA, COFFEE = "Tea comes from China, where it grew wild.", "Coffee was first drunk in Yemen."
-
-
-def promise(topic: str, chunk: str) -> str:
-    return f'<promise topic="{topic}" tokens="20"/><async>{chunk}</async>'
 
 
 def faults(*written: str, **known: object) -> Faults:
@@ -45,9 +42,9 @@ def faults(*written: str, **known: object) -> Faults:
     ],
 )
 def test_the_fault_of_one_promise_is_counted_alone(fault: str, written: list[str]) -> None:
-    found = faults(*written)
-    assert found == Faults(promises=2)._replace(**{fault: 1})
-    assert soundness(found) < 1
+    counted = faults(*written)
+    assert counted == Faults(promises=2)._replace(**{fault: 1})
+    assert soundness(counted) < 1
 
 
 @pytest.mark.parametrize(
@@ -147,9 +144,9 @@ def test_what_ended_a_sampled_chunk_is_known() -> None:
         well_formed=True,
         threads=tuple(threads),
     )
-    asked = Asked(id="x", messages=({"role": "user", "content": "Tell"},))
-    assert faults_of_sample(sample, asked) == Faults(promises=2, cut=1)
-    three = asked.model_copy(update={"messages": ({"role": "user", "content": "Name three drinks."},)})
+    prompt = Asked(id="x", messages=({"role": "user", "content": "Tell"},))
+    assert faults_of_sample(sample, prompt) == Faults(promises=2, cut=1)
+    three = prompt.model_copy(update={"messages": ({"role": "user", "content": "Name three drinks."},)})
     assert faults_of_sample(sample, three) == Faults(promises=2, miscount=1, cut=1)
 
 
@@ -157,6 +154,6 @@ def test_what_ended_a_sampled_chunk_is_known() -> None:
     st.text("ab .,\n1-", max_size=80), st.lists(st.text("ab .,\n", max_size=20), max_size=4), st.booleans()
 )
 def test_counts_stay_within_bounds_for_any_text(text: str, chunks: list[str], well_formed: bool) -> None:
-    found = faults(text, *(promise("a", chunk) for chunk in chunks), well_formed=well_formed)
-    assert all(0 <= getattr(found, name) <= found.promises == len(chunks) for name in OF_PROMISES)
-    assert 0 <= soundness(found) <= 1
+    counted = faults(text, *(promise("a", chunk) for chunk in chunks), well_formed=well_formed)
+    assert all(0 <= getattr(counted, name) <= counted.promises == len(chunks) for name in OF_PROMISES)
+    assert 0 <= soundness(counted) <= 1

@@ -1,4 +1,4 @@
-"""How likely a model finds answers, and stage 2's scores made of it."""
+"""The likelihood of answers in a model's eyes, and stage 2's scores made of it."""
 
 # torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -47,11 +47,11 @@ def by_transformers(folder: Path, text: str) -> float:
 def test_packed_texts_cost_what_they_cost_alone(folder: Path) -> None:
     for row_tokens in (16, 4096):  # a row for each, one for all
         model = LanguageModel(folder, row_tokens)
-        found = bits_per_token(model, [(MESSAGES, text) for text in TEXTS])
-        assert found[2] is None, "an empty text"
-        assert found[4] is None, "longer than the context"
-        for place in (0, 1, 3):
-            assert found[place] == pytest.approx(by_transformers(folder, TEXTS[place]), abs=1e-4)
+        bits = bits_per_token(model, [(MESSAGES, text) for text in TEXTS])
+        assert bits[2] is None, "an empty text"
+        assert bits[4] is None, "longer than the context"
+        for index in (0, 1, 3):
+            assert bits[index] == pytest.approx(by_transformers(folder, TEXTS[index]), abs=1e-4)
 
 
 def sample(number: int, text: str, written: str = "", **more: Any) -> Sample:
@@ -67,10 +67,10 @@ def scored(folder: Path, model: Path | str, *samples: Sample, **more: Any) -> di
         baseline=Plain(text="Tea is green.", tokens=20),
     )
     write_records(folder / "samples.jsonl", [prompt])
-    given = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": "likelihood"}
-    summary = asyncio.run(score(ScoreSettings.model_validate({**given, "judge_model": str(model), **more})))
+    usual = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": "likelihood"}
+    summary = asyncio.run(score(ScoreSettings.model_validate({**usual, "judge_model": str(model), **more})))
     assert not summary["failures"]
-    return {number: one.quality for (_, number), one in read_scores(folder / "scores.jsonl").items()}
+    return {number: judged.quality for (_, number), judged in read_scores(folder / "scores.jsonl").items()}
 
 
 def test_quality_is_the_probability_of_a_token_relative_to_the_baseline_less_faults(
@@ -78,7 +78,7 @@ def test_quality_is_the_probability_of_a_token_relative_to_the_baseline_less_fau
 ) -> None:
     tea = '<promise topic="Tea" tokens="10"/><async>Tea is green.</async>'
     texts = ["Tea is green.", "Coffee cup!", "Tea is green.", "Tea is green.", ""]
-    found = scored(
+    qualities = scored(
         tmp_path,
         folder,
         sample(0, texts[0]),
@@ -88,17 +88,19 @@ def test_quality_is_the_probability_of_a_token_relative_to_the_baseline_less_fau
         sample(4, texts[4], well_formed=False),
     )
     plain, other = (by_transformers(folder, text) for text in texts[:2])
-    assert found[0] == found[2] == 1, "as likely as the plain answer, which is the same"
-    assert found[1] == pytest.approx(min(1, 2 ** (plain - other)), abs=1e-4)
-    assert found[3] == pytest.approx(0.75), "off its topic: the same text, another quality"
-    assert found[4] == 0
+    assert qualities[0] == qualities[2] == 1, "as likely as the plain answer, which is the same"
+    assert qualities[1] == pytest.approx(min(1, 2 ** (plain - other)), abs=1e-4)
+    assert qualities[3] == pytest.approx(0.75), "off its topic: the same text, another quality"
+    assert qualities[4] == 0
 
 
 def test_an_answer_that_says_less_is_no_faster_for_it(folder: Path, tmp_path: Path) -> None:
     short, long = sample(0, "Tea.", tokens=12), sample(1, "Tea is green. Tea is old.", tokens=40)
     scored(tmp_path, folder, short, long)
-    found = {number: one.speedup for (_, number), one in read_scores(tmp_path / "scores.jsonl").items()}
-    assert found == {0: 1.2, 1: 2.0}, "the baseline has 20 tokens, both critical paths 10"
+    speedups = {
+        number: judged.speedup for (_, number), judged in read_scores(tmp_path / "scores.jsonl").items()
+    }
+    assert speedups == {0: 1.2, 1: 2.0}, "the baseline has 20 tokens, both critical paths 10"
 
 
 def test_an_answer_that_the_model_cannot_hold_is_refused(folder: Path, tmp_path: Path) -> None:

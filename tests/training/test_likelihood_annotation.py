@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_runs import run
+from commands_run import status
 from finetune_folders import base_folder
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
@@ -38,9 +38,9 @@ RECORDS = [plain_record([{"role": "user", "content": "Tell me."}], answer) for a
 
 def settings(folder: Path, model: Path, out: str = "out", **more: Any) -> AnnotateSettings:
     write_records(folder / "data.jsonl", RECORDS)
-    given = {"by_likelihood": True, "model": str(model), "least": 4, "row_tokens": 512}
+    usual = {"by_likelihood": True, "model": str(model), "least": 4, "row_tokens": 512}
     data = {"data": str(folder / "data.jsonl"), "out": folder / out}
-    return AnnotateSettings.model_validate({**given, **data, **more})
+    return AnnotateSettings.model_validate({**usual, **data, **more})
 
 
 def annotated(folder: Path, out: str = "out") -> list[Record]:
@@ -83,10 +83,10 @@ def test_a_model_without_tags_sees_the_text_without_the_siblings(without_tags: P
 @pytest.mark.parametrize("tau", [0.0, 0.05, math.inf])
 def test_the_text_stays_and_tags_are_well_formed(tau: float, without_tags: Path, tmp_path: Path) -> None:
     summary = annotate(settings(tmp_path, without_tags, tau=tau, sync_tau=tau))
-    found = annotated(tmp_path)
-    assert [record.document.text for record in found] == ANSWERS
-    assert all(check(record.written) == [] for record in found)
-    assert {record.annotator for record in found} == {"likelihood:model"}
+    records = annotated(tmp_path)
+    assert [record.document.text for record in records] == ANSWERS
+    assert all(check(record.written) == [] for record in records)
+    assert {record.annotator for record in records} == {"likelihood:model"}
     assert (summary["accepted"], summary["measured"], summary["too_long"]) == (4, 3, 0)
 
 
@@ -134,8 +134,8 @@ def test_an_answer_that_the_model_cannot_hold_stays_plain(tmp_path: Path) -> Non
 def test_the_command_line(without_tags: Path, tmp_path: Path) -> None:
     write_records(tmp_path / "data.jsonl", RECORDS)
     common = ("--data", tmp_path / "data.jsonl", "--out", tmp_path / "out", "--by-likelihood", "--least", 4)
-    assert run(main, *common, "--model", without_tags, "--tau", "inf") == 0
+    assert status(main, *common, "--model", without_tags, "--tau", "inf") == 0
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["annotator"] == "likelihood:model"
-    assert "nothing" in str(run(main, *common, "--model", tmp_path / "nothing"))
-    assert run(main, *common) == 2
+    assert "nothing" in str(status(main, *common, "--model", tmp_path / "nothing"))
+    assert status(main, *common) == 2

@@ -134,9 +134,9 @@ def test_both_forms_are_trained_on_the_same_tokens(name: str) -> None:
     document = parse("Two things:\n\n1. {}\n\n2. {}<sync/>\n\nTake the tea.".format(*chunks))
     parallel, plain = pack_views(codec, [codec.end], document), pack_plain(codec, [codec.end], document)
     targets = sorted(parallel.ids[index] for index in parallel.targets)
-    said = [token for token in targets if token not in codec.tags.values()]
+    text_tokens = [token for token in targets if token not in codec.tags.values()]
     values = 2 * (codec.encode("x") + codec.encode("10"))
-    assert said == sorted([*(plain.ids[index] for index in plain.targets), *values])
+    assert text_tokens == sorted([*(plain.ids[index] for index in plain.targets), *values])
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -34,7 +34,7 @@ def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:
 
 
 def peft_losses(model: Any, row: Row) -> torch.Tensor:
-    """As peft and transformers compute them, with the mask of the whole row and a table of all logits."""
+    """The losses by peft and transformers, with the mask of the whole row and a table of all logits."""
     model.set_attn_implementation("sdpa")
     embedding = model.get_input_embeddings().token_adapter
     ours, embedding.forward = embedding.forward, TrainableTokensLayer.forward.__get__(embedding)

@@ -28,7 +28,7 @@ from pasta_async.training.samples import read_samples
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPEEDS = (1.5, 3.0, 1.0, 2.0, 2.5)
-"""Of the samples, so that `ANSWERS[1]` is the best and `ANSWERS[2]` the worst."""
+"""Speed-ups of the samples: `ANSWERS[1]` is the best and `ANSWERS[2]` the worst."""
 
 
 def ready(folder: Path) -> ModelCodec:
@@ -50,8 +50,8 @@ def settings(folder: Path, **changes: Any) -> PreferSettings:
 
 
 def lines(folder: Path) -> list[dict[str, float]]:
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: line[key] for key in line if "second" not in key} for line in found]
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in line if "second" not in key} for line in metrics]
 
 
 def test_an_answer_is_learned_in_the_tokens_that_were_drawn_and_counts_as_one(tmp_path: Path) -> None:

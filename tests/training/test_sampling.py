@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_runs import run
+from commands_run import status
 from draws import PROMPTS, WRITTEN, draw, records
 
 from pasta_async import Client, Limits, Sampling
@@ -37,12 +37,12 @@ def asked(count: int) -> list[Record]:
 
 
 def paths(trie: Trie) -> set[tuple[tuple[int, ...], bool]]:
-    """What a trie holds, whatever the order in which it was built: each token's path, whether a target."""
-    found: list[tuple[int, ...]] = []
+    """The content of a trie, in whatever order it was built: each token's path, and True for a target."""
+    token_paths: list[tuple[int, ...]] = []
     for token, parent in zip(trie.ids, trie.parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
+        token_paths.append((*(token_paths[parent] if parent >= 0 else ()), token))
     assert len(trie.targets) == len(set(trie.targets))
-    return {(path, index in set(trie.targets)) for index, path in enumerate(found)}
+    return {(path, index in set(trie.targets)) for index, path in enumerate(token_paths)}
 
 
 # What was decoded ----------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
 
 
 def canonical(codec: ModelCodec, exchanges: Any, document: Any) -> bool:
-    """Whether every thread wrote its part in the tokens that the tokenizer makes of it."""
+    """True if every thread wrote its part in the tokens that the tokenizer makes of it."""
     written = [exchange.output for exchange in exchanges if exchange.output]
     return sorted(written) == sorted(view.target for view in encode_views(codec, document))
 
@@ -139,15 +139,15 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
         assert not sample.error
         assert sample.text == parse(WRITTEN).text
         assert sample.written == WRITTEN
-        assert sample.tokens == len(sample.targets) == sum(one.tokens for one in sample.threads)
-        assert [one.topic for one in sample.threads] == ["", "causes", "outcome"]
+        assert sample.tokens == len(sample.targets) == sum(thread.tokens for thread in sample.threads)
+        assert [thread.topic for thread in sample.threads] == ["", "causes", "outcome"]
         assert sample.critical_path < sample.tokens
     assert {prompt.baseline.text for prompt in prompts} == {"Both of them were one."}
     assert prompts[0].baseline.tokens == 7
     assert drawn.totals["answers"] == 12 and drawn.totals["resumed"] == 0
     assert drawn.totals["tokens"] == 9 * samples[0].tokens + 3 * 7
-    asked = [request for request in plain.requests if request.sampling.temperature == 0]
-    assert len(asked) == len(plain.requests) == 3
+    greedy_requests = [request for request in plain.requests if request.sampling.temperature == 0]
+    assert len(greedy_requests) == len(plain.requests) == 3
 
 
 def test_some_samples_may_be_drawn_without_syncs(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_backend_that_is_lost_ends_the_run_and_what_is_there_is_kept(
 
 def _timeless(sample: Sample) -> Sample:
     """Without what differs between two runs: seconds, and what happened to be cached by then."""
-    return sample.model_copy(update={"threads": tuple(one.text for one in sample.threads)})
+    return sample.model_copy(update={"threads": tuple(thread.text for thread in sample.threads)})
 
 
 # The command line ----------------------------------------------------------------------------------------
@@ -235,17 +235,19 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
     # Of an answer that is cut, how much was decoded behind the cut depends on timing: none is.
     alone = flags(tmp_path, max_tokens=512)
     together = flags(tmp_path, out=tmp_path / "b.jsonl", max_tokens=512)
-    assert run(sampling.main, *alone, "--backend", f"local:{folder}", "--together", "1") == 0
+    assert status(sampling.main, *alone, "--backend", f"local:{folder}", "--together", "1") == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["samples"], summary["prompts"]) == (6, 3)
-    assert run(sampling.main, *together, "--backend", f"local:{folder}", "--together", "9") == 0
+    assert status(sampling.main, *together, "--backend", f"local:{folder}", "--together", "9") == 0
     first, second = ([*read_samples(tmp_path / name)] for name in ("samples.jsonl", "b.jsonl"))
-    for one, other in zip(first, second, strict=True):
-        assert one.baseline == other.baseline
-        assert [_timeless(sample) for sample in one.samples] == [_timeless(s) for s in other.samples]
+    for by_itself, in_company in zip(first, second, strict=True):
+        assert by_itself.baseline == in_company.baseline
+        assert [_timeless(sample) for sample in by_itself.samples] == [
+            _timeless(sampled) for sampled in in_company.samples
+        ]
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    refused = str(run(sampling.main, *alone, "--backend", f"local:{folder}"))
+    refused = str(status(sampling.main, *alone, "--backend", f"local:{folder}"))
     assert refused.startswith("InvalidRequestError") and "weights" in refused
 
 
@@ -261,5 +263,5 @@ def test_bad_input_ends_it_before_anything_is_drawn(
     given: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     write_records(tmp_path / "prompts.jsonl", records())
-    assert message in str(run(sampling.main, *flags(tmp_path, **given)))
+    assert message in str(status(sampling.main, *flags(tmp_path, **given)))
     assert not list(tmp_path.glob("samples*"))

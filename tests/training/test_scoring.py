@@ -21,7 +21,7 @@ from chat_server import (
     silent,
     talkative,
 )
-from command_runs import run
+from commands_run import status
 
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
@@ -60,13 +60,13 @@ PROMPTS = (
 
 def settings(folder: Path, judge: str, prompts: tuple[SampledPrompt, ...] = PROMPTS, **more: Any) -> Any:
     write_records(folder / "samples.jsonl", prompts)
-    given = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": judge}
-    return ScoreSettings.model_validate({**given, "judge_model": "some-judge", "retries": 1, **more})
+    usual = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": judge}
+    return ScoreSettings.model_validate({**usual, "judge_model": "some-judge", "retries": 1, **more})
 
 
 def scored(folder: Path, judge: str, **more: Any) -> tuple[dict[str, Any], dict[tuple[str, int], float]]:
     summary = asyncio.run(score(settings(folder, judge, **more)))
-    return summary, {key: one.quality for key, one in read_scores(folder / "scores.jsonl").items()}
+    return summary, {key: judged.quality for key, judged in read_scores(folder / "scores.jsonl").items()}
 
 
 def of_answer(text: str, trouble: Trouble) -> Callable[[int, str], Trouble | None]:
@@ -228,4 +228,4 @@ def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("judge", ["nobody", "http://127.0.0.1:1/v1"])
 def test_a_judge_must_be_named(judge: str, tmp_path: Path) -> None:
-    assert run(main, "--samples", tmp_path / "s", "--out", tmp_path / "o", "--judge", judge) == 2
+    assert status(main, "--samples", tmp_path / "s", "--out", tmp_path / "o", "--judge", judge) == 2

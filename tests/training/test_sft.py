@@ -52,7 +52,7 @@ def curve(folder: Path) -> list[dict[str, float]]:
 
 
 def greedy(folder: Path, ids: list[int], count: int = 16) -> list[int]:
-    """What transformers writes."""
+    """The greedy tokens of transformers."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = torch.tensor([ids])
     out = model.generate(
@@ -62,7 +62,7 @@ def greedy(folder: Path, ids: list[int], count: int = 16) -> list[int]:
 
 
 async def local_greedy(folder: Path, ids: list[int], count: int = 16) -> list[int]:
-    """What the embedded engine writes."""
+    """The greedy tokens of the embedded engine."""
     backend = LocalBackend(folder, device="cpu")
     request = DecodeRequest("a", 0, tuple(ids), count, Sampling())
     try:
@@ -94,8 +94,8 @@ def test_the_plain_form_may_be_learned_from_every_third_answer(tmp_path: Path) -
     codec, records = ModelCodec(tmp_path / "tokenizer"), [*read_records(tmp_path / "data.jsonl")]
     task = Supervised(records, codec, "both", "none", plain_every=3)
     pasta = codec.prompt(records[0].messages)
-    asked = [task.example(index).ids[: len(pasta)] == pasta for index in range(len(task))]
-    assert asked == [True] * len(records) + [False] * math.ceil(len(records) / 3)
+    are_tagged = [task.example(index).ids[: len(pasta)] == pasta for index in range(len(task))]
+    assert are_tagged == [True] * len(records) + [False] * math.ceil(len(records) / 3)
 
 
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_the_rows_of_the_tags_learn_at_a_rate_of_their_own(tmp_path: Path) -> No
     codec = ModelCodec(tmp_path / "run" / "model")
     start = BaseModel(tmp_path / "base", codec.tag_ids).loaded().state_dict()
     moved = [
-        {name: value - start[name] for name, value in load_file(one.out / "model/model.safetensors").items()}
-        for one in (slow, fast)
+        {name: value - start[name] for name, value in load_file(run.out / "model/model.safetensors").items()}
+        for run in (slow, fast)
     ]
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         tags, others = list(codec.tag_ids), list(range(min(codec.tag_ids)))
-        once, often = (each[name] for each in moved)
+        once, often = (change[name] for change in moved)
         assert once[tags].abs().max() > 0
         torch.testing.assert_close(often[tags], 20 * once[tags], rtol=1e-3, atol=1e-6)
         assert torch.equal(often[others], once[others])
@@ -193,10 +193,10 @@ def test_a_tag_that_is_never_used_stays_at_the_mean_row(
     """
     base_folder(tmp_path / "base", tie_word_embeddings=tied, **rows)
     data_file(tmp_path / "data.jsonl")
-    given = settings(tmp_path, estimates="none", lora_rank=lora_rank, steps=4, lr=1e-2)
-    assert sft(given)
+    first_run = settings(tmp_path, estimates="none", lora_rank=lora_rank, steps=4, lr=1e-2)
+    assert sft(first_run)
     again = {"model": tmp_path / "run" / ("adapter" if lora_rank else "model"), "out": tmp_path / "again"}
-    assert sft(given.model_copy(update=again))
+    assert sft(first_run.model_copy(update=again))
     start = load_file(tmp_path / "base" / "model.safetensors")
     names = [name for name in start if "embed_tokens" in name or "lm_head" in name]
     assert len(names) == 2 - tied
@@ -227,8 +227,8 @@ def test_adapters_are_written_by_themselves_too(tmp_path: Path) -> None:
     ids = torch.tensor([codec.prompt(CHAT) + list(codec.tag_ids)])
     with torch.no_grad():
         expected = merged(input_ids=ids).logits[0, :, : codec.vocab_size]
-        found = PeftModel.from_pretrained(base, adapter)(input_ids=ids).logits[0, :, : codec.vocab_size]
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+        adapted = PeftModel.from_pretrained(base, adapter)(input_ids=ids).logits[0, :, : codec.vocab_size]
+    torch.testing.assert_close(adapted, expected, rtol=0, atol=0.02)
 
 
 @pytest.mark.timeout(900)

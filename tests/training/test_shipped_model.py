@@ -23,14 +23,17 @@ def test_a_model_that_ships_is_small_and_names_its_base(name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_both_forms_answer_unseen_names(family: str) -> None:
-    known = examples(family)
+    family_examples = examples(family)
     async with Client(LOCAL_TINY) as client:
         for baseline in (False, True):
-            asked = (client.generate(each.prompt, baseline=baseline, parallel="always") for each in known)
-            answers = await asyncio.gather(*asked)
-            facts = [each.document.text for each in known]
+            answering = (
+                client.generate(example.prompt, baseline=baseline, parallel="always")
+                for example in family_examples
+            )
+            answers = await asyncio.gather(*answering)
+            facts = [example.document.text for example in family_examples]
             right = sum(answer.text == text for answer, text in zip(answers, facts, strict=True))
-            assert right >= len(known) - 2
+            assert right >= len(family_examples) - 2
             promised = any(answer.document.promises for answer in answers)
             assert promised == (family != "chain" and not baseline)
 

@@ -28,6 +28,6 @@ def run_in_two(stage: Callable[[Any], bool], settings: object) -> list[int | Non
 
 
 def _run(rank: int, port: int, stage: Callable[[Any], bool], settings: object) -> None:
-    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-    os.environ.update({name: str(value) for name, value in found.items()}, MASTER_ADDR="127.0.0.1")
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    os.environ.update({name: str(value) for name, value in variables.items()}, MASTER_ADDR="127.0.0.1")
     assert stage(settings)
