@@ -27,8 +27,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
     for job in scheduler.running:
         assert job.node is not None
         slots = [step.slots for step in job.node.path()][::-1]
-        known = np.concatenate(slots) if slots else np.empty(0, np.int64)
-        assert np.array_equal(known, job.slots[: job.shared]), "a job's slots are not those of its path"
+        expected = np.concatenate(slots) if slots else np.empty(0, np.int64)
+        assert np.array_equal(expected, job.slots[: job.shared]), "a job's slots are not those of its path"
 
 
 def check_tree(tree: RadixCache, standing: Sequence[Node], owned: NDArray[np.int64], total: int) -> None:
@@ -52,8 +52,8 @@ def check_tree(tree: RadixCache, standing: Sequence[Node], owned: NDArray[np.int
         evictable += 0 if node.locks else len(node.ids)
     assert not locks, "a sequence stands on a node that is not in the tree"
     assert evictable == tree.evictable, "the count of evictable slots is wrong"
-    every = np.sort(np.concatenate(slots))
-    assert np.array_equal(every, np.arange(total)), "a slot is lost or has two owners"
+    all_slots = np.sort(np.concatenate(slots))
+    assert np.array_equal(all_slots, np.arange(total)), "a slot is lost or has two owners"
 
 
 def _check_node(node: Node, locks: int) -> None:

@@ -34,7 +34,7 @@ class Changed(WrappingBackend):
         self._change = change
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """What the inner one makes of the changed request."""
+        """Decode the changed request."""
         async with aclosing(self.inner.decode(self._change(request))) as pieces:
             async for piece in pieces:
                 yield piece
@@ -71,7 +71,7 @@ LLAMA3_ROPE = {
 
 
 def byte_level(tags: bool = True) -> PreTrainedTokenizerFast:
-    """As GPT-2, Llama 3 and Qwen have it; with the tags as special tokens, and one that is not special."""
+    """The kind of GPT-2, Llama 3 and Qwen; with the tags as special tokens, and one that is not special."""
     tokenizer = tk.Tokenizer(tk.models.BPE())
     tokenizer.normalizer = tk.normalizers.NFC()
     tokenizer.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -88,7 +88,7 @@ def byte_level(tags: bool = True) -> PreTrainedTokenizerFast:
 
 
 def sentencepiece(legacy: bool = True) -> PreTrainedTokenizerFast:
-    """As Llama 2 has it: spaces written as an underline, a space before the text, bytes as a last resort."""
+    """The kind of Llama 2: spaces are underlines, one stands before the text, bytes are a last resort."""
     tokenizer = tk.Tokenizer(tk.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     replace = tk.normalizers.Replace(" ", "▁")
     if legacy:
@@ -147,16 +147,16 @@ def model(kind: str = "llama", seed: int = 0, vocabulary: int = 512, **changes: 
         "pad_token_id": None,
     }
     untyped_torch.manual_seed(seed)
-    made: Any = make(config(**{**shape, **changes})).eval()
-    for name, parameter in made.named_parameters():  # biases and norms that matter
+    network: Any = make(config(**{**shape, **changes})).eval()
+    for name, parameter in network.named_parameters():  # biases and norms that matter
         if name.endswith("bias") or "norm" in name:
             torch.nn.init.normal_(parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
-    return made
+    return network
 
 
-def save(folder: Path, made: Any, tokenizer: PreTrainedTokenizerFast) -> Path:
+def save(folder: Path, network: Any, tokenizer: PreTrainedTokenizerFast) -> Path:
     """Write model and tokenizer as a checkpoint folder."""
-    made.save_pretrained(folder)
+    network.save_pretrained(folder)
     as_saved: Any = tokenizer
     as_saved.save_pretrained(folder)
     return folder

@@ -1,4 +1,4 @@
-"""What holds of every server with pasta-tiny, beside the embedded engine with the same model.
+"""Tests of any server with pasta-tiny, beside the embedded engine with the same model.
 
 The folders of the servers import these tests. Their fixtures: `server`, `backend` and `local`.
 """
@@ -125,11 +125,13 @@ async def test_what_is_banned_is_never_chosen(
     backend: AnyServerBackend, local: LocalBackend, sampling: dict[str, Any]
 ) -> None:
     tags, prompt = await tags_of(backend), await chat(backend)
-    asked = replace(request(prompt, tokens=60), sampling=Sampling(**sampling), seed=3)
-    banning = replace(asked, banned_ids=tags)
+    wanted = replace(request(prompt, tokens=60), sampling=Sampling(**sampling), seed=3)
+    banning = replace(wanted, banned_ids=tags)
     free, there, here = [
         ids_of(pieces)
-        for pieces in await asyncio.gather(read(backend, asked), read(backend, banning), read(local, banning))
+        for pieces in await asyncio.gather(
+            read(backend, wanted), read(backend, banning), read(local, banning)
+        )
     ]
     assert set(free) & set(tags) and not set(there) & set(tags)
     if not sampling:  # what is drawn differs where two probabilities are equal but for rounding
@@ -164,8 +166,8 @@ async def test_ids_that_would_kill_the_server_are_refused(backend: AnyServerBack
 
 
 async def test_seeds_are_honoured(backend: AnyServerBackend) -> None:
-    asked = replace(request(await chat(backend), tokens=30), sampling=Sampling(temperature=2.0))
-    first, again, other = [ids_of(await read(backend, replace(asked, seed=seed))) for seed in (7, 7, 8)]
+    seeded = replace(request(await chat(backend), tokens=30), sampling=Sampling(temperature=2.0))
+    first, again, other = [ids_of(await read(backend, replace(seeded, seed=seed))) for seed in (7, 7, 8)]
     assert first == again != other
 
 
@@ -242,8 +244,8 @@ def check_caches(answer: Generation, block: int) -> None:
         assert sent.cached_tokens >= answer.usage.prompt_tokens // block * block
     if len(main.requests) > 1:
         first, joined = chunks[0].requests[-1], main.requests[1].cached_tokens
-        known = first.prompt_tokens + first.completion_tokens - 1  # the last token has no KV yet
-        assert joined is not None and joined >= known // block * block
+        computed = first.prompt_tokens + first.completion_tokens - 1  # the last token has no KV yet
+        assert joined is not None and joined >= computed // block * block
 
 
 async def test_the_server_answers_as_the_embedded_engine_does(
@@ -301,8 +303,8 @@ async def test_a_plan_is_filled_by_the_servers_own_grammars(
         filled = await client.fill(PROMPT, form)
         sampled = await client.fill(PROMPT, form, temperature=2, seed=3)
     assert report.verdict == "yes"
-    for each in (filled, sampled):
-        assert form.model_validate_json(each.text) == each.value
+    for answer in (filled, sampled):
+        assert form.model_validate_json(answer.text) == answer.value
     assert filled.usage.cached_tokens > 0
 
 

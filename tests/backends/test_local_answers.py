@@ -73,7 +73,7 @@ async def test_noise_is_well_formed(tmp_path: Path) -> None:
                 await client.generate("Well?", temperature=2.0, seed=seed, max_tokens=200)
                 for seed in range(12)
             ]
-        return {one.code for answer in answers for one in answer.diagnostics} - STYLE_CODES
+        return {diagnostic.code for answer in answers for diagnostic in answer.diagnostics} - STYLE_CODES
 
     left_to_the_model = {Code.PROMISE_NESTED, Code.SYNC_NESTED, Code.TOKENS_BAD}
     assert await complaints(LocalBackend(tmp_path, device="cpu")) <= left_to_the_model

@@ -36,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def backend(folder: Path) -> AsyncIterator[LocalBackend]:
-    made = LocalBackend(folder, device="cpu", slots=512)
-    yield made
-    await made.aclose()
+    engine = LocalBackend(folder, device="cpu", slots=512)
+    yield engine
+    await engine.aclose()
 
 
 def request(ids: list[int] | range, max_tokens: int = 20, **fields: Any) -> DecodeRequest:
@@ -116,8 +116,8 @@ async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
 
 
 async def test_a_seed_gives_the_same_tokens_however_the_answer_is_cut(backend: LocalBackend) -> None:
-    asked = [request(range(30), 20, sampling=WARM, seed=seed) for seed in (5, 6)]
-    whole, other = await asyncio.gather(*(decoded(backend, one) for one in asked))
+    requests = [request(range(30), 20, sampling=WARM, seed=seed) for seed in (5, 6)]
+    whole, other = await asyncio.gather(*(decoded(backend, seeded) for seeded in requests))
     assert whole != other
     first = await decoded(backend, request(range(30), 8, sampling=WARM, seed=5))
     rest = await decoded(backend, request([*range(30), *first], 12, sampling=WARM, seed=5))
@@ -134,8 +134,8 @@ async def test_stretches_of_an_answer_do_not_repeat_their_draws(backend: LocalBa
 
     drawn: list[list[int]] = []
     for length in (30, 50, 70):  # as main goes on behind two syncs
-        asked = request(range(length), 12, sampling=WARM, seed=5, extra={"logits_processor": flat})
-        drawn.append(await decoded(backend, asked))
+        stretch = request(range(length), 12, sampling=WARM, seed=5, extra={"logits_processor": flat})
+        drawn.append(await decoded(backend, stretch))
     alike = sum(a == b for pair in itertools.combinations(drawn, 2) for a, b in zip(*pair, strict=False))
     assert alike <= 3  # of 36
 
@@ -159,13 +159,13 @@ async def test_what_cannot_work_is_refused_at_once(backend: LocalBackend, fields
 
 async def test_closing_early_leaves_nothing_and_keeps_the_cache(backend: LocalBackend) -> None:
     expected = await decoded(backend, request(range(50), 40))
-    kept = asyncio.create_task(decoded(backend, request(range(50), 40, answer="kept")))
+    other = asyncio.create_task(decoded(backend, request(range(50), 40, answer="kept")))
     stream = backend.decode(request(range(100, 140), 300))
     async for _ in stream:
         break
     await stream.aclose()
     assert len(scheduler(backend).running) <= 1  # the other one
-    assert await kept == expected
+    assert await other == expected
     check_idle(backend)
     received = await pieces(backend, request(range(100, 140), 2))
     assert received[0].cached_tokens == 39
@@ -204,8 +204,8 @@ async def test_more_requests_than_slots_all_end_also_when_they_wait_for_each_oth
     backend = LocalBackend(folder, device="cpu", slots=128)
     try:
         requests = [request(range(i, 30 + i), 60, answer=str(i)) for i in range(8)]
-        received = await asyncio.gather(*(decoded(backend, asked) for asked in requests))
-        assert [len(one) for one in received] == [60] * 8
+        received = await asyncio.gather(*(decoded(backend, waiting) for waiting in requests))
+        assert [len(ids) for ids in received] == [60] * 8
         main = backend.decode(request(range(40), 80, answer="main"))
         await anext(main)  # its reader stops until another request, which needs the same slots, has ended
         assert len(await decoded(backend, request(range(100, 140), 80, answer="other"))) == 80
@@ -258,8 +258,8 @@ async def test_a_failing_step_ends_every_request_and_the_engine_recovers(
         patch.setattr(CausalLM, "forward", raising)
         if not reset:
             patch.setattr("pasta_async.backends.local.session.KVCache", raising)
-        asked = [request(range(20), 10), request(range(21), 10)]
-        results = await asyncio.gather(*(pieces(backend, one) for one in asked), return_exceptions=True)
+        requests = [request(range(20), 10), request(range(21), 10)]
+        results = await asyncio.gather(*(pieces(backend, sent) for sent in requests), return_exceptions=True)
     causes = [result.__cause__ for result in results if isinstance(result, BackendError)]
     assert [type(cause) for cause in causes] == [RuntimeError, RuntimeError]
     assert await decoded(backend, request(range(30))) == expected
@@ -279,17 +279,17 @@ SAMPLINGS = [GREEDY, WARM, Sampling(temperature=1.0, top_k=3), Sampling(temperat
 async def test_a_token_that_cannot_be_chosen_ends_no_other_request(
     backend: LocalBackend, processor: Any
 ) -> None:
-    beside = [request(range(i, i + 30), sampling=other, seed=i) for i, other in enumerate(SAMPLINGS)]
-    alone = [await decoded(backend, one) for one in beside]
+    good = [request(range(i, i + 30), sampling=other, seed=i) for i, other in enumerate(SAMPLINGS)]
+    alone = [await decoded(backend, wanted) for wanted in good]
     bad = [
         request(range(9, 30), 10, sampling=sampling, extra={"logits_processor": processor})
         for sampling in SAMPLINGS
     ]
     results = await asyncio.gather(
-        *(decoded(backend, one) for one in [*beside, *bad]), return_exceptions=True
+        *(decoded(backend, wanted) for wanted in [*good, *bad]), return_exceptions=True
     )
-    assert results[: len(beside)] == alone
-    assert [type(result) for result in results[len(beside) :]] == [BackendError] * len(SAMPLINGS)
+    assert results[: len(good)] == alone
+    assert [type(result) for result in results[len(good) :]] == [BackendError] * len(SAMPLINGS)
     check_idle(backend)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cache_checks import check_scheduler
+from engine_jobs import decoded, job, run, watched
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
@@ -68,43 +68,15 @@ def reference(model: Any, ids: list[int], count: int) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
-def job(ids: list[int], count: int, *, group: object = 0, seed: int | None = None, **sampling: Any) -> Job:
-    return Job(group, ids, count, TokenSampler(Sampling(**sampling), seed), ())
-
-
-def logits_of(engine: Engine, ids: list[int]) -> torch.Tensor:
-    """The logits behind a context, by the way that users have to them."""
-    seen: list[torch.Tensor] = []
-
-    def look(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        seen.append(logits.clone())
-        return logits
-
-    run(engine, Job(0, ids, 1, TokenSampler(Sampling(), 0, look), ()))
-    return seen[0]
-
-
-def decoded(task: Job) -> list[int]:
-    return task.ids[task.prompt : task.length].tolist()
-
-
-def run(engine: Engine, *jobs: Job) -> None:
-    """Add the jobs and step to the end, checking every invariant after each step."""
-    for task in jobs:
-        engine.add(task)
-    while engine.step() is not None:
-        check_scheduler(engine.scheduler)
-
-
 @pytest.fixture(scope="module")
-def made() -> Any:
+def original() -> Any:
     return local_models.model()
 
 
 @pytest.fixture(scope="module")
-def folder(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("engine")
-    made.save_pretrained(path)
+    original.save_pretrained(path)
     return path
 
 
@@ -124,7 +96,7 @@ def test_greedy_tokens_are_those_of_transformers(variant: str, tmp_path: Path) -
     assert [decoded(task) for task in jobs] == [reference(model, ids, 16) for ids in prompts]
 
 
-def test_half_precision_files_are_computed_in_float32(made: Any, tmp_path: Path) -> None:
+def test_half_precision_files_are_computed_in_float32(original: Any, tmp_path: Path) -> None:
     model = local_models.model().to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size="200KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
@@ -135,34 +107,35 @@ def test_half_precision_files_are_computed_in_float32(made: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_can_be_asked_for(made: Any, folder: Path, dtype: Any) -> None:
+def test_half_precision_can_be_asked_for(original: Any, folder: Path, dtype: Any) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=256, dtype=dtype))
     with torch.no_grad():
-        expected = made(torch.tensor([prompt(40)])).logits[0, -1].log_softmax(-1)
-    seen = logits_of(engine, prompt(40)).log_softmax(-1)
+        expected = original(torch.tensor([prompt(40)])).logits[0, -1].log_softmax(-1)
+    (output,) = watched(engine, prompt(40), count=1)
+    seen = output.logits[0].log_softmax(-1)
     assert (seen - expected)[expected.argmax()].abs() < 0.2
     tasks = [job([*prompt(40)[:-1], token], 5) for token in (prompt(40)[-1], 7)]
     run(engine, *tasks)
     assert [len(decoded(task)) for task in tasks] == [5, 5]
 
 
-def test_a_fork_finds_what_its_running_parent_has_decoded(made: Any, engine: Engine) -> None:
+def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, engine: Engine) -> None:
     parent = job(prompt(40), 60)
     engine.add(parent)
     for _ in range(20):
         engine.step()
-    known = parent.ids[: parent.length].tolist()
-    forks = [job([*known, extra], 20) for extra in (3, 4)]
+    context = parent.ids[: parent.length].tolist()
+    forks = [job([*context, extra], 20) for extra in (3, 4)]
     free = engine.scheduler.pool.free
     run(engine, *forks)
-    assert [fork.cached for fork in forks] == [len(known) - 1] * 2  # the last token was not computed yet
+    assert [fork.cached for fork in forks] == [len(context) - 1] * 2  # the last token was not computed yet
     assert free - engine.scheduler.pool.free <= 2 * (2 + 20) + 40
     for task in (parent, *forks):
         ids = task.ids[: task.prompt].tolist()
-        assert decoded(task) == reference(made, ids, task.limit - task.prompt)
+        assert decoded(task) == reference(original, ids, task.limit - task.prompt)
 
 
-def test_many_long_threads_beside_their_parent_decode_as_each_alone(made: Any, folder: Path) -> None:
+def test_many_long_threads_beside_their_parent_decode_as_each_alone(original: Any, folder: Path) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=40 * PAGE + 7))
     parent = job(prompt(40), 90)
     engine.add(parent)
@@ -174,7 +147,9 @@ def test_many_long_threads_beside_their_parent_decode_as_each_alone(made: Any, f
         engine.add(threads[-1])
     run(engine)
     for task in (parent, *threads):
-        assert decoded(task) == reference(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
+        assert decoded(task) == reference(
+            original, task.ids[: task.prompt].tolist(), task.limit - task.prompt
+        )
 
 
 def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
@@ -207,7 +182,9 @@ def test_started_answers_go_before_new_ones(folder: Path) -> None:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_mix_of_forks_and_removals_decodes_the_same(made: Any, folder: Path, data: st.DataObject) -> None:
+def test_any_mix_of_forks_and_removals_decodes_the_same(
+    original: Any, folder: Path, data: st.DataObject
+) -> None:
     """A random schedule in a small pool; every sequence continues as it would alone."""
     slots = data.draw(st.sampled_from([96, 160, 400]))
     engine = Engine(folder, EngineOptions(device="cpu", slots=slots, max_prefill_tokens=16, max_running=4))
@@ -241,16 +218,16 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(made: Any, folder: Path,
     while engine.step() is not None:
         check_scheduler(engine.scheduler)
     for task in alive + done:
-        assert decoded(task) == _greedy(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
+        assert decoded(task) == _greedy(original, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
 
 
 _known: dict[tuple[int, ...], list[int]] = {}
 
 
-def _greedy(made: Any, ids: list[int], count: int) -> list[int]:
+def _greedy(original: Any, ids: list[int], count: int) -> list[int]:
     key = (*ids, -count)
     if key not in _known:
-        _known[key] = reference(made, ids, count)
+        _known[key] = reference(original, ids, count)
     return _known[key]
 
 
@@ -328,5 +305,5 @@ def test_a_repetition_penalty_counts_what_the_context_holds_once(temperature: fl
         TokenSampler(Sampling(temperature=temperature), 0, penalty=1.2),  # -1 x 1.2 is less than -1.05
     ]
     assert sample(logits.clone(), samplers, contexts) == [1, 1, 1]
-    own = TokenSampler(Sampling(temperature=temperature, repetition_penalty=1), 0, penalty=1.2)
-    assert sample(logits[:1].clone(), [own], contexts[:1]) == [0]
+    own_penalty = TokenSampler(Sampling(temperature=temperature, repetition_penalty=1), 0, penalty=1.2)
+    assert sample(logits[:1].clone(), [own_penalty], contexts[:1]) == [0]

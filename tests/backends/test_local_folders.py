@@ -132,13 +132,6 @@ async def test_unusable_folders_are_refused_with_the_reason(
     await backend.aclose()
 
 
-async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    backend = LocalBackend(tmp_path / "nowhere")
-    with pytest.raises(UnsupportedModelError, match="nowhere"):
-        await backend.connect()
-    await backend.aclose()
-
-
 async def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     local_models.save(tmp_path, local_models.model(vocabulary=300), local_models.byte_level())
     backend = LocalBackend(tmp_path, device="cpu")
@@ -182,7 +175,7 @@ def test_a_model_that_does_not_fit_in_memory_is_refused(folder: Path) -> None:
 
 
 def machine(root: Path, free: int, files: dict[str, str]) -> Path:
-    """What Linux says about memory."""
+    """A root folder with the files in which Linux tells the memory."""
     for name, content in {"proc/meminfo": f"MemTotal: 64 kB\nMemAvailable: {free} kB\n", **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
@@ -215,6 +208,6 @@ GROUPS: dict[str, tuple[dict[str, str], int]] = {
 @pytest.mark.parametrize("group", GROUPS)
 def test_available_memory_is_the_least_that_anybody_leaves(group: str, tmp_path: Path) -> None:
     files, expected = GROUPS[group]
-    found = available_memory(torch.device("cpu"), machine(tmp_path, 4096, files))
-    assert found is not None
-    assert found // 1000 == expected * 1024 // 1000 if expected == 4096 else found == expected * 1024
+    available = available_memory(torch.device("cpu"), machine(tmp_path, 4096, files))
+    assert available is not None
+    assert available // 1000 == expected * 1024 // 1000 if expected == 4096 else available == expected * 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -13,16 +13,14 @@ import local_models
 import numpy as np
 import pytest
 import torch
+from engine_jobs import watched
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType, GGUFWriter
 from local_models import tk
 
-from pasta_async import Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.options import EngineOptions
-from pasta_async.backends.local.sampler import TokenSampler
-from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.prompts import Message
@@ -109,7 +107,7 @@ def kinds(value: Any) -> list[GGUFValueType]:
 def metadata(config: Any) -> Metadata:
     rope = config.rope_parameters
     linear = rope["rope_type"] == "linear"
-    found = {
+    values = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -124,7 +122,7 @@ def metadata(config: Any) -> Metadata:
         "rope.scaling.type": "linear" if linear else None,
         "rope.scaling.factor": rope["factor"] if linear else None,
     }
-    return {f"{config.model_type}.{key}": value for key, value in found.items()}
+    return {f"{config.model_type}.{key}": value for key, value in values.items()}
 
 
 def renamed(name: str) -> str:
@@ -139,8 +137,8 @@ def in_pairs(rows: Any, head_dim: int) -> Any:
 
 
 def divisors(rope: dict[str, Any], head_dim: int) -> Any:
-    """As llama.cpp's converter computes them."""
-    found: list[float] = []
+    """Divisors of the frequencies, by the formula of llama.cpp's converter."""
+    factors: list[float] = []
     for i in range(0, head_dim, 2):
         wavelength = 2 * np.pi * rope["rope_theta"] ** (i / head_dim)
         low, high = (
@@ -150,8 +148,8 @@ def divisors(rope: dict[str, Any], head_dim: int) -> Any:
             rope["high_freq_factor"] - rope["low_freq_factor"]
         )
         blended = 1 / ((1 - smooth) / rope["factor"] + smooth)
-        found.append(1.0 if wavelength < high else rope["factor"] if wavelength > low else blended)
-    return np.array(found, np.float32)
+        factors.append(1.0 if wavelength < high else rope["factor"] if wavelength > low else blended)
+    return np.array(factors, np.float32)
 
 
 def vocabulary(tokenizer: Any) -> Metadata:
@@ -161,7 +159,7 @@ def vocabulary(tokenizer: Any) -> Metadata:
     by_text = {**raw["model"]["vocab"], **{entry["content"]: i for i, entry in added.items()}}
     tokens = sorted(by_text, key=by_text.__getitem__)
     types = [1 if i not in added else 3 if added[i]["special"] else 4 for i in range(len(tokens))]
-    found = {
+    values = {
         "model": "gpt2",
         "pre": "gpt-2",
         "tokens": tokens,
@@ -169,23 +167,8 @@ def vocabulary(tokenizer: Any) -> Metadata:
         "merges": [" ".join(merge) for merge in raw["model"]["merges"]],
         "eos_token_id": tokenizer.eos_token_id,
     }
-    named = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+    named = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
     return {**named, "tokenizer.chat_template": tokenizer.chat_template}
-
-
-def decoded(engine: Engine, ids: list[int], count: int = 12) -> tuple[torch.Tensor, list[int]]:
-    """The logits behind a context, and what follows greedily."""
-    seen: list[torch.Tensor] = []
-
-    def look(_: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        seen.append(logits.clone())
-        return logits
-
-    task = Job(0, ids, count, TokenSampler(Sampling(), 0, look), ())
-    engine.add(task)
-    while engine.step() is not None:
-        pass
-    return seen[0], task.ids[task.prompt : task.length].tolist()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -196,12 +179,10 @@ def test_logits_and_tokens_are_those_of_a_folder_and_of_transformers(variant: st
     model.save_pretrained(tmp_path / "folder")
     options = EngineOptions(device="cpu", slots=256, dtype="float32")
     ids = np.random.default_rng(0).integers(0, 512, 75).tolist()
-    (ours, tokens), (theirs, expected) = (
-        decoded(Engine(path, options), ids) for path in (file, tmp_path / "folder")
-    )
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    ours, theirs = (watched(Engine(path, options), ids, count=12)[0] for path in (file, tmp_path / "folder"))
+    torch.testing.assert_close(ours.logits[0], theirs.logits[0], atol=1e-5, rtol=1e-5)
     out = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, pad_token_id=0)
-    assert tokens == expected == out[0, len(ids) :].tolist()
+    assert ours.ids == theirs.ids == out[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize(
@@ -215,8 +196,8 @@ def test_types_that_the_package_dequantises_are_read(kind: Type, tmp_path: Path)
     data = np.random.default_rng(0).integers(0, 60, (600, 256 // block * size), np.uint8)
     file = write(tmp_path / "model.gguf", model, changes={"token_embd.weight": (data, kind)})
     expected = torch.as_tensor(gguf.dequantize(data, kind).reshape(600, 256).copy())
-    found = open_checkpoint(file).tensor("model.embed_tokens.weight").float()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    tensor = open_checkpoint(file).tensor("model.embed_tokens.weight").float()
+    torch.testing.assert_close(tensor, expected, rtol=0, atol=0, equal_nan=True)
 
 
 CUTS: dict[str, Any] = {
@@ -378,8 +359,8 @@ def test_no_damage_to_a_header_does_more_than_refuse_the_file(tmp_path: Path) ->
     data, draw = file.read_bytes(), np.random.default_rng(0)
     for _ in range(100):
         damaged = bytearray(data)
-        for place in draw.integers(0, 1500, 3):
-            damaged[place] = draw.integers(256)
+        for position in draw.integers(0, 1500, 3):
+            damaged[position] = draw.integers(256)
         file.write_bytes(damaged[: draw.integers(1, len(data))] if draw.random() < 0.3 else damaged)
         with suppress(UnsupportedModelError):
             open_checkpoint(file)

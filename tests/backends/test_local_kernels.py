@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,18 +11,15 @@ import local_models
 import numpy as np
 import pytest
 import torch
-from cache_checks import check_scheduler
+from engine_jobs import watched
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.checkpoint import model_config
 from pasta_async.backends.local.int8 import AVX2
 from pasta_async.backends.local.model import choose_dtype
 from pasta_async.backends.local.options import EngineOptions
-from pasta_async.backends.local.sampler import TokenSampler
-from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
 from pasta_async.errors import InvalidRequestError
-from pasta_async.options import Sampling
 
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
 
@@ -65,25 +61,8 @@ def ids_of(length: int) -> list[int]:
     return np.random.default_rng(length).integers(0, 512, length).tolist()
 
 
-class Watched:
-    """A greedy job that keeps the logits of its tokens."""
-
-    def __init__(self, ids: list[int], count: int = 4) -> None:
-        self.logits: list[torch.Tensor] = []
-        self.job = Job(0, ids, count, TokenSampler(Sampling(), 0, self._look), ())
-
-    def _look(self, _: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        self.logits.append(logits.clone())
-        return logits
-
-
 def logits(engine: Engine, *prompts: list[int], count: int = 4) -> list[list[torch.Tensor]]:
-    watched = [Watched(ids, count) for ids in prompts]
-    for each in watched:
-        engine.add(each.job)
-    while engine.step() is not None:
-        check_scheduler(engine.scheduler)
-    return [each.logits for each in watched]
+    return [output.logits for output in watched(engine, *prompts, count=count)]
 
 
 def distance(seen: torch.Tensor, expected: torch.Tensor) -> float:
@@ -124,13 +103,13 @@ def test_the_number_of_threads_changes_nothing(folder: Path) -> None:
     for threads in (1, 3):
         engine = Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="int8", threads=threads))
         results.append(logits(engine, *prompts))
-    for one, three in zip(*results, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
+    for by_one, by_three in zip(*results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(by_one, by_three, strict=True))
 
 
 async def test_the_kernels_have_the_threads_that_a_backend_is_given(tmp_path: Path) -> None:
-    made = local_models.model(**SHAPES["9 heads for 3 of keys"], intermediate_size=192)
-    before, folder = threading.enumerate(), local_models.save(tmp_path, made, local_models.byte_level())
+    model = local_models.model(**SHAPES["9 heads for 3 of keys"], intermediate_size=192)
+    before, folder = threading.enumerate(), local_models.save(tmp_path, model, local_models.byte_level())
     backend = LocalBackend(folder, device="cpu", slots=1024, dtype="int8", threads=3)
     await backend.connect()
     workers = [thread for thread in threading.enumerate() if thread.name == "pasta-kernels"]

@@ -1,4 +1,4 @@
-"""What int8 costs a real model: bits a token of English text, decoded under force, beside float32."""
+"""The price of int8 for a real model: bits a token of English text, decoded under force, beside float32."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_jobs import run
 from trained import require_model
 
 from pasta_async.backends.local.adapter import open_checkpoint
@@ -40,12 +41,12 @@ def decoded(model: Path, dtype: str, ids: Sequence[int]) -> tuple[float, list[in
     """Bits a token of stretches of 64 tokens, and the choices there."""
     engine = Engine(model, EngineOptions(device="cpu", slots=4096, dtype=dtype, max_running=24))  # pyright: ignore[reportArgumentType]
     samplers: list[Forced] = []
+    jobs: list[Job] = []
     for start in range(0, TEXTS * (PROMPT + TOKENS), PROMPT + TOKENS):
         prompt, rest = ids[start : start + PROMPT], ids[start + PROMPT : start + PROMPT + TOKENS]
         samplers.append(Forced(rest))
-        engine.add(Job(start, prompt, TOKENS, samplers[-1], ()))
-    while engine.step() is not None:
-        pass
+        jobs.append(Job(start, prompt, TOKENS, samplers[-1], ()))
+    run(engine, *jobs)
     bits = sum(sampler.bits for sampler in samplers) / (TEXTS * TOKENS)
     return bits, [choice for sampler in samplers for choice in sampler.choices]
 

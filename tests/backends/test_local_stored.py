@@ -15,17 +15,15 @@ import local_models
 import numpy as np
 import pytest
 import torch
+from engine_jobs import decoded, job, run
 from safetensors import torch as safetensors_torch
 
 from pasta_async.backends.local.checkpoint import CheckpointFolder
 from pasta_async.backends.local.int8 import AVX2, Array, int8_arrays, int8_layout
 from pasta_async.backends.local.options import EngineOptions
-from pasta_async.backends.local.sampler import TokenSampler
-from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.local.stored import stored_arrays
 from pasta_async.jobs import write_json
-from pasta_async.options import Sampling
 
 save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
@@ -51,11 +49,9 @@ def save(folder: Path, seed: int, vocabulary: int = 512) -> Path:
 
 
 def greedy(engine: Engine) -> list[int]:
-    job = Job(0, [*range(20)], 30, TokenSampler(Sampling(), 0), ())
-    engine.add(job)
-    while engine.step() is not None:
-        pass
-    return job.ids[job.prompt : job.length].tolist()
+    task = job([*range(20)], 30)
+    run(engine, task)
+    return decoded(task)
 
 
 def files(cache: Path) -> list[Path]:
@@ -70,14 +66,14 @@ class Unread(CheckpointFolder):
         raise AssertionError(f"{name} was read")
 
 
-def arrays_of(folder: Path, made: list[str] | None = None) -> dict[str, Array]:
-    """The stored arrays of a model folder; `made` gets the names of those that had to be made."""
+def arrays_of(folder: Path, converted: list[str] | None = None) -> dict[str, Array]:
+    """The stored arrays of a model folder; `converted` gets the names of those that had to be made."""
     checkpoint = CheckpointFolder(folder)
 
     def make() -> Iterator[tuple[str, Array]]:
         for name, array in int8_arrays(checkpoint.config, checkpoint.tensor, threads=2):
-            if made is not None:
-                made.append(name)
+            if converted is not None:
+                converted.append(name)
             yield name, array
 
     return stored_arrays(checkpoint, int8_layout(checkpoint.config), make)
@@ -163,17 +159,17 @@ stored_arrays(checkpoint, int8_layout(checkpoint.config), make)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     assert [path.suffix for path in files(cache)] == [".partial"]
-    made: list[str] = []
-    arrays_of(folder, made)
-    assert made and [path.suffix for path in files(cache)] == [".int8"]
+    converted: list[str] = []
+    arrays_of(folder, converted)
+    assert converted and [path.suffix for path in files(cache)] == [".int8"]
 
 
 def test_of_two_that_convert_at_once_one_waits_for_the_other(folder: Path) -> None:
-    made: list[str] = []
+    converted: list[str] = []
     with ThreadPoolExecutor(4) as threads:
-        begun = [threads.submit(arrays_of, folder, made) for _ in range(4)]
-    results = [each.result() for each in begun]
-    assert made == [*int8_layout(CheckpointFolder(folder).config)]
+        begun = [threads.submit(arrays_of, folder, converted) for _ in range(4)]
+    results = [conversion.result() for conversion in begun]
+    assert converted == [*int8_layout(CheckpointFolder(folder).config)]
     for result in results:
         np.testing.assert_array_equal(result["head.weights"], results[0]["head.weights"])
 

@@ -32,7 +32,7 @@ async def test_a_name_makes_a_backend_without_reaching_it(url: str) -> None:
 
 
 def test_a_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
-    """In a process of its own, where torch cannot be found."""
+    """A process of its own cannot find torch."""
     code = f"""
 import asyncio, sys
 sys.modules["torch"] = None

@@ -1,0 +1,64 @@
+"""Jobs of the embedded engine, run to their end without a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from cache_checks import check_scheduler
+
+from pasta_async.backends.local.sampler import TokenSampler
+from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.local.session import Engine
+from pasta_async.options import Sampling
+
+
+class Watched(NamedTuple):
+    """The output of a greedy job."""
+
+    logits: list[torch.Tensor]
+    """Float32, a row for each token."""
+    ids: list[int]
+
+
+def job(
+    ids: Sequence[int], count: int, *, group: object = 0, seed: int | None = None, **sampling: Any
+) -> Job:
+    return Job(group, ids, count, TokenSampler(Sampling(**sampling), seed), ())
+
+
+def run(engine: Engine, *jobs: Job) -> None:
+    """Add the jobs and step to the end, checking every invariant after each step."""
+    for task in jobs:
+        engine.add(task)
+    while engine.step() is not None:
+        check_scheduler(engine.scheduler)
+
+
+def decoded(task: Job) -> list[int]:
+    return task.ids[task.prompt : task.length].tolist()
+
+
+def watched(engine: Engine, *prompts: Sequence[int], count: int) -> list[Watched]:
+    """Decode so many tokens behind each prompt, all together."""
+    outputs = [Watched([], []) for _ in prompts]
+    jobs = [
+        Job(0, ids, count, TokenSampler(Sampling(), 0, _Noting(output.logits)), ())
+        for ids, output in zip(prompts, outputs, strict=True)
+    ]
+    run(engine, *jobs)
+    for task, output in zip(jobs, outputs, strict=True):
+        output.ids.extend(decoded(task))
+    return outputs
+
+
+class _Noting:
+    """A logits processor that changes nothing."""
+
+    def __init__(self, noted: list[torch.Tensor]) -> None:
+        self._noted = noted
+
+    def __call__(self, generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        self._noted.append(logits.clone())
+        return logits
