@@ -73,9 +73,9 @@ async def test_a_generation_is_json() -> None:
 async def test_the_speed_up_never_sells_brevity(plain: str, tokens: int) -> None:
     """Compared with a longer answer, the answer's own text counts; with a shorter one, that."""
     written = 'One. <promise topic="a" tokens="10"/><async>Two three four.</async><sync/> Five.'
-    own = parse(written).text
+    text = parse(written).text
     backend = ScriptedBackend(
-        {"tagged": written, "plain": plain if plain == "One." else own + plain}, latency=1
+        {"tagged": written, "plain": plain if plain == "One." else text + plain}, latency=1
     )
     async with pasta_async.Client(backend, clock=backend.clock) as client:
         generation = await client.generate("tagged")
@@ -96,8 +96,8 @@ def all_errors() -> list[pasta_async.PastaError]:
         pasta_async.ThreadFailedError: {"thread": 2},
     }
     kinds = [getattr(errors, name) for name in errors.__all__]
-    made = [kind("what happened", **fields.get(kind, {})) for kind in kinds]
-    return [*made, pasta_async.ParseError(check("<sync/>")[0])]
+    instances = [kind("what happened", **fields.get(kind, {})) for kind in kinds]
+    return [*instances, pasta_async.ParseError(check("<sync/>")[0])]
 
 
 @pytest.mark.parametrize("error", all_errors(), ids=lambda error: type(error).__name__)

@@ -16,15 +16,7 @@ from pasta_async import (
 )
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH, promise
-
-
-async def events_of(backend: ScriptedBackend) -> list[Event]:
-    async with (
-        Client(backend, clock=backend.clock) as client,
-        client.stream("Why?", limits=Limits(timeout=None)) as stream,
-    ):
-        return [event async for event in stream]
+from tests.interpreter.support import RICH, events_of, promise
 
 
 async def test_the_last_event_has_the_generation_that_result_gives() -> None:
@@ -56,12 +48,12 @@ async def test_what_is_not_well_formed_comes_as_events_and_in_the_generation() -
     cut = Fault(0, 3, "garbage", text='<promise topic="', skip=2)
     script = f"One. {promise('a', 'Two.', 13)}<sync/><sync/> Three</async>."
     backend = ScriptedBackend(script, faults=[cut])
-    events = await events_of(backend)
-    found = [str(event.diagnostic.code) for event in events if event.type == "diagnostic.found"]
-    assert found == ["tokens-not-tens", "sync-idle", "async-stray-close", "tag-cut"]
+    events, _ = await events_of(backend)
+    codes = [str(event.diagnostic.code) for event in events if event.type == "diagnostic.found"]
+    assert codes == ["tokens-not-tens", "sync-idle", "async-stray-close", "tag-cut"]
     done = events[-1]
     assert done.type == "answer.done"
-    assert [str(diagnostic.code) for diagnostic in done.generation.diagnostics] == found
+    assert [str(diagnostic.code) for diagnostic in done.generation.diagnostics] == codes
 
 
 @pytest.mark.loop_matrix

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pasta_async import Client, Generation, Limits, Sampling
+from pasta_async import Client, Event, Generation, Limits, Sampling
 from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadDone, ThreadReplaced
 from pasta_async.lang import TAG_TOKENS, Document, View, escape, parse, views
 from pasta_async.testing import Play, ScriptedBackend
@@ -45,27 +45,33 @@ async def answer(backend: ScriptedBackend, prompt: Any = "Why?", **options: Any)
         return await client.generate(prompt, **options)
 
 
+async def events_of(backend: ScriptedBackend, **options: Any) -> tuple[list[Event], Generation]:
+    """All events of an answer like that of `answer`, and the answer."""
+    async with (
+        Client(backend, clock=backend.clock, limits=Limits(timeout=None)) as client,
+        client.stream("Why?", **options) as stream,
+    ):
+        events = [event async for event in stream]
+        return events, await stream.result()
+
+
 async def read_by_events(backend: ScriptedBackend, **options: Any) -> tuple[Generation, str, dict[int, str]]:
     """One answer, and what a reader of its events comes to: the text, and that of each thread.
 
     Every thread is told to have ended, once.
     """
     text, threads, ended = "", dict[int, str](), list[int]()
-    async with (
-        Client(backend, clock=backend.clock, limits=Limits(timeout=None)) as client,
-        client.stream("Why?", **options) as stream,
-    ):
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                text += event.delta
-            elif isinstance(event, ThreadDelta):
-                threads[event.thread] = threads.get(event.thread, "") + event.delta
-            elif isinstance(event, ThreadReplaced):
-                threads[event.thread] = event.text
-            elif isinstance(event, ThreadDone):
-                ended.append(event.thread)
-            assert not isinstance(event, ReasoningDelta)
-        generation = await stream.result()
+    events, generation = await events_of(backend, **options)
+    for event in events:
+        if isinstance(event, TextDelta):
+            text += event.delta
+        elif isinstance(event, ThreadDelta):
+            threads[event.thread] = threads.get(event.thread, "") + event.delta
+        elif isinstance(event, ThreadReplaced):
+            threads[event.thread] = event.text
+        elif isinstance(event, ThreadDone):
+            ended.append(event.thread)
+        assert not isinstance(event, ReasoningDelta)
     assert sorted(ended) == [record.thread for record in generation.threads]
     return generation, text, {number: said for number, said in threads.items() if said}
 
@@ -110,13 +116,13 @@ def documents(*, nested: bool = False) -> st.SearchStrategy[Document]:
 
     With `nested` tags chunks hold promises and syncs too, at which the interpreter ends them.
     """
-    kept = st.builds(
+    promises = st.builds(
         _promise,
         st.sampled_from(["a", "black tea", "the three causes"]),
         st.sampled_from([10, 20, 60, 100]),
         st.lists(_TEXT | _TEXT | (_NESTED if nested else _STRAY), max_size=5),
     )
-    return st.lists(_TEXT | _TEXT | kept | kept | _TAG, max_size=12).map(_written).map(parse)
+    return st.lists(_TEXT | _TEXT | promises | promises | _TAG, max_size=12).map(_written).map(parse)
 
 
 # Requests and views ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Who decodes next: the slots of a client, and answers on engines that say how busy they are."""
+"""The slots of a client, and answers on engines that say how busy they are."""
 
 from __future__ import annotations
 
@@ -190,11 +190,11 @@ SCRIPTS = st.sampled_from(
 async def test_whatever_the_load_every_answer_comes_to_its_end(
     loads: list[tuple[int, float]], scripts: list[str], max_threads: int, client_threads: int, ids: bool
 ) -> None:
-    told = itertools.cycle(loads)
+    reported = itertools.cycle(loads)
 
     class Varying(Busy):
         async def load(self) -> EngineLoad | None:
-            running, kv_use = next(told)
+            running, kv_use = next(reported)
             if running % 9 == 8:
                 raise BackendStatusError("the load is not told", status=500)
             if running % 9 == 7:
@@ -206,9 +206,9 @@ async def test_whatever_the_load_every_answer_comes_to_its_end(
 
     backend = Varying(script)
     async with on(backend, max_threads=max_threads, client_threads=client_threads) as client:
-        asked = [f"Why {n} ?" for n in range(len(scripts))]
-        prompts = [backend.tokenizer.encode_chat([{"role": "user", "content": text}], {}) for text in asked]
-        answers = await asyncio.gather(*map(client.generate, prompts if ids else asked))
+        texts = [f"Why {n} ?" for n in range(len(scripts))]
+        prompts = [backend.tokenizer.encode_chat([{"role": "user", "content": text}], {}) for text in texts]
+        answers = await asyncio.gather(*map(client.generate, prompts if ids else texts))
     assert [answer.text for answer in answers] == [parse(script).text for script in scripts]
     assert {answer.finish_reason for answer in answers} == {"stop"}
     assert backend.max_open <= client_threads

@@ -40,8 +40,8 @@ def is_part_of_the_answer(partial: Generation | None) -> None:
     assert partial.finish_reason in ("abort", "error")
     whole = parse(RICH)
     texts = [promise.chunk.text for promise in whole.promises if promise.chunk]
-    kept = [promise.chunk.text for promise in partial.document.promises if promise.chunk]
-    assert all(text.startswith(begun) for text, begun in zip(texts, kept, strict=False))
+    begun_texts = [promise.chunk.text for promise in partial.document.promises if promise.chunk]
+    assert all(text.startswith(begun) for text, begun in zip(texts, begun_texts, strict=False))
     assert whole.format().startswith(partial.document.format().split("</async>")[0])
 
 

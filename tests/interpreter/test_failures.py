@@ -13,7 +13,6 @@ from pasta_async import (
     Client,
     DecodeRequest,
     Event,
-    Generation,
     GenerationTimeoutError,
     Limits,
     PastaError,
@@ -22,7 +21,7 @@ from pasta_async import (
 )
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH, answer
+from tests.interpreter.support import RICH, answer, events_of
 
 
 async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> PastaError:
@@ -32,12 +31,6 @@ async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> Pas
     assert not backend.open
     assert asyncio.all_tasks() == {asyncio.current_task()}
     return caught.value
-
-
-async def events_of(backend: ScriptedBackend, limits: Limits) -> tuple[list[Event], Generation]:
-    async with Client(backend, clock=backend.clock) as client, client.stream("Why?", limits=limits) as stream:
-        events = [event async for event in stream]
-        return events, await stream.result()
 
 
 @pytest.mark.parametrize("thread", range(6))
@@ -90,7 +83,7 @@ async def test_a_thread_goes_on_where_it_broke_off(thread: int, after: int) -> N
 
 async def test_events_tell_what_is_done_about_a_failure() -> None:
     fault = Fault(1, 0, retryable=True)
-    events, _ = await events_of(ScriptedBackend(RICH, faults=[fault]), Limits())
+    events, _ = await events_of(ScriptedBackend(RICH, faults=[fault]))
     assert [(e.thread, e.action) for e in events if e.type == "thread.failed"] == [(1, "retry")]
     backend = ScriptedBackend(RICH, faults=[Fault(2, 0)])
     seen: list[Event] = []

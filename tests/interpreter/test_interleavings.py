@@ -1,4 +1,4 @@
-"""Who is ahead of whom, played on a virtual clock where a token takes a second unless said otherwise."""
+"""Threads ahead of each other, on a virtual clock where a token takes a second unless said otherwise."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pasta_async import Client, Event, Generation, Limits
+from pasta_async import Client, Generation, Limits
 from pasta_async.lang import Document, Promise, Sync, parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, promise
+from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, events_of, promise
 from tests.interpreter.vocabularies import tokenizer
 
 TWO = f"One. {promise('a', 'Alpha beta gamma.')} {promise('b', 'Delta.')}<sync/> End."
@@ -19,13 +19,6 @@ TWO = f"One. {promise('a', 'Alpha beta gamma.')} {promise('b', 'Delta.')}<sync/>
 def scripted(script: str, **options: Any) -> ScriptedBackend:
     options.setdefault("latency", 1.0)
     return ScriptedBackend(script, **options)
-
-
-async def watched(backend: ScriptedBackend, **options: Any) -> tuple[list[Event], Generation]:
-    """All events of an answer, and the answer."""
-    async with Client(backend, clock=backend.clock) as client, client.stream("Why?", **options) as stream:
-        events = [event async for event in stream]
-        return events, await stream.result()
 
 
 def check_whole(backend: ScriptedBackend, generation: Generation, script: str) -> None:
@@ -54,7 +47,7 @@ async def test_main_waits_at_the_sync_for_the_last_of_its_threads(
     latencies: dict[int, float], open_threads: tuple[int, ...], joined_at: float
 ) -> None:
     backend = scripted(TWO, thread_latency=latencies)
-    events, generation = await watched(backend)
+    events, generation = await events_of(backend)
     waiting = next(event for event in events if event.type == "sync.waiting")
     joined = next(event for event in events if event.type == "sync.joined")
     assert (waiting.threads, waiting.time, joined.time) == (open_threads, 15.0, joined_at)
@@ -65,7 +58,7 @@ async def test_main_waits_at_the_sync_for_the_last_of_its_threads(
 async def test_a_sync_with_nothing_open_has_no_effect() -> None:
     script = f"One.<sync/> Two. {promise('a', 'Alpha.')}<sync/><sync/> Three."
     backend = scripted(script)
-    events, generation = await watched(backend)
+    events, generation = await events_of(backend)
     assert [event.type for event in events].count("sync.waiting") == 1
     assert [str(found.code) for found in generation.diagnostics] == ["sync-idle", "sync-idle"]
     assert generation.elapsed == generation.critical_path  # not a moment was lost with them
@@ -91,7 +84,7 @@ async def test_syncs_with_nothing_open_cost_one_request_at_most(name: str) -> No
 async def test_the_end_of_the_answer_joins_what_is_open() -> None:
     script = f"One. {promise('a', 'Alpha beta gamma delta.')}"
     backend = scripted(script, thread_latency={1: 5.0})
-    events, generation = await watched(backend)
+    events, generation = await events_of(backend)
     assert generation.threads[0].ended == 9.0
     assert generation.threads[1].ended == generation.elapsed == 8.0 + 6 * 5.0
     assert "sync.joined" not in [event.type for event in events]  # nothing is decoded after it

@@ -18,7 +18,7 @@ from tests.interpreter.support import RICH, ROOMY, documents, unrolled
 from tests.interpreter.vocabularies import tokenizer
 
 Choose = Callable[[int], int]
-"""Which of n things that could happen next does."""
+"""Chooses, of n things that could happen, the one that does."""
 Outcome = dict[tuple[int, int], tuple[int, ...]]
 """Context of each request, by thread and number."""
 
@@ -93,7 +93,7 @@ def comparable(outcome: tuple[Generation, Outcome]) -> object:
         generation.text,
         generation.critical_path,
         generation.usage.completion_tokens,
-        [str(found) for found in generation.diagnostics],
+        [str(diagnostic) for diagnostic in generation.diagnostics],
         [
             (thread.text, thread.tokens, thread.finish_reason, thread.closed_by)
             for thread in generation.threads

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, Generation, Sampling
+from pasta_async import Generation, Sampling
 from pasta_async.events import DiagnosticFound, TextDelta, ThreadDelta
 from pasta_async.lang import Document, check, parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import ROOMY, answer, documents, promise, unrolled
+from tests.interpreter.support import ROOMY, answer, documents, events_of, promise, unrolled
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 TAGS = {promise("coffee"): "promise-nested", "<sync/>": "sync-nested"}
@@ -72,16 +72,14 @@ async def test_what_is_streamed_is_the_text_however_it_comes(
 ) -> None:
     options: dict[str, Any] = {"piece": piece, "latency": 1.0, "thread_latency": {1: latency}}
     backend = forgetful(tag, name, left_out=left_out, **options)
-    async with Client(backend, clock=backend.clock, limits=ROOMY) as client, client.stream("Why?") as stream:
-        events = [event async for event in stream]
-        generation = await stream.result()
+    events, generation = await events_of(backend, limits=ROOMY)
     assert generation.document == WRITTEN
     assert "".join(event.delta for event in events if isinstance(event, TextDelta)) == generation.text
     first = [event for event in events if isinstance(event, ThreadDelta) and event.thread == 1]
     assert "".join(event.delta for event in first) == "Tea is mild."
-    found = [event.diagnostic for event in events if isinstance(event, DiagnosticFound)]
-    assert found == list(generation.diagnostics)
-    assert [(diagnostic.code[-6:], diagnostic.thread) for diagnostic in found] == [("nested", 1)]
+    diagnostics = [event.diagnostic for event in events if isinstance(event, DiagnosticFound)]
+    assert diagnostics == list(generation.diagnostics)
+    assert [(diagnostic.code[-6:], diagnostic.thread) for diagnostic in diagnostics] == [("nested", 1)]
     assert not backend.open
 
 

@@ -132,7 +132,7 @@ BODIES = st.sampled_from(
 
 
 def main_sees_no_more(body: str) -> bool:
-    """Whether the scripted model, led on behind a head, comes to the next one: no line begins in between."""
+    """True if the scripted model, led on behind a head, comes to the next one: no line begins in between."""
     return not re.search(r"\n(?=\S)", body)
 
 

@@ -1,4 +1,4 @@
-"""For how many threads an engine has room, by what it says of itself."""
+"""The number of threads that an engine has room for, by what it says of itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tag tokens may come next: whatever a model prefers, what comes out is well-formed."""
+"""The tag tokens that may come next: whatever a model prefers, its output is well-formed."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pasta_async import Client, TextDelta
+from pasta_async import TextDelta
 from pasta_async.events import ReasoningDelta
 from pasta_async.interpreter.reading import ThinkingFilter
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import answer, promise
+from tests.interpreter.support import answer, events_of, promise
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 
@@ -36,9 +36,7 @@ async def test_a_thinking_block_that_never_ends_is_all_reasoning() -> None:
 async def test_reasoning_is_streamed_apart_from_the_text(name: str, piece: int) -> None:
     written = f"<think>Hm, </thi or so.</think>One {promise('a', 'Alpha.')}<sync/> two."
     backend = ScriptedBackend(written, tokenizer=tokenizer(name), piece=piece)
-    async with Client(backend) as client, client.stream("Why?") as stream:
-        events = [event async for event in stream]
-        generation = await stream.result()
+    events, generation = await events_of(backend)
     reasoning = "".join(event.delta for event in events if isinstance(event, ReasoningDelta))
     assert reasoning == generation.reasoning == "Hm, </thi or so."
     text = "".join(event.delta for event in events if isinstance(event, TextDelta))
