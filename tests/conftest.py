@@ -31,7 +31,7 @@ NEVER_BLOCK = ("interpreter", "client", "backends/test_scripted.py", "test_clock
 """Tests, below this folder, in which no call may block the loop. Others load models, or start servers."""
 
 _loops: list[asyncio.AbstractEventLoop] = []
-"""Those that this file made and that are still open."""
+"""Loops that this file made and that are still open."""
 
 _complaints: list[dict[str, Any]] = []
 """Reports of loops since the running test began: exceptions that nobody took."""
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Of two processes (`-n 2`) one starts with SGLang; the other takes file by file of the rest."""
+    """Start one of two processes (`-n 2`) with SGLang; the other takes file by file of the rest."""
     return _ByServer(config, log)
 
 
@@ -68,7 +68,7 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 
 class _DebugLoop(asyncio.SelectorEventLoop):
-    """In debug mode for good: whoever runs the loop sets that anew."""
+    """A loop in debug mode for good: whoever runs it would set that anew."""
 
     def set_debug(self, enabled: bool) -> None:
         super().set_debug(True)
@@ -84,7 +84,7 @@ def _watched(kind: LoopFactory) -> LoopFactory:
     def make() -> asyncio.AbstractEventLoop:
         loop = kind()
         loop.set_exception_handler(lambda _, context: _complaints.append(context))
-        _loops[:] = [loop, *(known for known in _loops if not known.is_closed())]
+        _loops[:] = [loop, *(other for other in _loops if not other.is_closed())]
         return loop
 
     return make
@@ -110,9 +110,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 @pytest.fixture(autouse=True)
 def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
     """A call that blocks a running loop is an error, in the folders that `NEVER_BLOCK` names."""
-    place = request.path.relative_to(Path(__file__).parent).as_posix()
+    path = request.path.relative_to(Path(__file__).parent).as_posix()
     in_debug = re.search(r"\bdebug\b", request.node.name)  # which looks up source lines all the time
-    if in_debug or not place.startswith(NEVER_BLOCK):
+    if in_debug or not path.startswith(NEVER_BLOCK):
         yield
         return
     with blockbuster_ctx():  # imports, line caches and pytest's own files are exempt from the start

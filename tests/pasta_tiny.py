@@ -33,8 +33,8 @@ class Example(NamedTuple):
 
 def examples(family: str | None = None) -> list[Example]:
     """The examples of a family, or all, in a fixed order: twelve of each family."""
-    found = [
+    all_examples = [
         Example(record.id.partition("/")[0], record.prompt, parse(record.written))
         for record in read_records(EXAMPLES)
     ]
-    return [example for example in found if family in (None, example.family)]
+    return [example for example in all_examples if family in (None, example.family)]

@@ -30,8 +30,8 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), 
 
 def run(code: list[str], cwd: Path, backend: str = LOCAL_TINY) -> str:
     """Run a program, warnings being errors, and return its output."""
-    kept = {key for key in os.environ if not key.startswith("PASTA_") or key == "PASTA_ASYNC_CACHE"}
-    environment = {key: os.environ[key] for key in kept}
+    names = {key for key in os.environ if not key.startswith("PASTA_") or key == "PASTA_ASYNC_CACHE"}
+    environment = {key: os.environ[key] for key in names}
     environment |= {"PYTHONPATH": str(ROOT), "PASTA_BACKEND": backend, "PYTHONFAULTHANDLER": "1"}
     # sentencepiece, which gguf imports, warns as it ends; as an error that makes Python crash then
     command = [sys.executable, "-W", "error", "-W", "ignore:builtin type:DeprecationWarning", *code]
@@ -42,8 +42,8 @@ def run(code: list[str], cwd: Path, backend: str = LOCAL_TINY) -> str:
 
 
 def test_every_example_is_run() -> None:
-    found = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert found == {*PROGRAMS, *SERVED, "test_with_scripted"}  # which pytest runs by itself
+    programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert programs == {*PROGRAMS, *SERVED, "test_with_scripted"}  # which pytest runs by itself
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -59,7 +59,7 @@ def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:
     assert len(answers) == 1
     assert all(answers)
     objects = [json.loads(line.partition(": ")[2]) for line in lines if line.startswith("object_with_")]
-    assert [[*each] for each in objects] == [["origin", "taste", "better"]] * 3
+    assert [[*value] for value in objects] == [["origin", "taste", "better"]] * 3
 
 
 def test_a_web_backend_answers_with_events_and_over_a_websocket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,10 @@ def test_the_page_has_every_code_in_order() -> None:
 @pytest.mark.parametrize("code", Code)
 def test_the_example_of_the_page(code: Code) -> None:
     line, column, others = FOUND[code]
-    found = check(EXAMPLES[code])
-    first = next(diagnostic for diagnostic in found if diagnostic.code == code)
+    diagnostics = check(EXAMPLES[code])
+    first = next(diagnostic for diagnostic in diagnostics if diagnostic.code == code)
     assert (first.line, first.column) == (line, column)
-    assert sorted(diagnostic.code for diagnostic in found) == sorted([code, *others])
+    assert sorted(diagnostic.code for diagnostic in diagnostics) == sorted([code, *others])
 
 
 @pytest.mark.parametrize("code", Code)

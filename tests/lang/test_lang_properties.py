@@ -66,10 +66,10 @@ def test_what_was_read_is_written_as_it_was(text: str) -> None:
 @thorough
 @given(texts)
 def test_every_diagnostic_has_its_place(text: str) -> None:
-    for found in check(text):
-        before = text[: found.offset]
-        assert found.line == before.count("\n") + 1
-        assert found.column == len(before) - (before.rfind("\n") + 1) + 1
+    for diagnostic in check(text):
+        before = text[: diagnostic.offset]
+        assert diagnostic.line == before.count("\n") + 1
+        assert diagnostic.column == len(before) - (before.rfind("\n") + 1) + 1
 
 
 @thorough

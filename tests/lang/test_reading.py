@@ -141,11 +141,11 @@ def test_forms_of_a_promise(tag: str, topic: str, tokens: int | None) -> None:
     ],
 )
 def test_tags_that_are_ignored(tag: str) -> None:
-    kept = '<promise topic="a" tokens="10"/><async>x</async>'
-    document = parse(f"{kept}{tag} b")
+    promise = '<promise topic="a" tokens="10"/><async>x</async>'
+    document = parse(f"{promise}{tag} b")
     assert document.nodes[1:] == (Ignored(tag), Text(" b"))
     assert len(document.diagnostics) == 1
-    assert document.format() == f"{kept}{tag} b"
+    assert document.format() == f"{promise}{tag} b"
 
 
 @pytest.mark.parametrize("tag", ["<sync>", "<sync />", "<sync\n/>", "<sync/ >"])
@@ -229,7 +229,7 @@ def feed(parser: ThreadParser, *pieces: str, cut: bool = False) -> list[Reading]
 
 
 def codes(parser: ThreadParser) -> list[str]:
-    return [str(found.code) for found in parser.diagnostics]
+    return [str(diagnostic.code) for diagnostic in parser.diagnostics]
 
 
 def test_only_tag_tokens_are_tags() -> None:

@@ -35,8 +35,8 @@ def test_the_views_of_two_rounds() -> None:
         f"{CAUSES}<async>Again.</async> Done."
     )
     first_round = f"Two wars. {CAUSES}<async>Many.</async> {OUTCOME}<async>Peace.</async><sync/>"
-    found = [(view.thread, written(view.context), written(view.target)) for view in views(document)]
-    assert found == [
+    unrolled = [(view.thread, written(view.context), written(view.target)) for view in views(document)]
+    assert unrolled == [
         (0, "", f"Two wars. {CAUSES} {OUTCOME}<sync/>"),
         (1, f"Two wars. {CAUSES}<async>", "Many.</async>"),
         (2, f"Two wars. {CAUSES} {OUTCOME}<async>", "Peace.</async>"),
@@ -117,14 +117,14 @@ def check_views(document: Document) -> None:
         assert list(view.context) == [atom.segment for atom in everything if atom.round < joins]
     for view in unrolled:
         if view.thread:
-            own = [index for index, atom in enumerate(everything) if atom.thread == view.thread]
-            joins = everything[own[0]].round
+            indexes = [index for index, atom in enumerate(everything) if atom.thread == view.thread]
+            joins = everything[indexes[0]].round
             seen = [
                 atom.segment
                 for index, atom in enumerate(everything)
                 if atom.round < joins
-                or (index < own[0] and atom.thread == 0)
-                or (index in own and index < own[-1] and not atom.generated)
+                or (index < indexes[0] and atom.thread == 0)
+                or (index in indexes and index < indexes[-1] and not atom.generated)
             ]
             assert list(view.context) == seen
 

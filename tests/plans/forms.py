@@ -14,7 +14,7 @@ from pasta_async.plans import After, Plan, Tokens
 from pasta_async.testing import RandomBackend
 
 KINDS: list[tuple[GrammarKind, ...]] = [("lark", "json_schema"), ("json_schema",)]
-"""What backends take: the embedded engine both, servers schemas alone."""
+"""Kinds of grammars by backend: the embedded engine takes both, a server schemas alone."""
 
 
 class Review(BaseModel):
@@ -72,22 +72,22 @@ _TREE = {
 def draw_form(drawn: random.Random) -> dict[str, Any]:
     """A schema of up to six fields, each of which may see earlier ones. Some are lists with threads."""
     fields: dict[str, Any] = {}
-    for place in range(drawn.randint(1, 6)):
+    for number in range(drawn.randint(1, 6)):
         schema = drawn.choice(_VALUES)
         settings: dict[str, Any] = {"tokens": drawn.randint(1, 12)}
-        if place and drawn.random() < 0.5:
-            settings["after"] = [f"f{drawn.randrange(place)}" for _ in range(drawn.randint(1, 3))]
+        if number and drawn.random() < 0.5:
+            settings["after"] = [f"f{drawn.randrange(number)}" for _ in range(drawn.randint(1, 3))]
         if drawn.random() < 0.2:
             item: dict[str, Any] = {
                 "type": "object",
                 "properties": {"head": schema, "body": {**schema, "x-pasta": {"after": [], "tokens": 4}}},
                 "required": ["head", "body"],
             }
-            fields[f"f{place}"] = {"type": "array", "items": item, "maxItems": 3, "x-pasta": settings}
+            fields[f"f{number}"] = {"type": "array", "items": item, "maxItems": 3, "x-pasta": settings}
         else:
             if drawn.random() < 0.3:
                 settings["together"] = drawn.choice("gh")
-            fields[f"f{place}"] = {**schema, "x-pasta": settings}
+            fields[f"f{number}"] = {**schema, "x-pasta": settings}
     return {"type": "object", "properties": fields, "required": [*fields], "$defs": {"tree": _TREE}}
 
 

@@ -91,7 +91,7 @@ def test_findings(fields: dict[str, Any], limits: dict[str, Any], finding: tuple
     report = check(fields, **limits)
     assert finding in codes(report)
     order = ["yes", "unknown", "no"]
-    assert report.verdict == max((each.verdict for each in report.findings), key=order.index)
+    assert report.verdict == max((reported.verdict for reported in report.findings), key=order.index)
 
 
 def test_a_reason_that_something_comes_after_is_no_finding() -> None:
@@ -104,7 +104,7 @@ def test_a_report_is_text_and_a_picture() -> None:
     report = check_plan(Plan.of(Report))
     assert "sections[].text" in str(report)
     picture = ElementTree.fromstring(report.svg())
-    boxes = [each for each in picture if each.tag.endswith("rect")]
+    boxes = [element for element in picture if element.tag.endswith("rect")]
     assert len(boxes) == len(report.sees)
     edges = [line for line in report.mermaid().splitlines() if "-->" in line]
     assert len(edges) == 4  # title, sections, text, moral, summary: a chain

@@ -98,10 +98,10 @@ def test_an_object_is_split_as_far_as_it_is_written(value: dict[str, Any]) -> No
     text = json.dumps(value)
     for size in range(len(text) + 1):
         split = list(split_object(text[:size]))
-        whole = {each.key: json.loads(each.raw) for each in split if each.is_whole}
+        whole = {member.key: json.loads(member.raw) for member in split if member.is_whole}
         assert whole == {key: value[key] for key in whole}
-        assert all(each.is_whole for each in split[:-1])
-    assert {each.key: json.loads(each.raw) for each in split_object(text)} == value
+        assert all(member.is_whole for member in split[:-1])
+    assert {member.key: json.loads(member.raw) for member in split_object(text)} == value
 
 
 @given(st.text())

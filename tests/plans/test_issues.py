@@ -1,4 +1,4 @@
-"""What users of other libraries ran into does not go wrong here; the issues are named beside each test."""
+"""Troubles of other libraries' users that do not exist here; the issues are named beside each test."""
 
 from __future__ import annotations
 

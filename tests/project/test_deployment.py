@@ -35,21 +35,21 @@ def instructions(word: str | None = None) -> list[str]:
 def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] != "#"]
     assert rules[0] == "*"
-    kept = [rule[1:] for rule in rules if rule.startswith("!")]
-    assert all((ROOT / name).exists() for name in kept)
+    copied = [rule[1:] for rule in rules if rule.startswith("!")]
+    assert all((ROOT / name).exists() for name in copied)
     needed = {"pyproject.toml", "README.md", "LICENSE", "pasta_async", "constraints.txt"}
     needed |= {link.readlink().name for link in (ROOT / "pasta_async").iterdir() if link.is_symlink()}
     needed |= {folder.name for folder in ROOT.glob("pasta_async*") if folder.is_dir()}
-    assert needed <= set(kept)
+    assert needed <= set(copied)
     for sources in instructions("COPY"):
         if not sources.startswith(("--from", ".")):
-            assert any(fnmatch(sources.split()[0], name) for name in kept)
+            assert any(fnmatch(sources.split()[0], name) for name in copied)
 
 
 def test_the_variables_are_known() -> None:
     named = set(re.findall(r"\bPASTA_[A-Z_]+", DOCKERFILE + COMPOSE))
-    known = {f"PASTA_SERVER_{name}".upper() for name in ServerSettings.model_fields}
-    assert named and named <= known | {f"PASTA_{name}".upper() for name in Settings.model_fields}
+    variables = {f"PASTA_SERVER_{name}".upper() for name in ServerSettings.model_fields}
+    assert named and named <= variables | {f"PASTA_{name}".upper() for name in Settings.model_fields}
 
 
 def test_the_engine_has_the_flags_that_suit_pasta(services: dict[str, Any]) -> None:

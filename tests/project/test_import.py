@@ -21,7 +21,7 @@ EXTRAS = {
     "pasta_async/telemetry/metrics": "metrics",
     "pasta_async/telemetry/tracing": "otel",
 }
-"""Which extra a folder may lean on; all others have the core dependencies alone."""
+"""The extra that a folder may lean on; all others have the core dependencies alone."""
 
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
@@ -68,7 +68,7 @@ def test_import_loads_no_heavy_package() -> None:
 
 
 def test_what_sglang_imports_is_free_of_the_library() -> None:
-    """And of everything else, but for the standard library."""
+    """It is free of everything but the standard library."""
     names = "[name for name in sys.modules if name.split('.')[0] not in sys.stdlib_module_names]"
     added = f"before = {{*{names}}}; import pasta_async_sglang; print(sorted({{*{names}}} - before))"
     assert in_a_fresh_process(f"import sys; {added}") == str(

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its import name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for folder in ("pasta_async", "pasta_async_sglang", "backends", "evals", "training"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
@@ -23,8 +23,8 @@ def modules() -> dict[str, Path]:
                 parts = ("pasta_async", *parts)
             elif parts[1] in ("backends", "evals", "training"):
                 continue  # a link to the real folder
-            found[".".join(parts).removesuffix(".__init__")] = path
-    return found
+            paths[".".join(parts).removesuffix(".__init__")] = path
+    return paths
 
 
 MODULES = modules()
@@ -32,15 +32,15 @@ MODULES = modules()
 
 def imports(name: str) -> set[str]:
     """The modules of the package that a module imports, anywhere in it."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole in MODULES else node.module)
-    return (found & MODULES.keys()) - {name, "pasta_async"}
+                names.add(whole if whole in MODULES else node.module)
+    return (names & MODULES.keys()) - {name, "pasta_async"}
 
 
 GRAPH = {name: imports(name) for name in MODULES}

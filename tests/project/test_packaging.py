@@ -57,10 +57,10 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(built: Path) -> None:
     info = "pasta_async-0.1.0.dist-info"
     assert {name.split("/")[0] for name in names} == {"pasta_async", "pasta_async_sglang", info}
     modules = [name for name in files if name.endswith(".py")]
-    own = {name for name in modules if name.startswith(("pasta_async/", "pasta_async_sglang/"))}
-    linked = {f"pasta_async/{name}" for name in modules if name.startswith(LINKED)}
-    assert own and linked
-    assert {name for name in names if name.endswith(".py")} == own | linked
+    package_modules = {name for name in modules if name.startswith(("pasta_async/", "pasta_async_sglang/"))}
+    linked_modules = {f"pasta_async/{name}" for name in modules if name.startswith(LINKED)}
+    assert package_modules and linked_modules
+    assert {name for name in names if name.endswith(".py")} == package_modules | linked_modules
     shipped = ("pasta_async/models/", "pasta_async/server/playground/", "pasta_async/trace/")
     assert {name for name in files if name.startswith(shipped)} <= names
     assert "pasta_async/py.typed" in names

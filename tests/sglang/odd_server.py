@@ -25,7 +25,7 @@ STOP = {"type": "stop", "matched": END}
 HTML = httpx.Response(200, html="<html>Welcome</html>")
 
 Answer = Any
-"""Of a route: JSON to send, a response, an exception to raise, or a function of the request's JSON."""
+"""A route's JSON to send, a response, an exception to raise, or a function of the request's JSON."""
 
 
 @cache
@@ -56,7 +56,7 @@ def event(ids: Sequence[int], *, finish_reason: Any = None) -> dict[str, Any]:
 
 def sse(events: Iterable[dict[str, Any]], *, done: bool = True) -> bytes:
     """Events as SGLang writes them."""
-    frames = [f"data: {json.dumps(one, ensure_ascii=False)}\n\n" for one in events]
+    frames = [f"data: {json.dumps(entry, ensure_ascii=False)}\n\n" for entry in events]
     return "".join([*frames, "data: [DONE]\n\n"] if done else frames).encode()
 
 
@@ -135,7 +135,7 @@ def backend(server: OddServer, **options: Any) -> SGLangBackend:
     return SGLangBackend("http://odd", client=server.client(), **options)
 
 
-async def pieces_of(made: SGLangBackend, **fields: Any) -> list[Piece]:
+async def pieces_of(engine: SGLangBackend, **fields: Any) -> list[Piece]:
     """The pieces that are decoded for a request with these fields."""
     fields = {
         "answer": "a",
@@ -145,4 +145,4 @@ async def pieces_of(made: SGLangBackend, **fields: Any) -> list[Piece]:
         "sampling": Sampling(),
         **fields,
     }
-    return [piece async for piece in made.decode(DecodeRequest(**fields))]
+    return [piece async for piece in engine.decode(DecodeRequest(**fields))]

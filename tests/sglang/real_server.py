@@ -62,7 +62,7 @@ class Forked(NamedTuple):
     main: list[int]
     """Its own tokens."""
     outputs: list[list[int]]
-    """Those of its forks."""
+    """Tokens of its forks."""
     computed: list[int]
     """Tokens that each fork found nowhere in the prefix cache."""
 
@@ -83,17 +83,17 @@ async def fork_running(
     backend: SGLangBackend, prompt: Sequence[int], marks: Sequence[int], *, answer: str = "a"
 ) -> Forked:
     """Decode behind a prompt, and fork that when it has so many tokens; `answer` is the forks'."""
-    found = Forked([], [], [])
+    forked = Forked([], [], [])
     async with aclosing(backend.decode(greedy(prompt, marks[-1] + 40))) as pieces:
         async for piece in pieces:
-            found.main.extend(piece.ids)
-            while len(found.outputs) < len(marks) and len(found.main) >= marks[len(found.outputs)]:
-                number = len(found.outputs)
-                context = [*prompt, *found.main[: marks[number]], 5]
+            forked.main.extend(piece.ids)
+            while len(forked.outputs) < len(marks) and len(forked.main) >= marks[len(forked.outputs)]:
+                number = len(forked.outputs)
+                context = [*prompt, *forked.main[: marks[number]], 5]
                 ids, computed = await read(backend, greedy(context, 12, thread=1 + number, answer=answer))
-                found.outputs.append(ids)
-                found.computed.append(computed)
-    return found
+                forked.outputs.append(ids)
+                forked.computed.append(computed)
+    return forked
 
 
 def require_sglang(module: str = "sglang") -> None:
@@ -145,8 +145,8 @@ def running_router(workers: Sequence[str], log: Path) -> Generator[str]:
     )
 
     def ready() -> bool:
-        known: list[Any] = httpx.get(f"{url}/workers", timeout=5).json()["workers"]
-        return len(known) == len(workers)
+        listed: list[Any] = httpx.get(f"{url}/workers", timeout=5).json()["workers"]
+        return len(listed) == len(workers)
 
     with running_program([*program, *flags, "--worker-urls", *workers], log, ready):
         yield url

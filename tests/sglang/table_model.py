@@ -36,33 +36,35 @@ def tokenizer() -> Any:
     """One token for a byte, and the special ones."""
     library: Any = importlib.import_module("tokenizers")
     alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet())
-    made = library.Tokenizer(
+    byte_level = library.Tokenizer(
         library.models.BPE(vocab=dict(zip(alphabet, range(256), strict=True)), merges=[])
     )
-    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = library.decoders.ByteLevel()
+    byte_level.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    byte_level.decoder = library.decoders.ByteLevel()
     tokens = (*SPECIALS, *TAG_TOKENS)
-    made.add_special_tokens([library.AddedToken(one, special=True, normalized=False) for one in tokens])
-    return made
+    byte_level.add_special_tokens(
+        [library.AddedToken(token, special=True, normalized=False) for token in tokens]
+    )
+    return byte_level
 
 
-def successors(made: Any) -> dict[int, int]:
+def successors(byte_level: Any) -> dict[int, int]:
     """The token behind each token; what is not named is followed by itself."""
     table = {i: i for i in range(VOCABULARY)}
     for text in ("\n" + ANSWER + "</s>", "<async>" + CHUNK, ENDLESS + "Z"):
-        table.update(pairwise(made.encode(text).ids))
+        table.update(pairwise(byte_level.encode(text).ids))
     return table
 
 
-def strays(made: Any) -> dict[int, int]:
+def strays(byte_level: Any) -> dict[int, int]:
     """The token that is preferred to the successor."""
-    return dict(made.encode(text).ids for text in STRAY)
+    return dict(byte_level.encode(text).ids for text in STRAY)
 
 
 def make(folder: Path, *, context: int = 4096) -> None:
     """Write the model as a Hugging Face folder."""
-    made = tokenizer()
-    weights = _weights(successors(made), strays(made))
+    byte_level = tokenizer()
+    weights = _weights(successors(byte_level), strays(byte_level))
     safetensors: Any = importlib.import_module("safetensors.torch")
     safetensors.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer(folder, context=context)
@@ -70,9 +72,9 @@ def make(folder: Path, *, context: int = 4096) -> None:
 
 def make_tokenizer(folder: Path, *, context: int = 4096) -> None:
     """Write the model's folder without its weights."""
-    made = tokenizer()
-    made.save(str(folder / "tokenizer.json"))
-    specials = {name: made.token_to_id(token) for name, token in (("bos", "<s>"), ("eos", "</s>"))}
+    byte_level = tokenizer()
+    byte_level.save(str(folder / "tokenizer.json"))
+    specials = {name: byte_level.token_to_id(token) for name, token in (("bos", "<s>"), ("eos", "</s>"))}
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

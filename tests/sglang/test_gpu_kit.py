@@ -43,8 +43,8 @@ def run(folder: Path, serve: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(1200)  # three servers start, and nine commands
 def test_the_kit_measures_everything_once(tmp_path: Path) -> None:
     require_sglang()
-    known = [(each.prompt, each.document.text) for each in examples("offers")[:4]]
-    rows = [json.dumps({"instruction": prompt, "output": text}) for prompt, text in known]
+    answered = [(example.prompt, example.document.text) for example in examples("offers")[:4]]
+    rows = [json.dumps({"instruction": prompt, "output": text}) for prompt, text in answered]
     (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
     serve = shlex.join([sys.executable, str(Path(__file__).with_name("serve_on_cpu.py"))])
     done = run(tmp_path, serve)

@@ -1,4 +1,4 @@
-"""When the plug-in for SGLang is on, how a client learns of it, and what a fork's request says then."""
+"""The plug-in for SGLang, on and off; a client that learns of it, and the request of a fork."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def server_that_says(*states: str | None) -> OddServer:
 
 async def ids_sent(server: OddServer, answer: str = "a") -> tuple[str, str]:
     """The request ids of a main thread, and of a fork of it, while it runs, in the answer named."""
-    made = backend(server)
+    engine = backend(server)
     running = DecodeRequest("a", 0, (11, 12), 50, Sampling())
     server.decoding = [stream([sse([event([107])])]), good()]
-    async with aclosing(made.decode(running)) as pieces:
+    async with aclosing(engine.decode(running)) as pieces:
         await anext(pieces)
-        await pieces_of(made, answer=answer, thread=1)
+        await pieces_of(engine, answer=answer, thread=1)
     main, fork = [body["rid"] for body in server.sent("/generate")]
     return main, fork
 
@@ -79,8 +79,8 @@ class Registry:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """The registry in the scheduler's process of an SGLang that is known, the plug-in switched on."""
-    made = Registry()
-    hooks = SimpleNamespace(HookRegistry=made, HookType=SimpleNamespace(AFTER=1, BEFORE=2))
+    stand_in = Registry()
+    hooks = SimpleNamespace(HookRegistry=stand_in, HookType=SimpleNamespace(AFTER=1, BEFORE=2))
     fakes = {
         "sglang": SimpleNamespace(__version__=TESTED[-1]),
         SCHEDULER: SimpleNamespace(),
@@ -89,7 +89,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     for name, fake in fakes.items():
         monkeypatch.setitem(sys.modules, name, fake)
     monkeypatch.setenv(VARIABLE, "1")
-    return made
+    return stand_in
 
 
 def reported_state(registry: Registry, scheduler: Any) -> Any:

@@ -49,7 +49,8 @@ async def test_an_answer_stays_on_one_worker(
                 worker.flush()
             answer = await client.generate(prompt, parallel="always")
             probes = [
-                await each.generate(prompt, sampling=Sampling(max_tokens=1)) for each in (first, second)
+                await worker_client.generate(prompt, sampling=Sampling(max_tokens=1))
+                for worker_client in (first, second)
             ]
             cached = sorted(probe.usage.cached_tokens for probe in probes)
             assert cached[0] <= 1 < cached[1]  # one worker knows the prompt, the other never saw it

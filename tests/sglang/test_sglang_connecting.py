@@ -63,8 +63,8 @@ def test_what_is_no_url_is_refused_at_once(url: str) -> None:
 
 async def test_many_that_connect_at_once_ask_once() -> None:
     server = OddServer()
-    made = backend(server)
-    models = await asyncio.gather(*(made.connect() for _ in range(5)))
+    engine = backend(server)
+    models = await asyncio.gather(*(engine.connect() for _ in range(5)))
     assert len(server.sent("/server_info")) == 1 and all(model is models[0] for model in models)
     assert models[0].vocab_size == odd_server.VOCABULARY
     assert models[0].end_ids == (END,) and models[0].tags == TAGS
@@ -74,8 +74,8 @@ async def test_a_path_and_a_key_go_with_every_request() -> None:
     server = OddServer()
     server.routes = {f"/llm/v1{path}": answer for path, answer in server.routes.items()}
     server.decoding = [stream([sse([event([END], finish_reason=STOP)])])]
-    made = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=server.client())
-    await pieces_of(made)
+    engine = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=server.client())
+    await pieces_of(engine)
     assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
 
 
@@ -94,8 +94,8 @@ async def test_an_answer_notes_that_the_penalty_misses_tokens(
 @pytest.mark.parametrize("given", [False, True])
 async def test_a_server_without_a_tokenizer_is_not_asked_for_one(given: bool) -> None:
     server = OddServer({"/server_info": {"version": "0.5.23", "skip_tokenizer_init": True}})
-    made = backend(server, tokenizer=Path(odd_server.model_folder()) / "tokenizer.json" if given else None)
-    assert (await made.connect()).tokenizer.encode("ab") == odd_server.encode("ab")
+    engine = backend(server, tokenizer=Path(odd_server.model_folder()) / "tokenizer.json" if given else None)
+    assert (await engine.connect()).tokenizer.encode("ab") == odd_server.encode("ab")
     assert not server.sent("/tokenize")
 
 
@@ -110,10 +110,10 @@ async def test_a_server_whose_tokenize_is_out_of_reach_is_served_without_the_com
 
 @pytest.mark.parametrize("named", ["by the option", "by the server"])
 async def test_a_name_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
-    asked = list[tuple[str, str | None]]()
+    downloads = list[tuple[str, str | None]]()
 
     def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision))
+        downloads.append((name, revision))
         assert "tokenizer.json" in allow_patterns and "model.safetensors" not in allow_patterns
         return odd_server.model_folder()
 
@@ -123,7 +123,7 @@ async def test_a_name_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch, n
     if named == "by the server":
         server.routes["/model_info"] = {"model_path": "acme/model"}
     await backend(server, tokenizer="acme/model" if named == "by the option" else None).connect()
-    assert asked == [("acme/model", None if named == "by the option" else "v2")]
+    assert downloads == [("acme/model", None if named == "by the option" else "v2")]
 
 
 @pytest.mark.parametrize("path", ["/nowhere/model", "acme/model"])
@@ -142,20 +142,20 @@ async def test_an_end_that_the_tokenizer_does_not_know_is_no_text(tmp_path: Path
     )
     server = OddServer()
     server.decoding = [stream([sse([event([*odd_server.encode("a"), END], finish_reason=STOP)])])]
-    made = backend(server, tokenizer=tmp_path)
-    assert (await made.connect()).end_ids == ()
-    [piece] = await pieces_of(made)
+    engine = backend(server, tokenizer=tmp_path)
+    assert (await engine.connect()).end_ids == ()
+    [piece] = await pieces_of(engine)
     assert (piece.ids, piece.finish_reason) == (tuple(odd_server.encode("a")), "stop")
 
 
 def test_an_httpx_client_of_another_event_loop_is_refused() -> None:
     server = OddServer()
-    made = backend(server)
+    engine = backend(server)
     server.decoding = [stream([sse([event([END], finish_reason=STOP)])]) for _ in range(2)]
-    asyncio.run(_read(made))
+    asyncio.run(_read(engine))
     with pytest.raises(InvalidStateError, match="event loop"):
-        asyncio.run(_read(made))
+        asyncio.run(_read(engine))
 
 
-async def _read(made: SGLangBackend) -> None:
-    await pieces_of(made)
+async def _read(engine: SGLangBackend) -> None:
+    await pieces_of(engine)

@@ -54,13 +54,13 @@ async def test_answers_end_by_name_when_their_server_is_lost_and_the_client_goes
             expected = await ask()
             fault = Fault("stalled", at=1200)
             proxy.expect(fault)
-            asked = asyncio.create_task(ask())
+            answering = asyncio.create_task(ask())
             await fault.struck.wait()
-        for result, whole in zip(await asked, expected, strict=True):
+        for result, whole in zip(await answering, expected, strict=True):
             assert isinstance(whole, Generation)
             if isinstance(result, BaseException):
                 assert isinstance(check_error(result, whole), BackendTransportError | BackendProtocolError)
-        assert any(isinstance(result, BaseException) for result in asked.result())
+        assert any(isinstance(result, BaseException) for result in answering.result())
         for error in await ask():
             assert isinstance(error, BaseException)
             assert isinstance(error.__cause__ or error, BackendConnectError)

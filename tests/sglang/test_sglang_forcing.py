@@ -22,13 +22,13 @@ async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_en
     backend: SGLangBackend, local: LocalBackend
 ):
     case = Case(0, "Well?", LISTED)
-    found = list[list[Answer]]()
+    played = list[list[Answer]]()
     for inner in (backend, local):
         async with open_engine(inner, {"Well?": LISTED}) as engine:
-            found.append([await play(engine, METHODS[name], case) for name in METHODS if name != "auto"])
-    real, embedded = ([(row.method, row.tokens, row.critical_path) for row in rows] for rows in found)
+            played.append([await play(engine, METHODS[name], case) for name in METHODS if name != "auto"])
+    real, embedded = ([(row.method, row.tokens, row.critical_path) for row in rows] for rows in played)
     assert real == embedded
-    rows = {row.method: row for row in found[0]}
+    rows = {row.method: row for row in played[0]}
     assert rows["skeleton"].requests == 1 + 3
     assert rows["apar"].requests == 1 + 2
     assert all(row.tokens > row.critical_path for row in rows.values() if row.method != "sequential")

@@ -62,8 +62,8 @@ def test_a_server_is_told_what_it_does_not_read_of_a_model_folder(tmp_path: Path
     assert "--preferred-sampling-params" not in server_command(str(tmp_path), device="cpu").argv
     file.write_text('{"repetition_penalty": 1.1, "suppress_tokens": [7]}')
     argv = server_command(str(tmp_path), device="cpu").argv
-    told = json.loads(argv[argv.index("--preferred-sampling-params") + 1])
-    assert told == {"repetition_penalty": 1.1, "logit_bias": {"7": -1e4}}
+    preferred = json.loads(argv[argv.index("--preferred-sampling-params") + 1])
+    assert preferred == {"repetition_penalty": 1.1, "logit_bias": {"7": -1e4}}
     assert "--disable-overlap-schedule" in argv
 
 

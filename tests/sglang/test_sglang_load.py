@@ -38,13 +38,13 @@ async def read_all(monkeypatch: pytest.MonkeyPatch, *readings: list[dict[str, An
     """The last of several readings of a server with these ranks, each taken anew."""
     monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 0.0)
     server = OddServer()
-    made = backend(server)
-    await made.connect()
+    engine = backend(server)
+    await engine.connect()
     load = None
     for ranks in readings:
         server.routes[LOADS] = {"loads": ranks}
-        load = await made.load()
-    await made.aclose()
+        load = await engine.load()
+    await engine.aclose()
     assert load is not None
     return load
 
@@ -84,23 +84,23 @@ async def test_a_failure_serves_as_long_as_a_reading(
 ) -> None:
     monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 60.0)
     server = serving(answer)
-    made = backend(server)
-    await made.connect()
+    engine = backend(server)
+    await engine.connect()
     for _ in range(3):
         with pytest.raises(error):
-            await made.load()
+            await engine.load()
     assert len(server.sent(LOADS)) == 1
-    await made.aclose()
+    await engine.aclose()
 
 
 async def test_all_answers_share_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 60.0)
     server = serving({"loads": [RANK]})
-    made = backend(server)
-    await made.connect()
-    await asyncio.gather(*(made.load() for _ in range(50)))
+    engine = backend(server)
+    await engine.connect()
+    await asyncio.gather(*(engine.load() for _ in range(50)))
     assert len(server.sent(LOADS)) == 1
-    await made.aclose()
+    await engine.aclose()
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +110,9 @@ async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
                 await asyncio.Event().wait()
             return await super().handle_async_request(request)
 
-    made = backend(Stuck())
-    await made.connect()
+    engine = backend(Stuck())
+    await engine.connect()
     monkeypatch.setattr("pasta_async.backends.http.backend.WAIT_SECONDS", 0.0)
     with pytest.raises(BackendError):
-        await made.load()
-    await made.aclose()
+        await engine.load()
+    await engine.aclose()

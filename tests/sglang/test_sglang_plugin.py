@@ -66,7 +66,7 @@ async def test_the_forks_of_an_answer_compute_nothing_but_their_own_tags(
             answer = await client.generate(example.prompt, parallel="always")  # whatever else runs here
             forks = [thread.requests[0] for thread in answer.threads[1:]]
             assert len(forks) > 1
-            assert sum(one.prompt_tokens - (one.cached_tokens or 0) for one in forks) <= 2 * len(forks)
+            assert sum(fork.prompt_tokens - (fork.cached_tokens or 0) for fork in forks) <= 2 * len(forks)
 
 
 async def test_parents_and_forks_left_at_any_moment_leave_nothing_behind(
@@ -83,7 +83,7 @@ async def test_parents_and_forks_left_at_any_moment_leave_nothing_behind(
                         break
                 context = [*PROMPT, *main, 5]
                 cut, kept = (greedy(context, n, thread=k, answer=answer) for k, n in ((1, 1000), (2, 60)))
-                tasks = [group.create_task(read(backend, one)) for one in (cut, kept)]
+                tasks = [group.create_task(read(backend, fork)) for fork in (cut, kept)]
                 await asyncio.sleep(0)
             tasks[0].cancel()
             await asyncio.wait(tasks)

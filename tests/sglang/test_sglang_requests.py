@@ -37,8 +37,8 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
     server = OddServer({"/server_info": {"version": "0.5.23", "enable_deterministic_inference": True}})
     server.decoding = [stream([sse([event([CLOSE], finish_reason={"type": "stop", "matched": CLOSE})])])]
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
-    made = backend(server)
-    await pieces_of(made, sampling=sampling, seed=7, stop_ids=(CLOSE,), banned_ids=(13, CLOSE))
+    engine = backend(server)
+    await pieces_of(engine, sampling=sampling, seed=7, stop_ids=(CLOSE,), banned_ids=(13, CLOSE))
     [body] = server.sent("/generate")
     assert body["input_ids"] == [11, 12, 13] and body["stream"] is True and "routed_dp_rank" not in body
     assert body["sampling_params"] == {
@@ -65,10 +65,10 @@ async def test_what_the_server_prefers_for_its_model_holds_unless_a_request_says
         "temperature": 2,
         "logit_bias": {"20": -5.0, "21": 1.0},
     }
-    made = backend(server)
+    engine = backend(server)
     server.decoding = [good(), good()]
     for sampling in (Sampling(), Sampling(repetition_penalty=1)):
-        await pieces_of(made, sampling=sampling, banned_ids=(21,))
+        await pieces_of(engine, sampling=sampling, banned_ids=(21,))
     first, second = (body["sampling_params"] for body in server.sent("/generate"))
     assert first["temperature"] == 0 and first["logit_bias"] == {"20": -5.0, "21": -1e4}
     assert (first["repetition_penalty"], second["repetition_penalty"]) == (1.1, 1)
@@ -105,10 +105,10 @@ async def test_all_threads_of_an_answer_meet_one_cache() -> None:
     server = OddServer({"/server_info": {"version": "0.5.23", "dp_size": 4}})
     answers = [f"answer {number}" for number in range(20)]
     server.decoding = [good() for _ in range(60)]
-    made = backend(server)
+    engine = backend(server)
     for thread in range(3):
         for answer in answers:
-            await pieces_of(made, answer=answer, thread=thread)
+            await pieces_of(engine, answer=answer, thread=thread)
     ranks = [body["routed_dp_rank"] for body in server.sent("/generate")]
     assert ranks[:20] == ranks[20:40] == ranks[40:] and set(ranks) == {0, 1, 2, 3}
 
@@ -130,9 +130,9 @@ def cumulative(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Events in the form that repeats all ids so far."""
     ids: list[int] = []
     result: list[dict[str, Any]] = []
-    for each in events:
-        ids = [*ids, *each["output_ids"]]
-        result.append({**each, "output_ids": ids})
+    for increment in events:
+        ids = [*ids, *increment["output_ids"]]
+        result.append({**increment, "output_ids": ids})
     return result
 
 
@@ -281,29 +281,29 @@ async def test_cancelling_aborts_the_request_and_stays_a_cancellation(first: byt
     answer = Endless(first)
     server = OddServer({"/abort_request": abort})
     server.decoding = [stream(answer)]
-    made = backend(server)
-    task = asyncio.create_task(pieces_of(made))
+    engine = backend(server)
+    task = asyncio.create_task(pieces_of(engine))
     await answer.reading.wait()
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled() and answer.over
     assert server.sent("/abort_request") == [{"rid": server.sent("/generate")[-1]["rid"]}]
-    await made.aclose()
+    await engine.aclose()
 
 
 async def test_closing_ends_what_is_open_and_what_comes_after() -> None:
     answer, waiting = Endless(BEGUN), Endless()
     server = OddServer({"/abort_request": answer.abort})
     server.decoding = [stream(answer), stream(waiting)]
-    made = backend(server)
-    idle = made.decode(ONE)
+    engine = backend(server)
+    idle = engine.decode(ONE)
     await anext(idle)
-    task = asyncio.create_task(pieces_of(made))
+    task = asyncio.create_task(pieces_of(engine))
     await waiting.reading.wait()
-    await made.aclose()
+    await engine.aclose()
     with pytest.raises(BackendError):
         await task
-    for work in (anext(idle), pieces_of(made), made.load()):
+    for work in (anext(idle), pieces_of(engine), engine.load()):
         with pytest.raises(BackendError):
             await work
     assert len(server.sent("/abort_request")) == 2 and answer.over and waiting.over

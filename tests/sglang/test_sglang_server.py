@@ -36,9 +36,9 @@ async def test_a_client_of_the_caller_is_used_and_left_open(server: RealServer) 
         seen.append(sent.url.path)
 
     async with httpx.AsyncClient(event_hooks={"request": [note]}) as client:
-        own = SGLangBackend(server.url + "/", client=client)
-        await read(own, request(await chat(own), tokens=2))
-        await own.aclose()
+        backend = SGLangBackend(server.url + "/", client=client)
+        await read(backend, request(await chat(backend), tokens=2))
+        await backend.aclose()
         assert not client.is_closed
     assert "/generate" in seen and "/server_info" in seen
 
@@ -57,11 +57,13 @@ async def test_a_server_without_a_tokenizer_answers_alike(
     prompts = [example.prompt for example in examples()[::10]]
     with running_server(shipped, tmp_path / "log", "--skip-tokenizer-init") as (url, _):
         answers: list[list[Generation]] = []
-        for each in (SGLangBackend(url), backend):
-            async with Client(each) as client:
+        for engine in (SGLangBackend(url), backend):
+            async with Client(engine) as client:
                 answer = partial(client.generate, parallel="always", stop=["zebra"])
                 answers.append(await asyncio.gather(*map(answer, prompts)))
-            await each.aclose()
-    without, with_tokenizer = ([answer.document.format() for answer in some] for some in answers)
+            await engine.aclose()
+    without, with_tokenizer = (
+        [answer.document.format() for answer in generations] for generations in answers
+    )
     assert without == with_tokenizer
     assert any(len(answer.threads) > 1 for answer in answers[0])

@@ -41,8 +41,8 @@ def served(server: RealServer) -> Iterator[LiveServer]:
 
 @pytest.fixture
 async def client(served: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with official(served.url) as made:
-        yield made
+    async with official(served.url) as openai_client:
+        yield openai_client
 
 
 async def ask(client: openai.AsyncOpenAI, **values: Any) -> Any:
@@ -69,8 +69,8 @@ async def test_an_object_of_a_schema_is_written_by_the_library(
 
 async def test_tools_in_a_stream(client: openai.AsyncOpenAI) -> None:
     create: Any = client.chat.completions.create
-    asked = {"model": "m", "messages": MESSAGES, "max_tokens": 5, "tools": TOOLS, "stream": True}
-    chunks = await read(create(**asked, stream_options={"include_usage": True}))
+    fields = {"model": "m", "messages": MESSAGES, "max_tokens": 5, "tools": TOOLS, "stream": True}
+    chunks = await read(create(**fields, stream_options={"include_usage": True}))
     assert chunks[-1].usage.completion_tokens == 5
 
 

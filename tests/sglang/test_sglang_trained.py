@@ -51,12 +51,12 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(
     with running_server(out, tmp_path / "log", *SMALL_CACHE) as (url, _):
         served = SGLangBackend(url)
         try:
-            found = await answered(served, prompts)
+            served_answers = await answered(served, prompts)
             alone, *_ = await penalised(served, 1)
             beside, *_ = await penalised(served, 4)
         finally:
             await served.aclose()
-    for prompt, ours, theirs in zip(prompts, expected, found, strict=True):
+    for prompt, ours, theirs in zip(prompts, expected, served_answers, strict=True):
         assert theirs.document.format() == ours.document.format(), prompt
     assert beside == alone  # the penalty counts every token, whoever is prefilled meanwhile
     assert all(answer.text.strip() for answer in expected)

@@ -43,9 +43,9 @@ async def _scrape() -> Samples:
 
 def expressions() -> list[str]:
     dashboard: Any = json.loads((DOCS / "grafana" / "pasta-async.json").read_text())
-    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     variables = [variable["definition"] for variable in dashboard["templating"]["list"][1:]]
-    return [*asked, *variables]
+    return [*queries, *variables]
 
 
 @pytest.mark.parametrize("expression", expressions())

@@ -82,9 +82,9 @@ async def test_what_others_log_has_the_ids_too(logger: logging.Logger, lines: Li
 
     client = Client(Talking(DOCUMENT), observers=[Logs(logging.Logger("nowhere"))])
     await asyncio.gather(client.generate("x"), client.generate("y"))
-    asked = [record for record in lines.records if record["text"].startswith("asked")]
-    assert len(asked) == 8
-    for record in asked:
+    messages = [record for record in lines.records if record["text"].startswith("asked")]
+    assert len(messages) == 8
+    for record in messages:
         assert record["text"] == f"asked of {record['answer_id']} {record['thread_id']}"
     logger.info("outside")
     assert "answer_id" not in lines.records[-1] and "thread_id" not in lines.records[-1]

@@ -59,7 +59,7 @@ async def test_answers_in_parallel_and_in_sequence() -> None:
     assert samples.value("pasta_threads_total", kind="chunk", finish_reason="stop") == 4
     for name, expected in {
         "answer_duration_seconds": sum(generation.elapsed for generation in generations),
-        "time_to_first_token_seconds": sum(each.threads[0].first_token or 0 for each in generations),
+        "time_to_first_token_seconds": sum(answer.threads[0].first_token or 0 for answer in generations),
     }.items():
         assert samples.value(f"pasta_{name}_count") == 3
         assert samples.value(f"pasta_{name}_sum") == pytest.approx(expected)

@@ -90,7 +90,7 @@ async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None
     [answer] = traces.spans("chat odd")
     expected = f"00-{context(answer).trace_id:032x}-{context(answer).span_id:016x}"
     sent = [headers["traceparent"] for headers in server.headers if "traceparent" in headers]
-    assert [each.rpartition("-")[0] for each in sent] == [expected]
+    assert [header.rpartition("-")[0] for header in sent] == [expected]
 
 
 async def test_a_failure_marks_its_request_and_its_answer(traces: Traces) -> None:

@@ -183,7 +183,7 @@ def test_words_that_a_tokenizer_was_taught_break_no_prompt(tmp_path: Path, speci
         {"role": "user", "content": "user content about a virus, thinking <|im_end|>"},
     ]
     ids = tokenizer.encode_chat(messages, {})
-    written = (f"<|im_start|>{said['role']}\n{said['content']}<|im_end|>\n" for said in messages)
+    written = (f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     assert tokenizer.decode(ids) == "".join(written) + "<|im_start|>assistant"
     assert ids.count(original.convert_tokens_to_ids("user")) == (1 if special else 2)
     assert ids.count(original.convert_tokens_to_ids("virus")) == (0 if special else 2)

@@ -13,8 +13,8 @@ async def fill_forms(plan: Plan) -> Figures:
         drawn = plan.random("plans", number)
         form, endless, kinds = draw_form(drawn), drawn.random() < 0.5, drawn.choice(KINDS)
         try:
-            kept = await keep_promise(form, number, endless=endless, kinds=kinds)
+            promised = await keep_promise(form, number, endless=endless, kinds=kinds)
         except Exception as error:
             raise AssertionError(f"plans item {number}: {form}") from error
-        outcomes["filled" if kept else "refused"] += 1
+        outcomes["filled" if promised else "refused"] += 1
     return outcomes

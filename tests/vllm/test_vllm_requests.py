@@ -1,4 +1,4 @@
-"""What is sent to vLLM and how its replies are read, by a server that says what a test tells it to."""
+"""Requests to vLLM, and its replies, with a server that says what a test tells it to."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ async def connected(server: OddServer, **options: Any) -> Model:
     return await backend(server, **options).connect()
 
 
-async def pieces_of(made: VLLMBackend, **fields: Any) -> list[Piece]:
+async def pieces_of(engine: VLLMBackend, **fields: Any) -> list[Piece]:
     usual: dict[str, Any] = {"ids": (11, 12, 13), "max_tokens": 50, "sampling": Sampling()}
-    return [piece async for piece in made.decode(DecodeRequest(answer="a", thread=0, **usual | fields))]
+    return [piece async for piece in engine.decode(DecodeRequest(answer="a", thread=0, **usual | fields))]
 
 
 def good() -> httpx.Response:
@@ -89,10 +89,10 @@ def good() -> httpx.Response:
 
 async def test_everything_a_server_could_default_is_spelled_out_but_the_models_own_penalty() -> None:
     server = served(good(), good())
-    made = backend(server, model="small")
+    engine = backend(server, model="small")
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
-    await pieces_of(made, sampling=sampling, seed=7, stop_ids=(TAGS[4],), banned_ids=(13, TAGS[4]))
-    await pieces_of(made, extra={"ignore_eos": True}, max_tokens=1000)
+    await pieces_of(engine, sampling=sampling, seed=7, stop_ids=(TAGS[4],), banned_ids=(13, TAGS[4]))
+    await pieces_of(engine, extra={"ignore_eos": True}, max_tokens=1000)
     first, second = server.sent("/v1/completions")
     assert first == {
         **{"model": "small", "prompt": [11, 12, 13], "max_tokens": 50, "stream": True},
@@ -112,9 +112,9 @@ async def test_the_last_piece_waits_for_what_was_cached(size: int) -> None:
     content = sse(events)
     chunks = [content[i : i + size] for i in range(0, len(content), size)]
     whole = {**event([A, B, END], "stop"), "usage": {"prompt_tokens": 3}}
-    made = backend(served(stream(chunks), whole))
-    assert await pieces_of(made) == [Piece((A,)), Piece((B, END), "stop", 2)]
-    assert await pieces_of(made, stream=False) == [Piece((A, B, END), "stop")]
+    engine = backend(served(stream(chunks), whole))
+    assert await pieces_of(engine) == [Piece((A,)), Piece((B, END), "stop", 2)]
+    assert await pieces_of(engine, stream=False) == [Piece((A, B, END), "stop")]
 
 
 async def test_an_end_of_text_that_only_the_server_knows_is_no_text() -> None:
@@ -169,9 +169,9 @@ async def test_a_model_is_what_the_server_says() -> None:
 
 async def test_all_threads_of_an_answer_meet_one_engine() -> None:
     server = served(*(good() for _ in range(6)), metrics=metrics(engines=4))
-    made = backend(server)
+    engine = backend(server)
     for _ in range(6):
-        await pieces_of(made)
+        await pieces_of(engine)
     sent = [headers for headers in server.headers if "x-session-id" in headers]
     assert len(sent) == 6 and len({headers["x-data-parallel-rank"] for headers in sent}) == 1
 
@@ -179,19 +179,19 @@ async def test_all_threads_of_an_answer_meet_one_engine() -> None:
 async def test_the_load_is_reckoned_from_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 0.0)
     server = served()
-    made = backend(server)
+    engine = backend(server)
     counted = {"steps": 0.0, "waits": 0.0, "seconds": 0.0}
     load = None
     for batch in [1, 16] * 10:  # a step takes 10 ms, and 0.5 ms for each request
         growth = {"steps": 10, "waits": 10 * batch, "seconds": 10 * batch * (0.01 + 0.0005 * batch)}
         counted = {name: value + growth[name] for name, value in counted.items()}
         server.routes["/metrics"] = metrics({**counted, "running": batch})
-        load = await made.load()
+        load = await engine.load()
     assert load is not None and load.step_doubles_at == pytest.approx(20)
     assert (load.running, load.queued, load.kv_use, load.capacity) == (16, 0, 0.25, 50)
     mixed = {"running": 5, "waiting": 3, "steps": 1e6, "waits": 1e6, "seconds": 1e6, "prefilled": 7}
     server.routes["/metrics"] = metrics(mixed)  # a step that prefilled says nothing
-    assert await made.load() == type(load)(5, 5, 3, 0.25, load.step_doubles_at)
+    assert await engine.load() == type(load)(5, 5, 3, 0.25, load.step_doubles_at)
     server.routes["/metrics"] = httpx.Response(200, text="nothing")
     with pytest.raises(BackendProtocolError, match="num_requests_running"):
-        await made.load()
+        await engine.load()

@@ -59,8 +59,8 @@ async def test_pasta_smol_answers_as_it_does_here_and_a_killed_server_ends_answe
     with running_vllm(folder, tmp_path / "log") as (url, group):
         local, served = LocalBackend("pasta-smol", device="cpu", dtype="float32"), VLLMBackend(url)
         try:
-            expected, found = await answered(unconstrained(local)), await answered(served)
-            for prompt, ours, theirs in zip(PROMPTS, expected, found, strict=True):
+            expected, served_answers = await answered(unconstrained(local)), await answered(served)
+            for prompt, ours, theirs in zip(PROMPTS, expected, served_answers, strict=True):
                 assert theirs.document.format() == ours.document.format(), prompt
             assert any(len(answer.threads) > 1 for answer in expected)
 
