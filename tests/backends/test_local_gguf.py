@@ -148,7 +148,10 @@ def divisors(rope: dict[str, Any], head_dim: int) -> Any:
             rope["high_freq_factor"] - rope["low_freq_factor"]
         )
         blended = 1 / ((1 - smooth) / rope["factor"] + smooth)
-        factors.append(1.0 if wavelength < high else rope["factor"] if wavelength > low else blended)
+        if wavelength < high:
+            factors.append(1.0)
+        else:
+            factors.append(rope["factor"] if wavelength > low else blended)
     return np.array(factors, np.float32)
 
 
@@ -158,7 +161,9 @@ def vocabulary(tokenizer: Any) -> Metadata:
     added = {entry["id"]: entry for entry in raw["added_tokens"]}
     by_text = {**raw["model"]["vocab"], **{entry["content"]: i for i, entry in added.items()}}
     tokens = sorted(by_text, key=by_text.__getitem__)
-    types = [1 if i not in added else 3 if added[i]["special"] else 4 for i in range(len(tokens))]
+    types = [1 for _ in tokens]  # normal ones
+    for i, entry in added.items():
+        types[i] = 3 if entry["special"] else 4
     values = {
         "model": "gpt2",
         "pre": "gpt-2",

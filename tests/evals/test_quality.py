@@ -36,7 +36,9 @@ class Longer(Judge):
         if "Coffee" in text:
             raise BackendStatusError("it is too long", status=400)
         other = prompt.baseline.text
-        return 0.5 + 0.5 * ((len(text) > len(other)) - (len(text) < len(other)))
+        if len(text) == len(other):
+            return 0.5
+        return 1.0 if len(text) > len(other) else 0.0
 
 
 def judged(path: Path, rows: list[Answer], more: str = "", **identity: Any) -> dict[str, Any]:

@@ -29,9 +29,9 @@ def decode(grammar: TagGrammar, banned: set[int], orders: list[list[int]]) -> li
         excluded = set(order) - {rule.instead} if rule.excluded is None else {*rule.excluded}
         if rule.instead is not None and order[0] in excluded:
             order = [rule.instead]
-        token = next(choice for choice in order if choice not in excluded | banned)
-        ids.append(token := state.add(token))
-        if token == END:
+        preferred = next(choice for choice in order if choice not in excluded | banned)
+        ids.append(state.add(preferred))
+        if ids[-1] == END:
             break
     return ids
 
@@ -43,7 +43,8 @@ def excluded(state: TagState) -> set[int]:
 def codes(ids: list[int]) -> set[Code]:
     parser = MainParser()
     for token in ids:
-        parser.feed_tag(WRITTEN[token]) if token in TAGS else parser.feed_text(WRITTEN[token])
+        feed = parser.feed_tag if token in TAGS else parser.feed_text
+        feed(WRITTEN[token])
     parser.close(cut=not ids or ids[-1] != END)
     return {diagnostic.code for diagnostic in parser.diagnostics} - STYLE_CODES
 

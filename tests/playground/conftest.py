@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
+from playwright.async_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    async_playwright,
+    expect,
+)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -30,7 +38,9 @@ async def browser() -> AsyncGenerator[Browser]:
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         words = "no Chromium here; on Debian: apt-get install chromium"
-        pytest.fail(words) if os.environ.get("CI") else pytest.skip(words)
+        if os.environ.get("CI"):
+            pytest.fail(words)
+        pytest.skip(words)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
@@ -52,18 +62,20 @@ async def page(context: BrowserContext) -> AsyncGenerator[Page]:
     complaints: list[str] = []
     page = await context.new_page()
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "console",
-        lambda message: (
+
+    def note_message(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             complaints.append(message.text)
-            if message.type in ("error", "warning") and "Failed to load resource" not in message.text
-            else None
-        ),
-    )
-    page.on("request", lambda asked: complaints.append(asked.url) if not own(asked.url) else None)
+
+    def note_request(request: Request) -> None:
+        if not is_own(request.url):
+            complaints.append(request.url)
+
+    page.on("console", note_message)
+    page.on("request", note_request)
     yield page
     assert complaints == []
 
 
-def own(url: str) -> bool:
+def is_own(url: str) -> bool:
     return url.startswith(("http://127.0.0.1:", "data:", "file:"))

@@ -20,6 +20,11 @@ from pasta_async.telemetry.metrics import Metrics
 from pasta_async.testing import Fault, ScriptedBackend
 
 
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
 def client_of(registry: CollectorRegistry, *faults: Fault, **limits: int) -> Client:
     backend = ScriptedBackend(DOCUMENT, faults=faults)
     return Client(backend, limits=Limits.of(limits), observers=[Metrics(registry)])
@@ -49,8 +54,8 @@ def scrape(registry: CollectorRegistry, *generations: Generation) -> Samples:
     return samples
 
 
-async def test_answers_in_parallel_and_in_sequence() -> None:
-    client = client_of(registry := CollectorRegistry())
+async def test_answers_in_parallel_and_in_sequence(registry: CollectorRegistry) -> None:
+    client = client_of(registry)
     generations = [await client.generate("x", baseline=baseline) for baseline in (False, False, True)]
     samples = scrape(registry, *generations)
     assert samples.value("pasta_answers_total", model_name="scripted", finish_reason="stop") == 3
@@ -65,9 +70,11 @@ async def test_answers_in_parallel_and_in_sequence() -> None:
         assert samples.value(f"pasta_{name}_sum") == pytest.approx(expected)
 
 
-async def test_failures_are_counted_by_their_class_and_retries_as_requests() -> None:
+async def test_failures_are_counted_by_their_class_and_retries_as_requests(
+    registry: CollectorRegistry,
+) -> None:
     faults = [Fault(thread=1, after_tokens=0, retryable=True), Fault(thread=2, after_tokens=1, times=9)]
-    client = client_of(registry := CollectorRegistry(), *faults)
+    client = client_of(registry, *faults)
     with pytest.raises(ThreadFailedError) as failure:
         await client.generate("x")
     assert failure.value.partial
@@ -78,9 +85,9 @@ async def test_failures_are_counted_by_their_class_and_retries_as_requests() -> 
     assert samples.value("pasta_requests_total", finish_reason="error") == 2
 
 
-async def test_a_cancelled_answer_aborts_its_requests() -> None:
+async def test_a_cancelled_answer_aborts_its_requests(registry: CollectorRegistry) -> None:
     stalls = [Fault(thread=thread, after_tokens=1, kind="stall") for thread in (1, 2)]
-    client = client_of(registry := CollectorRegistry(), *stalls)
+    client = client_of(registry, *stalls)
     async with client.stream("x") as stream:
         async for event in stream:
             if isinstance(event, ThreadStarted) and event.thread == 2:
@@ -95,9 +102,9 @@ async def test_a_cancelled_answer_aborts_its_requests() -> None:
     assert samples.value("pasta_answer_errors_total") == 0
 
 
-async def test_threads_that_wait_are_seen() -> None:
+async def test_threads_that_wait_are_seen(registry: CollectorRegistry) -> None:
     stall = Fault(thread=0, after_tokens=1, kind="stall")
-    client = client_of(registry := CollectorRegistry(), stall, client_threads=1)
+    client = client_of(registry, stall, client_threads=1)
     first = asyncio.create_task(client.generate("x"))
     await anyio.wait_all_tasks_blocked()
     second = asyncio.create_task(client.generate("y", parallel="always"))

@@ -67,7 +67,9 @@ class Faults:
         assert len(errors) <= fault.struck.is_set(), (fault, errors)
         for error in errors:
             assert isinstance(error, NAMED.get(fault.kind, BackendStatusError)), (fault, errors)
-        outcome = type(errors[0]).__name__ if errors else "right" if fault.struck.is_set() else "too late"
+        outcome = "right" if fault.struck.is_set() else "too late"
+        if errors:
+            outcome = type(errors[0]).__name__
         self.outcomes.setdefault(fault.kind, Counter())[outcome] += 1
         return outcome
 

@@ -77,7 +77,8 @@ class Annotator(ChatServer):
             self.requests.append(prompt)
             self.conversations.append(messages)
             held = self.answer_at_most is not None and self.answered >= self.answer_at_most
-            self.answered += not held and status == 200
+            if status == 200 and not held:
+                self.answered += 1
             self.changed.notify_all()
         if status != 200:
             send(handler, status, {"error": {"message": f"as the prompt says: {status}"}})
