@@ -1,8 +1,9 @@
 """The six tag tokens of a model that annotates: their ids, and the rules for which may come next.
 
 A model that was trained on well-formed answers still writes a wrong tag now and then: a topic that it never
-closes, a `<sync/>` with nothing to wait for, the next promise where a chunk has to end. A backend that can
-change the logits before each choice excludes those tags, and ends a topic where punctuation begins.
+closes or has used before, a `<sync/>` with nothing to wait for, the next promise where a chunk has to end. A
+backend that can change the logits before each choice excludes those tags, and ends a topic where punctuation
+begins.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class TagGrammar:
     """The UTF-8 of a token."""
     chunk: bool
     """True for a chunk's thread, False for main."""
-    open: bool = False
-    """For main: True if there are promises to join."""
+    topics: tuple[str, ...] = ()
+    """For main: topics of the promises to join. None of them may come again before the next sync."""
 
     def begin(self, context: Sequence[int]) -> TagState:
         """The state of a request at the end of its context, which may be inside a tag."""
@@ -89,11 +90,12 @@ class TagState:
         self._over = TagRule(None, tags.end)
         self._inside: int | None = None  # tokens of the topic, or of the estimate, so far; None: outside
         self._in_estimate = False
-        self._open = False
+        self._written = bytearray()  # the topic so far
+        self._topics: set[str] = set()  # of the promises to join
+        # The context may end inside a promise; of whole ones the grammar tells which are not joined yet.
         for token in context[-_MAX_TOPIC - _MAX_ESTIMATE - 2 :]:
             self.add(token)
-        # The context may end inside a promise, which is not counted yet and can be joined once it is written.
-        self._open = grammar.open or self._inside is not None
+        self._topics = {_normalised(topic) for topic in grammar.topics}
 
     @property
     def rule(self) -> TagRule:
@@ -101,28 +103,44 @@ class TagState:
         if self._chunk:
             return self._chunk
         if self._inside is None:
-            return self._outside if self._open else self._idle
-        if self._inside == 0:
-            return self._empty
+            return self._outside if self._topics else self._idle
         if self._inside >= (_MAX_ESTIMATE if self._in_estimate else _MAX_TOPIC):
             return self._over
+        if self._inside == 0 or self._is_repeated:
+            return self._empty
         return self._estimate if self._in_estimate else self._topic
+
+    @property
+    def _is_repeated(self) -> bool:
+        """True inside a topic that, if it ended here, would be that of an earlier promise."""
+        return not self._in_estimate and _normalised(self._written.decode("utf-8", "replace")) in self._topics
 
     def add(self, token: int) -> int:
         """Follow a chosen token; returns it, or the tag that takes its place."""
         tags = self._tags
-        # A delimiter inside a topic: the topic ends here.
-        in_topic = self._inside and not self._in_estimate and token not in tags
-        if in_topic and not _DELIMITERS.isdisjoint(self._token_bytes(token)):
-            token = tags.end
+        is_topic = self._inside is not None and not self._in_estimate and token not in tags
+        # A delimiter inside a topic: the topic ends here, unless it has to become another one.
+        if is_topic and self._inside and not self._is_repeated:
+            if not _DELIMITERS.isdisjoint(self._token_bytes(token)):
+                token = tags.end
+                is_topic = False
         if token == tags.promise or token == tags.tokens:
             self._inside = 0
             self._in_estimate = token == tags.tokens
-            self._open = True
+            if token == tags.promise:
+                self._written.clear()
         elif token == tags.end:
             self._inside = None
+            self._topics.add(_normalised(self._written.decode("utf-8", "replace")))
         elif token == tags.sync:
-            self._open = False
+            self._topics.clear()
         elif self._inside is not None:
             self._inside += 1
+            if is_topic:
+                self._written += self._token_bytes(token)
         return token
+
+
+def _normalised(topic: str) -> str:
+    """A topic by which two are compared: in small letters, with single spaces."""
+    return " ".join(topic.lower().split())

@@ -130,8 +130,8 @@ class Machine:
             return None
         end_ids = self.model.end_ids
         token_bytes = self.model.tokenizer.token_bytes
-        has_promises = bool(self._budget.round)
-        return TagGrammar(self._tags, end_ids, token_bytes, chunk=number > 0, open=has_promises)
+        topics = tuple(thread.promise.topic for thread in self._budget.round if thread.promise)
+        return TagGrammar(self._tags, end_ids, token_bytes, chunk=number > 0, topics=topics)
 
     def wants(self, number: int) -> bool:
         """True if a request of this thread is to be sent (again)."""

@@ -66,10 +66,10 @@ def test_whatever_would_end_a_chunk_is_its_closing_tag(orders: list[list[int]]) 
     assert {*ids} <= {TAGS.close_async, WORD, DIGIT, COLON}
 
 
-@pytest.mark.parametrize(("open_promise", "may"), [(False, False), (True, True)])
-def test_a_sync_needs_something_to_wait_for(open_promise: bool, may: bool) -> None:
-    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False, open=open_promise).begin([WORD])
-    assert (TAGS.sync not in excluded(state)) is may
+@pytest.mark.parametrize("topics", [(), ("tea",)])
+def test_a_sync_needs_something_to_wait_for(topics: tuple[str, ...]) -> None:
+    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False, topics=topics).begin([WORD])
+    assert (TAGS.sync not in excluded(state)) is bool(topics)
     for token in (TAGS.promise, WORD, TAGS.end):
         state.add(token)
     assert TAGS.sync not in excluded(state)
@@ -89,3 +89,15 @@ def test_a_topic_ends_where_punctuation_begins() -> None:
     state = TagGrammar(TAGS, (END,), token_bytes, chunk=False).begin([COLON])
     written = [TAGS.promise, WORD, COLON, DIGIT, COLON]
     assert [state.add(token) for token in written] == [TAGS.promise, WORD, TAGS.end, DIGIT, COLON]
+
+
+def test_a_topic_of_an_earlier_promise_has_to_go_on_until_the_next_sync() -> None:
+    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False, topics=("A",)).begin([WORD, TAGS.promise])
+    assert [state.add(WORD), state.add(COLON)] == [WORD, COLON]  # "a", and what makes it another one
+    assert TAGS.end not in excluded(state)
+    for token in (TAGS.end, TAGS.promise, WORD):
+        state.add(token)
+    assert {TAGS.end, TAGS.tokens} <= excluded(state)
+    for token in (WORD, TAGS.end, TAGS.sync, TAGS.promise, WORD):
+        state.add(token)
+    assert TAGS.end not in excluded(state)
