@@ -139,7 +139,7 @@ def _kind(url: str) -> tuple[str, str]:
 class WrappingBackend:
     """A backend that leaves all of `Backend` to another one; subclasses change a part.
 
-    Each method does what the inner backend's does; it raises the same errors, and cancelling it cancels that.
+    Each method calls that of the inner backend, whose errors and cancellation are its own.
     """
 
     def __init__(self, inner: Backend) -> None:

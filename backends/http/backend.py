@@ -165,7 +165,7 @@ class ServerBackend(ABC, Generic[_Served]):
         Raises:
             BackendConnectError: Nothing listens there, it is another program, or too old.
             BackendTimeoutError: Something listens, and says nothing.
-            BackendStatusError: The server refused, for want of an `api_key` perhaps.
+            BackendStatusError: The server refused, perhaps because `api_key` is missing.
             UnsupportedModelError: There is no tokenizer, or the server has another one, or its model does not
                 generate text.
         """

@@ -46,7 +46,7 @@ class LocalBackend:
             file, or the folder of an adapter in peft's layout whose base is there; or the name of a model
             that ships, pasta-smol or qwen-1.5b for instance. None: pasta-qwen if its base is there, else
             pasta-smol.
-        device: As for `EngineOptions`, like all that follow.
+        device: See `EngineOptions`, as for all that follow.
         dtype: The number format.
         slots: Tokens in the KV cache.
         context_length: Limit of prompt and output together.

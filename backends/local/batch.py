@@ -120,7 +120,7 @@ class _Group(NamedTuple):
 
 
 class BatchMaker:
-    """Lays out batches for a pool of so many slots; masks are of `dtype`, as keys and values are."""
+    """Lays out batches for a pool of `slots`; masks have the `dtype` of keys and values."""
 
     def __init__(self, slots: int, device: torch.device, dtype: torch.dtype) -> None:
         self._column = np.empty(-(-slots // PAGE) * PAGE, np.int64)  # the mask column of each slot

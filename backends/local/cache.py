@@ -70,7 +70,7 @@ class SlotPool:
         return PAGE * int(np.count_nonzero(self._free_of_page == PAGE))
 
     def take(self, count: int, behind: int | None = None) -> Ids:
-        """Claim `count` slots, if possible those behind the sequence's last one; so many must be free."""
+        """Claim `count` free slots, if possible those after `behind`, the last slot of the sequence."""
         parts = [] if behind is None else [self._claim(self._stretch(behind + 1, count))]
         while (missing := count - sum(map(len, parts))) > 0:
             parts.append(self._claim(self._free_stretch(missing)))
@@ -81,14 +81,14 @@ class SlotPool:
         self._mark(slots, free=True)
 
     def _free_stretch(self, most: int) -> Ids:
-        """At most so many free slots: from the first page that is free as a whole, or else any."""
+        """At most `most` free slots: from the first page that is free as a whole, or else any."""
         whole = np.flatnonzero(self._free_of_page == PAGE)
         if len(whole):
             return self._stretch(int(whole[0]) * PAGE, most)
         return np.flatnonzero(self._unused)[:most]
 
     def _stretch(self, start: int, most: int) -> Ids:
-        """At most so many free slots from `start` on, up to the first that is not free."""
+        """At most `most` free slots from `start` on, up to the first that is taken."""
         window = self._unused[start : start + most]
         return np.arange(start, start + (len(window) if window.all() else int(window.argmin())))
 

