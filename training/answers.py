@@ -2,8 +2,9 @@
 
 Training on answers that the model itself would give leaves its knowledge as it is, and the loss to the tags.
 They are drawn as baselines of stage 2 are (`pasta_async.training.sample`), into a file beside OUT with its
-journal: the same command resumes an interrupted run, and other limits on what is kept draw nothing anew. Kept
-is what ends by itself, says something and does not repeat itself.
+journal: the same command resumes an interrupted run, and with other limits for what is kept nothing is drawn
+anew. An answer is kept if it ends by itself, has enough words and the form that its prompt asks for, and does
+not repeat itself.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ async def draw_answers(settings: AnswerSettings) -> dict[str, Any]:
     drawn = settings.out.with_name(f"{settings.out.stem}.drawn.jsonl")
     figures = await sample(SampleSettings(**given, out=drawn, n=0, plain_temperature=settings.temperature))
     left_out = Counter[str](failed=figures["left_out"])
-    kept = write_records(settings.out, _kept(settings, drawn, left_out))
+    kept = write_records(settings.out, _usable_records(settings, drawn, left_out))
     shared = {name: figures[name] for name in ("failures", "resumed", "tokens", "seconds")}
     return {"kept": kept, "left_out": dict(+left_out), **shared}
 
 
-def _kept(settings: AnswerSettings, drawn: Path, left_out: Counter[str]) -> Iterator[Record]:
-    """Records of the answers to train on; the others are counted by what is wrong with them."""
+def _usable_records(settings: AnswerSettings, drawn: Path, left_out: Counter[str]) -> Iterator[Record]:
+    """Records of the answers to train on; the others are counted in `left_out` by their fault."""
     for prompt in read_samples(drawn):
         if fault := _fault(prompt, settings.least):
             left_out[fault] += 1
         else:
             answer = prompt.baseline.text.strip()
-            named = {"source": settings.backend, "id": prompt.id, "form": prompt.form}
-            yield plain_record(prompt.messages, answer, **named)
+            labels = {"source": settings.backend, "id": prompt.id, "form": prompt.form}
+            yield plain_record(prompt.messages, answer, **labels)
 
 
 def _fault(prompt: SampledPrompt, least: int) -> str:

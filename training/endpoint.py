@@ -47,7 +47,7 @@ class Completion(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     first_token: Mapping[str, float] = {}
-    """Log-probabilities in nats of the first token and its alternatives, where they were requested."""
+    """Log-probabilities in nats of the first token and its alternatives; empty if not requested."""
 
 
 class Endpoint:
@@ -101,8 +101,8 @@ class Endpoint:
         try:
             answer: Any = await create(model=model, messages=list(messages), **fields)
         except openai.APIStatusError as error:
-            said = f"{url} answers {error.status_code} for the model {model!r}: {error.message}"
-            raise BackendStatusError(said, status=error.status_code) from error
+            message = f"{url} answers {error.status_code} for the model {model!r}: {error.message}"
+            raise BackendStatusError(message, status=error.status_code) from error
         except openai.APITimeoutError as error:
             raise BackendTimeoutError(f"{url} sent no reply in time") from error
         except openai.APIConnectionError as error:
@@ -119,7 +119,8 @@ def _completion(answer: ChatCompletion) -> Completion:
     """The fields of a reply that are used; the client checks nothing, so anything may be missing."""
     if not answer.choices:
         return Completion("", "none", 0, 0)
-    choice, usage = answer.choices[0], answer.usage
+    choice = answer.choices[0]
+    usage = answer.usage
     content = choice.logprobs.content if choice.logprobs else None
     first = (content[0], *(content[0].top_logprobs or ())) if content else ()
     return Completion(
@@ -132,10 +133,10 @@ def _completion(answer: ChatCompletion) -> Completion:
 
 
 class FailureBudget:
-    """Ends a run when its requests fail for a reason that the others share.
+    """Ends a run when a request fails for a reason that all others share.
 
-    That is a refusal such as a wrong key, a server that never answered (one that has is `proven`), or ten
-    failures in a row.
+    That is a refusal such as that of a wrong key, a failure before the server has ever answered (`proven`: it
+    has), or ten failures in a row.
     """
 
     def __init__(self, *, proven: bool) -> None:

@@ -3,7 +3,7 @@
 They need no model and no reference, the prompt at most, and say nothing about whether an answer is true or
 good. Their lists of words are English.
 
-- malformed: it did not end by itself, or its tags had something to complain about
+- malformed: it did not end by itself, or its tags are wrong
 - loop: the text repeats itself (`repeats_itself`)
 - runaway: more than 20 promises or items of one list; or more than 10 in a malformed answer
 - miscount: the prompt asks for a number of things (`asked_count`), and the answer's list or promises differ
@@ -36,10 +36,10 @@ SMALL: frozenset[str] = frozenset(
         "second secondly third next then lastly "
     ).split()
 )
-"""Words that say nothing of what a text is about."""
+"""Words that do not tell what a text is about."""
 
 INTRODUCTION = "introduction"
-"""The topic of what opens an answer: it says where the promised text stands, not what it is about."""
+"""The topic of an answer's opening: it names a place, not what the text is about."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 _STEM = 4
@@ -101,14 +101,14 @@ class Faults(NamedTuple):
 
     promises: int = 0
     malformed: int = 0
-    """0 or 1, as the others up to `unfinished`."""
+    """0 or 1, as for the others up to `unfinished`."""
     loop: int = 0
     runaway: int = 0
     miscount: int = 0
     formless: int = 0
     unfinished: int = 0
     same_topic: int = 0
-    """Promises, as the others."""
+    """The number of promises that have it, as for the others below."""
     empty: int = 0
     cut: int = 0
     repeat: int = 0
@@ -191,7 +191,7 @@ def count_faults(
 
 
 def soundness(faults: Faults) -> float:
-    """1 without faults, down to 0: each takes off its weight, one of promises for the share that has it."""
+    """1 without faults, at least 0. A fault takes off its weight, a promise's for the share that has it."""
     counts = faults._asdict()
     whole = sum(weight * counts[name] for name, weight in OF_ANSWERS.items())
     parts = sum(weight * counts[name] for name, weight in OF_PROMISES.items())
@@ -210,7 +210,7 @@ def repeats_itself(text: str) -> bool:
 
 
 def _longest_list(text: str) -> int:
-    """Items of the longest list: of lines with a marker, between which no other line begins at the margin."""
+    """Items of the longest list: a run of lines with a marker, without another line at the margin between."""
     kinds = [bool(_ITEM.match(line)) for line in text.splitlines() if line[:1].strip()]
     return max((len(list(group)) for item, group in groupby(kinds) if item), default=0)
 
@@ -220,7 +220,7 @@ def _has_words(text: str) -> bool:
 
 
 def _ends_within(chunk: str) -> bool:
-    """True if a text ends within a sentence."""
+    """True if a chunk ends within a sentence."""
     line = chunk.rstrip().rpartition("\n")[2].rstrip()
     if not _OPEN_END.search(line):
         return False
@@ -229,7 +229,7 @@ def _ends_within(chunk: str) -> bool:
 
 
 def _repeats(document: Document) -> Iterator[bool]:
-    """For each chunk with words: True if it repeats what stands before it."""
+    """One value for each chunk with words: True if it repeats what stands before it."""
     before = set[tuple[str, ...]]()
     for node in document.nodes:
         stretches = runs(words(node.text), _REPEAT_RUN)
@@ -239,19 +239,20 @@ def _repeats(document: Document) -> Iterator[bool]:
 
 
 def _off_topic(document: Document) -> Iterator[bool]:
-    """For each chunk with words: True if it does not speak about its topic."""
+    """One value for each chunk with words: True if it does not speak about its topic."""
     line = ""
     for node in document.nodes:
         if isinstance(node, Promise) and _has_words(node.text):
-            said = words(line + node.text)
+            chunk = words(line + node.text)
             topic = [word for word in words(node.topic) if word not in _NO_TOPIC]
-            yield bool(topic) and not any(same_stem(word, other) for word in topic for other in said)
+            yield bool(topic) and not any(same_stem(word, other) for word in topic for other in chunk)
         line = (line + node.text).rstrip().rpartition("\n")[2] + " "
 
 
 def _unspaced(document: Document) -> Iterator[bool]:
-    """For each chunk that is not empty: True if a space is missing at one of its ends."""
-    text, end = document.text, 0
+    """One value for each chunk that is not empty: True if a space is missing at one of its ends."""
+    text = document.text
+    end = 0
     for node in document.nodes:
         start, end = end, end + len(node.text)
         if isinstance(node, Promise) and node.text:

@@ -14,14 +14,14 @@ _PATTERNS = (
     *("tokenizer.json", "tokenizer_config.json", "*.jinja"),
 )
 _END = 2**20
-"""Bytes at the end of a file that are looked at: no training leaves them as they were."""
+"""Bytes at the end of a file that are hashed: training always changes them."""
 
 
 def model_digest(model: str | Path) -> str:
-    """16 hexadecimal digits for what a model computes, by names, sizes and ends of its files.
+    """16 hexadecimal digits that identify a model, by names, sizes and ends of its files.
 
-    These are its configuration, weights, tokenizer and chat template, and the sampling that it prefers. It is
-    the folder of a model or of an adapter, a GGUF file, or named as a model that ships.
+    These are its configuration, weights, tokenizer, chat template and default sampling. `model` is the folder
+    of a model or of an adapter, a GGUF file, or the name of a model that ships.
 
     Raises:
         UnsupportedModelError: There is no such model.
@@ -46,7 +46,7 @@ def backend_digest(backend: str) -> str:
 
 
 async def weights_of(backend: str) -> str:
-    """`backend_digest`; of a server, the name of the model that it serves now.
+    """`backend_digest`; for a server the name of the model that it serves now.
 
     Raises:
         PastaError: There is no such model, or the server cannot be reached.

@@ -21,7 +21,7 @@ from pasta_async.training.samples import SampledPrompt
 JUDGE_PROMPT: dict[str, str] = tomllib.loads(
     Path(__file__).with_name("judge.toml").read_text(encoding="utf-8")
 )
-"""The `system` and the `user` message that compare two answers."""
+"""The `system` and the `user` message that ask which of two answers is better."""
 
 NAMES = ("m", "M")
 """Names of the first and the second of two answers: AlpacaEval's."""
@@ -64,31 +64,31 @@ class Judge(ABC):
 class ModelJudge(Judge):
     """A judge that computes a figure of each answer with a model, one computation at a time.
 
-    What the journal has is not computed again.
+    Figures that the journal has are not computed again.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._known: dict[str, float | None] = {row["key"]: row["figure"] for row in journal.rows}
+        self._stored: dict[str, float | None] = {row["key"]: row["figure"] for row in journal.rows}
         self._turn = asyncio.Lock()
 
     @abstractmethod
     def compute(self, messages: Sequence[Message], texts: Sequence[str]) -> Sequence[float | None]:
-        """The figures of some answers to one prompt; None of one that has none. It is called in a thread."""
+        """The figures of some answers to one prompt; None for one that has none. It is called in a thread."""
 
     async def figures(self, prompt: SampledPrompt, texts: Iterable[str]) -> dict[str, float | None]:
         """The figures of some answers to a prompt, by their text.
 
-        Cancelling it leaves what is under way to end by itself, unused.
+        After a cancellation the computation under way ends by itself, unused.
         """
         keys = {text: digest(prompt.messages, text) for text in texts}
         async with self._turn:
-            new = [text for text, key in keys.items() if key not in self._known]
+            new = [text for text, key in keys.items() if key not in self._stored]
             computed = await asyncio.to_thread(self.compute, prompt.messages, new) if new else ()
             for text, figure in zip(new, computed, strict=True):
-                self._known[keys[text]] = figure
+                self._stored[keys[text]] = figure
                 self._journal.append({"key": keys[text], "figure": figure})
-        return {text: self._known[key] for text, key in keys.items()}
+        return {text: self._stored[key] for text, key in keys.items()}
 
 
 class PairwiseJudge(Judge):
@@ -103,10 +103,11 @@ class PairwiseJudge(Judge):
     """
 
     def __init__(self, endpoint: Endpoint, journal: Journal) -> None:
-        self._endpoint, self._journal = endpoint, journal
-        self._known: dict[str, float] = {row["key"]: row["first"] for row in journal.rows}
-        self.totals: Counter[str] = Counter(resumed=len(self._known), requests=0, tokens=0)
-        """Verdicts that the journal had; requests of this run, and the tokens of these and their replies."""
+        self._endpoint = endpoint
+        self._journal = journal
+        self._verdicts: dict[str, float] = {row["key"]: row["first"] for row in journal.rows}
+        self.totals: Counter[str] = Counter(resumed=len(self._verdicts), requests=0, tokens=0)
+        """Verdicts that the journal had (resumed); requests of this run; tokens of requests and replies."""
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """The probability that an answer is better than the baseline's; a half if they are the same.
@@ -126,14 +127,14 @@ class PairwiseJudge(Judge):
     async def _first_wins(self, messages: Sequence[Message]) -> float:
         """The probability that the model names the first answer."""
         key = digest(messages, "")
-        if key not in self._known:
+        if key not in self._verdicts:
             try:
                 verdict = await self._ask(messages)
             except BackendProtocolError:
                 verdict = await self._ask(messages)  # once more: it may have been an accident
-            self._known[key] = verdict
+            self._verdicts[key] = verdict
             self._journal.append({"key": key, "first": verdict})
-        return self._known[key]
+        return self._verdicts[key]
 
     async def _ask(self, messages: Sequence[Message]) -> float:
         self.totals["requests"] += 1
@@ -152,7 +153,7 @@ class PairwiseJudge(Judge):
 
 
 def _comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:
-    """The judge's prompt for two answers."""
+    """The messages that ask the judge about two answers."""
     turns = [f"[{message['role']}]\n{message['content']}" for message in messages]
     prompt = "\n\n".join(turns) if len(turns) > 1 else messages[0]["content"]
     request = JUDGE_PROMPT["user"].format(

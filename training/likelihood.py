@@ -28,7 +28,7 @@ def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
     """A model of transformers' class `kind` that is not trained, in bfloat16 on CUDA.
 
     Raises:
-        UnsupportedModelError: The folder cannot be used; `refusal` says what not, as for `CheckpointFolder`.
+        UnsupportedModelError: The folder cannot be used; `refusal` ends the message (`CheckpointFolder`).
     """
     CheckpointFolder(Path(folder), refusal)
     keep_freed_memory()
@@ -39,7 +39,7 @@ def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
 
 
 class LanguageModel(Codec):
-    """A Llama, Qwen2 or Qwen3, with the tags or without, and its tokenizer: how likely tokens are.
+    """A Llama, Qwen2 or Qwen3, with the tags or without, that tells how likely tokens are; and its tokenizer.
 
     A forward pass has `row_tokens`; a tree that is larger gets one of its own.
 
@@ -56,17 +56,20 @@ class LanguageModel(Codec):
 
     @torch.inference_mode()
     def bits(self, trees: Sequence[Trie]) -> list[list[float]]:
-        """Bits of each target of each tree, which have something before them."""
+        """Bits of each target of each tree. A target has a token before it, which predicts it."""
+        # Small trees are dealt to rows, so that a forward pass has several; a large one is a row alone.
         sizes = [len(tree) for tree in trees]
         small = [number for number, size in enumerate(sizes) if size <= self.row_tokens]
         dealt = deal_rows([sizes[number] for number in small], self.row_tokens, 1) if small else []
         rows = [[small[index] for index in row] for row in dealt if row]
         rows += [[number] for number, size in enumerate(sizes) if size > self.row_tokens]
         losses = [list[float]() for _ in trees]
+        device = self._model.device
         for row in rows:
-            used, device = sum(sizes[number] for number in row), self._model.device
+            used = sum(sizes[number] for number in row)
             length = row_length(used, self.row_tokens, few=device.type == "cuda")
             packed = pack_row([trees[number] for number in row], length, max(self.end, 0), device)
+            # The losses of a row are those of its trees, in order: each tree takes as many as it has targets.
             bits = iter((target_losses(self._model, packed) / math.log(2)).tolist())
             for number in row:
                 losses[number] = [next(bits) for _ in trees[number].targets]
@@ -84,9 +87,11 @@ def bits_per_token(
     Returns:
         None for an empty text, and for one that the model's context cannot hold.
     """
+    # Trees with their prompt and, for each target, the number of its answer. A tree is full at half a row.
     trees: list[tuple[list[int], Trie, list[int]]] = []
     for number, (messages, text) in enumerate(answers):
-        prompt, ids = model.prompt(messages, pasta=False), model.encode(text)
+        prompt = model.prompt(messages, pasta=False)
+        ids = model.encode(text)
         if not ids or len(prompt) + len(ids) > model.context:
             continue
         if not trees or trees[-1][0] != prompt or len(trees[-1][1]) > model.row_tokens // 2:
@@ -118,9 +123,9 @@ class LikelihoodJudge(ModelJudge):
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """The probability of a token of the answer relative to the baseline's: geometric means, 1 at most.
 
-        That is 2 to the power of minus the bits a token that it is dearer: 1 for an answer that is as likely
-        as the baseline's or likelier, a half for one that is dearer by a bit, 0 for an empty one. Cancelling
-        it leaves what is under way to end by itself, unused.
+        That is 2 ** -x, where x is how many bits a token the answer costs more than the baseline's: 1 for one
+        that costs no more, a half for one that costs a bit more, 0 for an empty one. After a cancellation the
+        computation under way ends by itself, unused.
 
         Raises:
             InvalidRequestError: The answer, or the baseline's, does not fit the model's context.

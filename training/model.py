@@ -40,8 +40,8 @@ from pasta_async.training.rows import embed
 _COPIED = ("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model")
 
 MARK = "pasta\n"
-"""Stands behind a prompt that asks for PASTA-LANG, if the template knew no `pasta`; that for the baseline
-(`pasta=false`) stays as the base model knows it."""
+"""The end of a prompt that asks for PASTA-LANG, if the base's template does not look at `pasta`. The prompt
+for the baseline (`pasta=false`) stays as the base model knows it."""
 
 _SWITCH = (
     "{%+ if add_generation_prompt and (pasta is not defined or pasta) %}"
@@ -68,7 +68,7 @@ class Codec:
         self.tag_ids: TagIds = self._tokenizer.tags or TagIds(*stand_ins)
         self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
         self.end: int = next(iter(self._tokenizer.end_ids), stand_ins.start - 1)
-        """Ends an answer."""
+        """Id that ends an answer."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as data: never a special token."""
@@ -144,8 +144,9 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         UnsupportedModelError: A file is missing or malformed.
         InvalidRequestError: There is no chat template.
     """
-    raw, file = read_json(folder / "tokenizer.json"), folder / "tokenizer_config.json"
-    config = read_json(file) if file.exists() else {}
+    tokenizer = read_json(folder / "tokenizer.json")
+    config_file = folder / "tokenizer_config.json"
+    config = read_json(config_file) if config_file.exists() else {}
     template = template or find_template(folder, config)
     if not template:
         raise InvalidRequestError(
@@ -153,12 +154,12 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         )
     if both and "pasta" not in template:
         template = re.sub(r"\r?\n\Z", "", template) + _SWITCH  # Jinja drops the newline at a template's end
-    add_tags(raw, config)
+    add_tags(tokenizer, config)
     config.pop("chat_template", None)
     out.mkdir(parents=True, exist_ok=True)
     for name in filter(lambda name: (folder / name).is_file(), _COPIED):
         shutil.copyfile(folder / name, out / name)
-    write_json(out / "tokenizer.json", raw)
+    write_json(out / "tokenizer.json", tokenizer)
     write_json(out / "tokenizer_config.json", config)
     (out / "chat_template.jinja").write_text(template, encoding="utf-8")
 
@@ -192,7 +193,7 @@ class BaseModel:
     lora_alpha: float = 16.0
     """Scale of the adapters."""
     adapter: Path | None = None
-    """Folder of an adapter of this trainer that is trained on, instead of a new one."""
+    """Folder of an adapter of this trainer that is trained further, instead of a new one."""
     unused: frozenset[int] = frozenset()
     """Ids of the tags that are in no example."""
 
@@ -211,6 +212,7 @@ class BaseModel:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         config = AutoConfig.from_pretrained(self.folder)
         config.vocab_size = len(weights["model.embed_tokens.weight"])
+        # The model is made without memory for weights, and then takes the tensors as they are.
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.load_state_dict(weights, assign=True)
@@ -221,17 +223,20 @@ class BaseModel:
         return (self._adapted(model) if self.lora_rank else model).train()
 
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows for new tags in [rows, hidden]: as far from the mean row as others, each in its own direction.
+        """A table [rows, hidden] with rows for new tags, each as far from the mean row as the others are.
 
-        That is halfway between what the tag means (the mean of a description's rows) and a random direction.
-        They share what all rows share: else tags can be likely where nothing asks for them. Spare rows, and
-        those of unused tags, are the mean of all rows: their logit, the mean of all, is never the best.
+        A row's direction is halfway between what the tag means (the mean of a description's rows) and a
+        random one. It starts from the mean row: a tag that lacks what all rows share can be likely where
+        nothing asks for it. Spare rows and unused tags get the mean row: their logit, the mean, is never the
+        best.
         """
-        codec, chance = Tokenizer.from_folder(self.folder), torch.Generator().manual_seed(0)
+        codec = Tokenizer.from_folder(self.folder)
+        chance = torch.Generator().manual_seed(0)
         missing = grown_rows(len(weight), max(self.tag_ids) + 1) - len(weight)
         grown = torch.cat([weight, weight.mean(0, keepdim=True).expand(missing, -1)])
         used = weight[: codec.vocab_size]
-        center, spread = used.mean(0), used.std(0)
+        center = used.mean(0)
+        spread = used.std(0)
         distance = (used - center).norm(dim=1).mean()
         for token, means in self.new_tags().items():
             if token in self.unused:
@@ -278,12 +283,13 @@ def export_model(
 ) -> None:
     """Write a trained model to the folder `out` in float32, adapters merged.
 
-    Halves would round away what a small rate has moved. A folder that is there is replaced when the new one
-    is complete. Adapters and the tags' rows also go into `adapter` beside it, in peft's format.
+    Half precision would round away what a small learning rate has changed. A folder that is there is replaced
+    when the new one is complete. Adapters and the tags' rows also go into `adapter` beside it, in peft's
+    format.
 
     Args:
         model: Trained, from `base.loaded()`.
-        base: The model was made from it.
+        base: The base that the model was made from.
         tokenizer: Folder of the model's tokenizer.
         end: Id that ends an answer: it stands before the end-of-text ids of the base.
         out: Folder to write.
@@ -293,10 +299,10 @@ def export_model(
     trained = {name: param.detach().cpu() for name, param in model.named_parameters() if param.requires_grad}
     if start_share:
         start = dict(whole.named_parameters())
-        # A new adapter is B A, with a B of 0 at the start: its mean with the start is that of B alone.
-        kept = ".lora_A." if base.lora_rank and base.adapter is None else None
+        # A new adapter's product B A starts with B = 0: to average the product is to average B alone.
+        fixed = ".lora_A." if base.lora_rank and base.adapter is None else None
         trained = {
-            name: value if kept and kept in name else start[name].detach().lerp(value, 1 - start_share)
+            name: value if fixed and fixed in name else start[name].detach().lerp(value, 1 - start_share)
             for name, value in trained.items()
         }
     with torch.no_grad():
@@ -329,7 +335,7 @@ def _replaced(out: Path, start: Path) -> Generator[Path]:
 
 
 def _generation(folder: Path, end: int) -> GenerationConfig:
-    """The base model's, with the end of an answer first among the ids that end a text."""
+    """The base model's generation config, with `end` first among the ids that end a text."""
     file = folder / "generation_config.json"
     generation: Any = GenerationConfig.from_pretrained(folder) if file.is_file() else GenerationConfig()
     generation.eos_token_id = [*dict.fromkeys([end, *named_ends(folder)])]

@@ -1,8 +1,8 @@
 """Stage 2, preference optimisation: `python -m pasta_async.training.prefer`, also behind `torchrun`.
 
 The model that drew the samples learns to write the best of n at once: faster and better answers, as the
-weight of quality against speed says. It imitates the best answer to each prompt, by the value of their
-scores. A malformed answer is below every well-formed one, and a seed decides between equals.
+weight of quality against speed says. It imitates the best answer to each prompt, the one whose score has the
+highest value. A malformed answer is below every well-formed one, and a seed decides between equals.
 """
 
 # accelerate leaves some of its types open.
@@ -36,7 +36,7 @@ from pasta_async.training.trainer import Task, TrainerSettings, train
 from pasta_async.training.views import Trie
 
 _LOOKED_AT = 20
-"""Prompts that are compared with what the ids of their samples say."""
+"""Number of prompts that are looked for in the decoded contexts of their samples."""
 
 
 class PreferSettings(TrainerSettings):
@@ -63,7 +63,7 @@ class PreferSettings(TrainerSettings):
 
 
 class Best(NamedTuple):
-    """The answer to imitate, of a prompt."""
+    """A prompt, and the answer to it that is imitated."""
 
     prompt: SampledPrompt
     sample: Sample
@@ -78,14 +78,14 @@ def choose_best(
 ) -> tuple[list[Best], Counter[str]]:
     """Choose the best of each prompt's samples.
 
-    Samples that failed, are not exact or have no score take no part. Those that tie at the top are drawn for;
-    a prompt whose best ties with its worst says nothing, and is left out.
+    Samples that failed, are not exact or have no score take no part. Of several best ones one is drawn; a
+    prompt whose best ties with its worst teaches nothing, and is left out.
 
     Args:
-        prompts: With their samples.
-        scores: By prompt and number of the sample.
-        weight: See `Score.value`.
-        seed: Of the draws among equals.
+        prompts: The prompts with their samples.
+        scores: Scores by prompt id and number of the sample.
+        weight: Weight of quality against speed; see `Score.value`.
+        seed: Seed of the draws among equals.
         sound_only: The best has no counted fault (`pasta_async.training.faults`). Where at least half of a
             prompt's samples promise, it is then one that promises: a plain answer has no tags to get wrong,
             and a model that learns from such wins learns not to promise.
@@ -97,13 +97,16 @@ def choose_best(
     Raises:
         InvalidRequestError: A prompt occurs twice, or no answer is left.
     """
-    chosen, counts, seen = list[Best](), Counter[str](), set[str]()
+    chosen: list[Best] = []
+    counts: Counter[str] = Counter()
+    seen: set[str] = set()
     for prompt in prompts:
         if prompt.id in seen:
             raise InvalidRequestError(f"the prompt {prompt.id!r} occurs more than once among the samples")
         seen.add(prompt.id)
         counts["prompts"] += 1
         promising = sound_only and 2 * sum(map(_promises, prompt.samples)) >= len(prompt.samples)
+        # Samples with their rank: those that may be the best are above the others, then the value decides.
         usable: list[tuple[tuple[bool, float], Sample]] = []
         for sample in prompt.samples:
             score = scores.get((prompt.id, sample.number))
@@ -124,7 +127,7 @@ def choose_best(
 
 
 def _best(usable: Sequence[tuple[tuple[bool, float], Sample]], draw: random.Random) -> Sample | str:
-    """The best sample, or why there is none; each sample stands behind what decides its place."""
+    """The best of samples with their ranks, or the reason why there is none, as `choose_best` counts it."""
     if len(usable) < 2:
         return "few"
     ranks = [rank for rank, _ in usable]
@@ -138,7 +141,7 @@ def _best(usable: Sequence[tuple[tuple[bool, float], Sample]], draw: random.Rand
 
 
 def _is_sound(sample: Sample, prompt: SampledPrompt, promising: bool) -> bool:
-    """True if it has no fault, and promises where it has to."""
+    """True if a sample has no fault and, where `promising`, at least one promise."""
     return (_promises(sample) or not promising) and soundness(faults_of_sample(sample, prompt)) == 1
 
 
@@ -167,7 +170,7 @@ class Imitation(Task):
         return self._samples[index].trie
 
     def weight(self, example: Trie) -> float:
-        """One."""
+        """1: every answer counts the same."""
         return 1.0
 
 
@@ -177,7 +180,8 @@ def prefer(settings: PreferSettings) -> bool:
     Raises:
         InvalidRequestError: Also if samples and scores do not fit each other or the model.
     """
-    prompts, scores = read_samples(settings.samples), read_scores(settings.scores)
+    prompts = read_samples(settings.samples)
+    scores = read_scores(settings.scores)
     chosen, counts = choose_best(prompts, scores, settings.quality_weight, settings.seed, settings.sound_only)
 
     def make_task(codec: ModelCodec) -> Imitation:
@@ -190,11 +194,11 @@ def prefer(settings: PreferSettings) -> bool:
 
 def _check_samples(chosen: Sequence[Best], codec: ModelCodec, rows: int) -> None:
     """Refuse another model's samples: ids that this one lacks, or contexts without their prompts."""
-    known = (
+    has_its_prompt = (
         best.prompt.prompt.strip() in codec.detokenize(best.sample.ids[: best.sample.targets[0]])
         for best in chosen[:_LOOKED_AT]
     )
-    if max(max(best.sample.ids) for best in chosen) >= rows or not any(known):
+    if max(max(best.sample.ids) for best in chosen) >= rows or not any(has_its_prompt):
         raise InvalidRequestError(
             "the samples are not in this model's tokens: another model has drawn them: train that one"
         )

@@ -55,7 +55,7 @@ class Row(NamedTuple):
     owners: Tensor
     """[targets] number of the tree that a target belongs to."""
     spans: tuple[tuple[int, int], ...]
-    """From where to where each tree goes, and the padding behind the last one."""
+    """The first index and the end of each tree, then those of the padding."""
 
     def mask(self) -> Tensor:
         """True where a token (row) sees another (column): [1, 1, length, length]."""
@@ -74,14 +74,18 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
     positions = np.zeros(length, dtype=np.int64)
     ends = np.arange(1, length + 1, dtype=np.int64)  # padding sees itself alone
     targets = [np.zeros((3, 0), dtype=np.int64)]
-    start, spans = 0, list[tuple[int, int]]()
+    start = 0
+    spans: list[tuple[int, int]] = []
     for number, tree in enumerate(trees):
+        # The place of each of the tree's tokens in the row, and the end of its subtree there.
         slots, end = (start + np.array(part, dtype=np.int64) for part in tree.preorder())
         spans.append((start, start + len(tree)))
         start += len(tree)
         if start > length:
             raise ValueError(f"{sum(map(len, trees))} tokens do not fit a row of {length}")
-        ids[slots], positions[slots], ends[slots] = tree.ids, tree.depths(), end
+        ids[slots] = tree.ids
+        positions[slots] = tree.depths()
+        ends[slots] = end
         parents = np.array(tree.parents, dtype=np.int64)[tree.targets]
         if (parents < 0).any():
             raise ValueError("the first token of a view is a target: put a prompt before it")
@@ -104,7 +108,8 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
     largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     rows = world * math.ceil(sum(sizes) / (capacity * world))
     while True:
-        dealt, used = [list[int]() for _ in range(rows)], [0] * rows
+        dealt = [list[int]() for _ in range(rows)]
+        used = [0] * rows
         for index in largest_first:  # each to the row that is the least full
             row = used.index(min(used))
             dealt[row].append(index)
@@ -117,8 +122,8 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
 def row_length(used: int, capacity: int, few: bool) -> int:
     """Tokens of a row that holds `used` ones: the next multiple of 16.
 
-    Where a kernel is compiled for each length there should be `few`: the capacity, its double (a large tree
-    may need more), its half, and so on.
+    A kernel that is compiled for each length wants `few` of them: the capacity, its double (a large tree may
+    need more), its half, and so on.
     """
     if not few:
         return max(16, -(-used // 16) * 16)
@@ -131,7 +136,8 @@ def row_length(used: int, capacity: int, few: bool) -> int:
 
 def block_mask(row: Row) -> BlockMask:
     """The mask for FlexAttention, which skips the blocks in which nothing is seen."""
-    ends, length = row.ends, len(row.ends)
+    ends = row.ends
+    length = len(ends)
 
     def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
         return (key <= query) & (query < ends[key])
@@ -151,7 +157,8 @@ def target_losses(model: Any, row: Row) -> Tensor:
     if kernel == _FLEX:
         attention: dict[str, Any] = {"attention_mask": block_mask(row)}
     else:
-        mask = torch.zeros(1, 1, *2 * row.ends.shape, device=row.ends.device)
+        length = len(row.ends)
+        mask = torch.zeros(1, 1, length, length, device=row.ends.device)
         attention = {"attention_mask": mask.masked_fill_(~row.mask(), -torch.inf), "spans": row.spans}
     decoded = model.get_decoder()(input_ids=row.ids, position_ids=row.positions, use_cache=False, **attention)
     hidden = decoded.last_hidden_state[0, row.predictors]
@@ -216,9 +223,9 @@ class Head(NamedTuple):
     table: Tensor
     """[vocabulary, hidden]"""
     ids: Tensor | None = None
-    """[trained] of those beside it"""
+    """[trained] ids of the rows beside it"""
     rows: Tensor | None = None
-    """[trained, hidden] in their place"""
+    """[trained, hidden] rows that take the place of the table's"""
 
     @classmethod
     def of(cls, layer: Any) -> Head:
@@ -263,11 +270,11 @@ class _Losses(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, table: Tensor, labels: Tensor, ids: Tensor, logits: Tensor
     ) -> Tensor:
-        """`logits`, [targets, trained], are in the place of those of the frozen rows `ids`."""
+        """The losses: [targets]. `logits`, [targets, trained], replace those of the table's rows `ids`."""
         losses = hidden.new_empty(len(labels), dtype=torch.float32)
         learns = ctx.needs_input_grad[0]
-        of_hidden = torch.empty_like(hidden) if learns else hidden[:0]
-        of_logits = torch.empty_like(logits) if learns else logits[:0]
+        hidden_slope = torch.empty_like(hidden) if learns else hidden[:0]
+        logits_slope = torch.empty_like(logits) if learns else logits[:0]
         for start in range(0, len(labels), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             label = labels[part, None]
@@ -279,14 +286,14 @@ class _Losses(torch.autograd.Function):
                 # The slope of -log softmax is the probabilities, less 1 at the label. What it says about the
                 # trained rows goes to their logits; the rest goes through the frozen table to the states.
                 slope = scores.exp_().scatter_add_(1, label, scores.new_full(label.shape, -1.0))
-                of_logits[part] = slope[:, ids].to(logits.dtype)
+                logits_slope[part] = slope[:, ids].to(logits.dtype)
                 slope[:, ids] = 0.0
-                of_hidden[part] = slope.to(table.dtype) @ table
-        ctx.save_for_backward(of_hidden, of_logits)
+                hidden_slope[part] = slope.to(table.dtype) @ table
+        ctx.save_for_backward(hidden_slope, logits_slope)
         return losses
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the slopes."""
-        of_hidden, of_logits = (slope * grads[0][:, None].to(slope.dtype) for slope in ctx.saved_tensors)
-        return of_hidden, None, None, None, of_logits
+        """The slopes for `hidden` and `logits`, scaled by the gradient of each loss."""
+        hidden, logits = (slope * grads[0][:, None].to(slope.dtype) for slope in ctx.saved_tensors)
+        return hidden, None, None, None, logits

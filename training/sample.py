@@ -39,7 +39,7 @@ _IDENTITY = {
     *("backend", "baseline", "max_tokens", "temperature", "plain_temperature"),
     *("repetition_penalty", "seed", "without_syncs", "template_kwargs"),
 }
-"""Settings that an answer depends on: another one needs another journal."""
+"""Settings that an answer depends on: if one changes, another journal is needed."""
 
 
 class SampleSettings(PartSettings):
@@ -132,7 +132,7 @@ def answer_seed(seed: int, prompt: str, kind: Kind) -> int:
 
 
 class Exchange(NamedTuple):
-    """A request, and the ids that came back as far as somebody took them."""
+    """A request, and the ids that its reader has taken."""
 
     request: DecodeRequest
     output: list[int]
@@ -145,7 +145,7 @@ _RECORDS: ContextVar[tuple[list[Exchange], tuple[int, ...]]] = ContextVar("excha
 def recorded(banned: tuple[int, ...] = ()) -> Generator[list[Exchange]]:
     """The requests that this task, and those that it starts, send to a `Recording`, in the order of sending.
 
-    They may not choose the `banned` ids, beside those that each of them bans.
+    Besides the ids that a request bans itself, the `banned` ones may not be chosen.
     """
     exchanges: list[Exchange] = []
     token = _RECORDS.set((exchanges, banned))
@@ -156,10 +156,10 @@ def recorded(banned: tuple[int, ...] = ()) -> Generator[list[Exchange]]:
 
 
 class Recording(WrappingBackend):
-    """A backend that records, where `recorded` asks for it, what another one is sent, and what comes back.
+    """A backend that records, inside `recorded`, the requests to another one and the ids that come back.
 
     A model can write the same text in other tokens than those it is encoded as, and the objective is about
-    the probability of the sampled tokens. So no grammar chooses tags in the model's place, either.
+    the probability of the sampled tokens. For the same reason no grammar chooses tags in the model's place.
 
         async with Client(Recording(backend)) as client:
             with recorded() as exchanges:
@@ -182,15 +182,15 @@ class Recording(WrappingBackend):
 
 
 def trie_of(exchanges: Iterable[Exchange]) -> Trie:
-    """The contexts of an answer with what came back as targets, main first, then thread by thread.
+    """The contexts of an answer's requests with sampled ids as targets, main first, then thread by thread.
 
-    Whether main was asked once or anew behind every promise makes no difference.
+    It is the same for one request of main, and for a new one behind every promise.
     """
     trie = Trie()
     for exchange in sorted(exchanges, key=lambda exchange: exchange.request.thread):
         if exchange.output:
             trie.extend(trie.extend(-1, exchange.request.ids), exchange.output, target=True)
-    trie.targets = sorted(set(trie.targets))  # what was sampled again after a failure is there once
+    trie.targets = sorted(set(trie.targets))  # a request that was repeated after a failure has the same ones
     return trie
 
 
@@ -209,16 +209,16 @@ class Drawing:
         self._answers: dict[tuple[str, Kind], int | Sample] = {
             (row["prompt"], row["kind"]): index for index, row in journal.stored()
         }
-        """Places in the journal; of samples that ended in an error, which it does not keep, the sample."""
+        """Places of answers in the journal; samples that ended in an error, which it lacks, themselves."""
         self._budget = FailureBudget(proven=True)
         self.totals: Counter[str] = Counter()
-        """Of this run: answers, and their tokens; resumed, from the journal. Of what `prompts` has yielded:
-        samples, and how many of them are well_formed and exact."""
+        """Counts. Of this run: answers and tokens; resumed are answers from the journal. Of the prompts that
+        `prompts` has yielded: samples, and how many of them are well_formed and exact."""
         self.failures: list[str] = []
         """The errors that ended answers."""
 
     async def run(self, records: Sequence[Record], advance: Advance) -> None:
-        """Draw for every record.
+        """Draw the answers to every record.
 
         Cancelling it cancels the answers under way.
 
@@ -277,18 +277,24 @@ class Drawing:
         except PastaError as failure:
             self._failed(failure)
             return
-        tokens, reason = generation.usage.completion_tokens, generation.finish_reason
-        self._keep(record, "baseline", Plain(text=generation.text, tokens=tokens, finish_reason=reason))
+        answer = Plain(
+            text=generation.text,
+            tokens=generation.usage.completion_tokens,
+            finish_reason=generation.finish_reason,
+        )
+        self._keep(record, "baseline", answer)
 
     async def _draw_sample(self, record: Record, number: int, info: Model) -> None:
         syncless = number < self._settings.without_syncs
         banned = (info.tags.sync,) if info.tags and syncless else ()
-        temperature, error = self._settings.temperature, ""
+        temperature = self._settings.temperature
+        error = ""
         with recorded(banned) as exchanges:
             try:
                 generation = await self._generate(record, number, info, temperature)
             except PastaError as failure:
-                error, generation = self._failed(failure), failure.partial
+                error = self._failed(failure)
+                generation = failure.partial
         seed = self._seed(record, number, info, temperature)
         drawn = _sample(number, seed, generation, exchanges, error, info.tags is not None)
         if error:
@@ -347,7 +353,7 @@ def _sample(
     """An answer, or the part of one that an error left, as it is stored."""
     if generation is None:
         return Sample(number=number, seed=seed, finish_reason="error", error=error)
-    # Of a cut answer with threads, some of what was decoded stands behind the cut.
+    # If a limit cut an answer with threads, some of its decoded tokens are behind the cut.
     dropped = generation.finish_reason == "length" and len(generation.threads) > 1
     trie = trie_of(exchanges)
     tokens = generation.usage.completion_tokens

@@ -20,7 +20,7 @@ class Plain(StrictModel):
 
     text: str
     tokens: int = Field(ge=0)
-    """Generated, the end-of-text counted."""
+    """Tokens generated, end-of-text included."""
     finish_reason: FinishReason = "stop"
 
 
@@ -30,20 +30,20 @@ class Sample(StrictModel):
     number: int = Field(ge=0)
     """Its place among the answers to its prompt."""
     seed: int | None
-    """Of the answer (`Sampling.seed`); None where the backend honours none."""
+    """The seed of the answer (`Sampling.seed`); None if the backend honours none."""
     text: str = ""
     """The text without tags."""
     written: str = ""
-    """With the tags."""
+    """The text with tags."""
     finish_reason: FinishReason
     error: str = ""
-    """The error that ended it, if one did: the rest is what there was by then."""
+    """The error that ended it, or empty; the other fields then have the part before it."""
     well_formed: bool = False
     """True if it ended by itself, without a diagnostic."""
     tokens: int = Field(default=0, ge=0)
-    """Generated, tags counted."""
+    """Tokens generated, tags included."""
     critical_path: int = Field(default=0, ge=0)
-    """Tokens that had to be decoded one after another, tags counted."""
+    """Tokens that had to be decoded one after another, tags included."""
     threads: tuple[ThreadRecord, ...] = ()
     ids: tuple[NonNegativeInt, ...] = ()
     """The tokens that were sent and that came back, as a trie in topological order."""
@@ -66,7 +66,7 @@ class Sample(StrictModel):
 
 
 class SampledPrompt(Asked):
-    """The prompt of a record, its answers, and plain ones to compare with."""
+    """The prompt of a record, the answers drawn to it, and a plain one to compare with."""
 
     samples: tuple[Sample, ...]
     baseline: Plain
@@ -77,10 +77,10 @@ class Score(StrictModel):
     """The measurements of one sample."""
 
     id: str
-    """Of its prompt."""
+    """Id of the prompt."""
     number: int
     speedup: float = Field(ge=0)
-    """Theoretical: tokens of the baseline's answer / critical path."""
+    """Theoretical speed-up: tokens of the baseline's answer / critical path."""
     quality: float = Field(ge=0, le=1)
 
     def value(self, weight: float) -> float:

@@ -89,12 +89,14 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     """
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples)])
     finished = [(p, s) for p in prompts for s in p.samples if not s.error]
+    # Soundness by prompt and number; with --sound-only a sample that has a fault is not judged, and gets 0.
     least = 1.0 if settings.sound_only else 0.0
-    known = (((p.id, s.number), soundness(faults_of_sample(s, p))) for p, s in finished)
-    sound = {key: value for key, value in known if value >= least}
+    measured = (((p.id, s.number), soundness(faults_of_sample(s, p))) for p, s in finished)
+    sound = {key: value for key, value in measured if value >= least}
     judged = [
         p.model_copy(update={"samples": [s for s in p.samples if (p.id, s.number) in sound]}) for p in prompts
     ]
+    # Samples with the same text share a verdict.
     answers = {(p.id, s.text): p for p in judged for s in p.samples}
     async with AsyncExitStack() as stack:
         judge = await open_judge(settings, journal_beside(settings.out), stack)
@@ -124,7 +126,7 @@ def _speedup(prompt: SampledPrompt, sample: Sample, judge: Judge) -> float:
 
 
 def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
-    """Figures of a run. Samples and baselines that a limit ended are counted, and in no mean of speed-ups."""
+    """Figures of a run. Samples and baselines that a limit ended are counted, but are in no mean speed-up."""
     samples = {(prompt.id, sample.number): sample for prompt in prompts for sample in prompt.samples}
     cut = {key for key, sample in samples.items() if sample.finish_reason == "length"}
     cut_baselines = {prompt.id for prompt in prompts if prompt.baseline.finish_reason == "length"}
@@ -148,7 +150,7 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     """The judge that the settings name; what it opens is closed by the stack.
 
     Raises:
-        InvalidRequestError: There is no such judge, or the journal of its replies is another one's.
+        InvalidRequestError: There is no such judge, or the journal has the replies of another one.
     """
     if settings.judge == "likelihood":
         from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge  # needs torch
@@ -173,10 +175,10 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
         return judge
     form = hashlib.sha256("".join(JUDGE_PROMPT.values()).encode()).hexdigest()[:16]
     identity = {"judge": settings.judge, "model": settings.judge_model, "form": form}
-    kept = stack.enter_context(Journal(journal, identity))
+    verdicts = stack.enter_context(Journal(journal, identity))
     fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}
     endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
-    return PairwiseJudge(await stack.enter_async_context(endpoint), kept)
+    return PairwiseJudge(await stack.enter_async_context(endpoint), verdicts)
 
 
 main: Command = command(ScoreSettings, score, "pasta_async.training.score", __doc__, resumes=True)

@@ -50,7 +50,8 @@ class Supervised(Task):
     def __init__(
         self, records: Sequence[Record], codec: ModelCodec, form: str, estimates: str, plain_every: int = 1
     ) -> None:
-        self._codec, self._estimates = codec, estimates
+        self._codec = codec
+        self._estimates = estimates
         tagged = [] if form == "plain" else [(record, True) for record in records]
         every = plain_every if form == "both" else 1
         plain = [] if form == "pasta" else [(record, False) for record in records[::every]]
@@ -64,7 +65,7 @@ class Supervised(Task):
         return len(self._examples)
 
     def example(self, index: int) -> Trie:
-        """One answer in one form.
+        """An answer as a trie, with its tags or plain.
 
         Raises:
             InvalidRequestError: Its prompt does not fit the chat template, or the answer is malformed.

@@ -1,7 +1,8 @@
-"""Make what ships of a trained adapter: `python -m pasta_async.training.ship --adapter RUN/adapter ...`.
+"""Ship a trained adapter: `python -m pasta_async.training.ship --adapter RUN/adapter ...`.
 
-Weights become float16. The tokenizer is left out, for it is the base's with the tags behind its tokens, which
-is checked. A model card (README.md) and a `base.json` that stand in the folder already stay.
+It writes the folder that ships. Weights become float16. The tokenizer is left out, after a check that it is
+the base's with the tags behind its tokens. A model card (README.md) and a `base.json` that are in the folder
+already stay.
 """
 
 from __future__ import annotations
@@ -62,8 +63,11 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     config = read_json(settings.adapter / ADAPTER_CONFIG)
     named = {"base_model_name_or_path": settings.base_name}
     write_json(out / ADAPTER_CONFIG, {**config, **named})
-    tokenizer, penalty = trained.tokenizer(), settings.repetition_penalty
-    generation: dict[str, Any] = {"eos_token_id": [*tokenizer.end_ids], "repetition_penalty": penalty}
+    tokenizer = trained.tokenizer()
+    generation: dict[str, Any] = {
+        "eos_token_id": [*tokenizer.end_ids],
+        "repetition_penalty": settings.repetition_penalty,
+    }
     if tokenizer.tags and settings.suppress_estimates:
         generation["suppress_tokens"] = [tokenizer.tags.tokens]
     write_json(out / "generation_config.json", generation)
@@ -74,7 +78,7 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
 
 
 def _compare(trained: Checkpoint, shipped: Checkpoint) -> None:
-    """Refuse an adapter whose tokenizer was another one than users will have."""
+    """Refuse an adapter that was trained with another tokenizer than users will have."""
     ours, theirs = trained.tokenizer(), shipped.tokenizer()
     our_files, their_files = trained.tokenizer_files(), shipped.tokenizer_files()
     same = [

@@ -41,13 +41,13 @@ from pasta_async.training.views import Trie
 _ROW = 4096
 _CPU_ROW = 512
 _TAG_TABLE = "trainable_tokens_delta"
-"""In the name of an adapter's table of the tags' rows."""
+"""Part of the name of a parameter that holds the tags' rows of an adapter."""
 _LARGEST_NORM = 1.0
-"""Of a gradient: a larger one is scaled down."""
+"""Largest norm of a gradient: a larger one is scaled down to it."""
 _MAY_CHANGE = {"out", "dtype", "recompute", "save_every", "stop_at"}
-"""Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
+"""Settings that may change when a run is resumed: they change nothing in its results but rounding."""
 _BY_CONTENT = {"model", "chat_template"}
-"""Settings that name files, whose content counts."""
+"""Settings that name files: their content, not their name, must be the same."""
 
 
 # --- settings
@@ -110,7 +110,7 @@ class TrainerSettings(CommandSettings):
         return self.row_tokens or _ROW
 
     def filled_row(self, device: str) -> int:
-        """Tokens up to which rows are filled on a kind of device; attention pays for the square of a row."""
+        """Tokens up to which rows are filled on a kind of device; attention costs the square of them."""
         return self.row_tokens or (_ROW if device == "cuda" else _CPU_ROW)
 
 
@@ -120,7 +120,7 @@ class Schedule:
 
     settings: TrainerSettings
     numbers: Sequence[int]
-    """Of the examples that are trained on."""
+    """The numbers of the examples that are trained on."""
 
     @property
     def epoch_steps(self) -> int:
@@ -202,12 +202,12 @@ class TreeScores(torch.nn.Module):
 
 @dataclass
 class Loop:
-    """Updates, and where they stand.
+    """The updates of a run: its model, its optimizer, and the number of the next update.
 
     An update is the same for any number of processes: its examples are dealt to rows, each process computes
     its rows one by one and adds up gradients, and all are divided by the weights of the examples of all
-    processes. What is random comes from the seed and the number of the update, so a checkpoint needs weights,
-    moments and a number.
+    processes. Random numbers come from the seed and the number of the update, so a checkpoint needs weights,
+    moments and that number.
     """
 
     settings: TrainerSettings
@@ -244,15 +244,19 @@ class Loop:
         Raises:
             TrainingError: The loss or a gradient is not finite; the weights are as before the update.
         """
+        # 1. Randomness and rates depend on the number of the update alone.
         start = time.perf_counter()
         torch.manual_seed(hash((self.settings.seed, self.step, self.accelerator.process_index)))
         rate = self.schedule.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
+        # 2. This process's rows. The weight of all processes' examples is needed before the gradients.
         rows = self._rows(self.schedule.examples_of(self.step))
         trees = [tree for row in rows for tree in row]
-        weights, lengths = sum(map(self.task.weight, trees)), sum(map(len, trees))
-        weight, tokens, stops = self._sums((weights, lengths, float(self._asked_to_leave)))
+        own_weight = sum(map(self.task.weight, trees))
+        own_tokens = sum(map(len, trees))
+        weight, tokens, stops = self._sums((own_weight, own_tokens, float(self._asked_to_leave)))
+        # 3. Gradients, which the processes share, and the step.
         (loss,) = self._sums([self._gradients(rows, weight) / weight])
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), _LARGEST_NORM))
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -290,7 +294,8 @@ class Loop:
 
     def _gradients(self, rows: Sequence[Sequence[Trie]], weight: float) -> float:
         """Add up gradients of the rows; returns the sum of their losses."""
-        device, total = self.accelerator.device, 0.0
+        device = self.accelerator.device
+        total = 0.0
         for index, trees in enumerate(rows):
             length = row_length(sum(map(len, trees)), self.settings.longest_row, few=device.type == "cuda")
             last = index == len(rows) - 1  # then the processes share their gradients
@@ -314,9 +319,10 @@ class Loop:
             True if the end was reached (not so after `stop_at` or SIGTERM).
 
         Raises:
-            TrainingError: As `update`, or the device has too little memory.
+            TrainingError: `update` raises it, or the device has too little memory.
         """
-        settings, last = self.settings, self.schedule.steps
+        settings = self.settings
+        last = self.schedule.steps
         stop = min(last, settings.stop_at or last)
         with ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -398,7 +404,7 @@ def train(
     A run that was interrupted goes on from its last checkpoint when it is called again with equal settings.
 
     Args:
-        settings: Of the run; `model` is a Llama, Qwen2 or Qwen3, or an adapter of this trainer, which
+        settings: Options of the run; `model` is a Llama, Qwen2 or Qwen3, or an adapter of this trainer, which
             brings its own rank and scale.
         make_task: Makes the stage's task for the codec of the model.
         template: File of a chat template instead of the model's own.
@@ -431,7 +437,8 @@ def train(
             "model": [model_digest(folder) for folder in dict.fromkeys((settings.model, base.folder))],
             "tokenizer": model_digest(tokenizer),
         }
-        checkpoint, out = settings.out / "checkpoint.pt", settings.out / "model"
+        checkpoint = settings.out / "checkpoint.pt"
+        out = settings.out / "model"
         state = load_checkpoint(checkpoint, identity)
         steps = Schedule(settings, list(sizes)).steps
         finished = state is not None and state["step"] == steps and out.is_dir()
@@ -450,11 +457,13 @@ def train(
 
 def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, BaseModel]:
     """The model that is trained, and the settings with nothing left open."""
-    folder, adapter = settings.model, None
+    folder = settings.model
+    adapter = None
     if (folder / ADAPTER_CONFIG).is_file():
         adapter = folder
         config = read_json(adapter / ADAPTER_CONFIG)
-        folder, rank = base_of(adapter, config), config["r"]
+        folder = base_of(adapter, config)
+        rank = config["r"]
         if settings.lora_rank not in (0, rank):
             raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {rank}; leave it out")
         settings = settings.model_copy(update={"lora_rank": rank, "lora_alpha": config["lora_alpha"]})
@@ -473,7 +482,7 @@ def _make_loop(
     state: dict[str, Any] | None,
     accelerator: Accelerator,
 ) -> Loop:
-    """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
+    """The loop at its last checkpoint, or at the start with the base weights."""
     torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]
     model = base.loaded()
     if settings.recompute:
@@ -493,7 +502,7 @@ def _make_loop(
 
 
 def _compute_in_half(model: Any) -> None:
-    """Keep frozen weights in bfloat16, and what autocast does not see."""
+    """Put frozen weights into bfloat16, and the computations that autocast does not reach."""
     for param in model.parameters():
         if not param.requires_grad:
             param.data = param.data.to(torch.bfloat16)
@@ -526,7 +535,7 @@ def _unused_rows(model: Any, base: BaseModel) -> list[tuple[torch.nn.Parameter, 
 def _usable(
     task: Task, settings: TrainerSettings, positions: int, first: bool
 ) -> tuple[dict[int, int], set[int]]:
-    """The tokens of the examples to train on, by number, and all ids in them.
+    """The size in tokens of each example to train on, by its number, and the set of all their ids.
 
     Raises:
         InvalidRequestError: An example cannot be made, or does not fit, or there are none.

@@ -35,7 +35,7 @@ class Encoder(Protocol):
     end: int
     """End-of-text."""
     tags: Mapping[str, int]
-    """The ids of the tag tokens."""
+    """The ids of the tag tokens, by tag."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as data."""
@@ -84,7 +84,7 @@ class EncodedView(NamedTuple):
     thread: int
     context: list[int]
     target: list[int]
-    """Ids that the thread generates; behind main's last part end-of-text."""
+    """Ids that the thread generates; main's last target ends with end-of-text."""
 
 
 def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
@@ -94,7 +94,7 @@ def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
     """
     ids = codec.encode(document.text)
     cuts = _cuts(codec, document.text, ids)
-    alone = lru_cache(maxsize=None)(codec.encode)
+    encode_alone = lru_cache(maxsize=None)(codec.encode)
 
     def encoded(parts: Iterable[Segment]) -> Iterator[int]:
         for part in parts:
@@ -104,14 +104,15 @@ def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
             elif part.start in cuts and end in cuts:
                 yield from ids[cuts[part.start] : cuts[end]]
             else:
-                yield from alone(part.text)
+                yield from encode_alone(part.text)
 
-    return [
-        EncodedView(
-            view.thread, [*encoded(view.context)], [*encoded(view.target), *[codec.end] * view.ends_answer]
-        )
-        for view in views(_move_tags(document, [*cuts]))
-    ]
+    encoded_views: list[EncodedView] = []
+    for view in views(_move_tags(document, [*cuts])):
+        target = [*encoded(view.target)]
+        if view.ends_answer:
+            target.append(codec.end)
+        encoded_views.append(EncodedView(view.thread, [*encoded(view.context)], target))
+    return encoded_views
 
 
 def align(codec: Encoder, document: Document) -> Document:
@@ -127,27 +128,28 @@ def align(codec: Encoder, document: Document) -> Document:
 
 
 def _cuts(codec: Encoder, text: str, ids: Sequence[int]) -> dict[int, int]:
-    """The places where a token and a character end together: the characters and the tokens before.
+    """The places where a token and a character of a text end together: tokens before, by characters before.
 
-    Empty where the ids do not give the text back, as where a vocabulary cannot write it.
+    Empty if the ids do not decode to the text, which a vocabulary may not be able to write.
     """
     tokens = [codec.token_bytes(token) for token in ids]
     if b"".join(tokens) != text.encode("utf-8"):
         return {}
     sizes = (len(character.encode("utf-8")) for character in text)
-    places = {size: place for place, size in enumerate(accumulate(sizes, initial=0))}
+    characters_before = {size: count for count, size in enumerate(accumulate(sizes, initial=0))}  # by bytes
     ends = enumerate(accumulate(map(len, tokens), initial=0))
-    return {places[end]: number for number, end in ends if end in places}
+    return {characters_before[end]: number for number, end in ends if end in characters_before}
 
 
 def _move_tags(document: Document, edges: Sequence[int]) -> Document:
-    """The document with tags at these places only; a malformed one, or one without edges, stays as it is."""
+    """The document with its tags moved to `edges`; a malformed one, or one without edges, is not changed."""
     inside = [node for promise in document.promises if promise.chunk for node in promise.chunk.nodes]
     if not edges or any(p.gap for p in document.promises) or any(isinstance(n, Ignored) for n in inside):
         return document
     marks: list[Mark] = []
     done = 0
     for start, end, tag in marks_of(document):
+        # A tag begins at the edge before it and ends at the edge behind it, never before the previous tag.
         start = max(done, edges[bisect_right(edges, start) - 1])
         done = max(start, edges[bisect_left(edges, end)]) if tag.text else start
         marks.append(Mark(start, done, tag))
@@ -159,7 +161,7 @@ def _move_tags(document: Document, edges: Sequence[int]) -> Document:
 
 @dataclass(slots=True)
 class Trie:
-    """Tokens, each behind its parent."""
+    """Tokens as a tree, each behind its parent: views that begin alike share their beginning."""
 
     ids: list[int] = field(default_factory=list[int])
     parents: list[int] = field(default_factory=list[int])
@@ -193,7 +195,7 @@ class Trie:
     def preorder(self) -> tuple[list[int], list[int]]:
         """The place of each token in preorder, and where its subtree ends there: [tokens] each.
 
-        What lies below a token follows it without a gap; siblings keep their order.
+        A token's subtree follows it without a gap; siblings keep their order.
         """
         sizes = [1 for _ in self.ids]
         for index in reversed(range(len(self))):  # children stand behind their parents
@@ -233,7 +235,7 @@ def pack_plain(codec: Encoder, prompt: Sequence[int], document: Document) -> Tri
 
 
 def rough_tokens(text: str) -> int:
-    """About the tokens that a vocabulary of some 100,000 makes of English text, for want of a tokenizer.
+    """A rough count of tokens, without a tokenizer: as of English text in a vocabulary of some 100,000.
 
     A word is one token for every 8 letters begun, three digits are one, so is a run of punctuation or of line
     breaks. Ratios of lengths, such as a speed-up, hardly depend on the tokenizer.
@@ -242,7 +244,7 @@ def rough_tokens(text: str) -> int:
 
 
 def token_counter(folder: Path | str | None) -> CountTokens:
-    """Counts tokens by the `tokenizer.json` of a model folder; None: `rough_tokens`.
+    """A function that counts tokens by the `tokenizer.json` of a model folder; None: `rough_tokens`.
 
     Raises:
         UnsupportedModelError: The folder has no tokenizer that can be used.
@@ -278,10 +280,13 @@ def critical_path(document: Document, count: CountTokens) -> int:
     def length(parts: Iterable[Segment]) -> int:
         return sum(1 if part.is_tag else measure(part.text) for part in parts)
 
-    path = round_length = joined = 0
+    path = 0  # of the rounds that are over
+    round_length = 0  # of the longest chain in this round
+    joined = 0  # tokens of main's context at the beginning of this round
     for view in views(document):
         if view.thread == 0:  # the round before this stretch of main is over
-            path, joined = path + round_length, length(view.context)
+            path += round_length
+            joined = length(view.context)
             round_length = length(view.target)
         else:
             started = length(view.context) - joined - 1  # less the `<async>` that is forced

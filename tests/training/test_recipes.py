@@ -62,6 +62,9 @@ def commands(recipe: Path, folder: Path) -> list[list[str]]:
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" "" >> {shlex.quote(str(log))}\n')
     python.chmod(0o755)
+    server = python.with_name("pasta-async")  # which a recipe starts as a server: it ends at once
+    server.write_text("#!/bin/sh\n")
+    server.chmod(0o755)
     out = folder / "runs" / recipe.stem
     (out / "annotated").mkdir(parents=True)
     for name in ("ours", "plain", "annotated/annotated"):  # which a recipe takes lines of

@@ -96,7 +96,8 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     source, left_out = settings.read()
     records = list(source)
     rejected: list[Rejected] = []
-    totals, problems = Counter[str](), Counter[str]()
+    totals: Counter[str] = Counter()
+    problems: Counter[str] = Counter()
     documents: Sequence[Document | Rejected]
     journal = settings.out / "journal.jsonl"
     if settings.heuristic:
@@ -144,7 +145,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
 async def _by_endpoint(
     records: Sequence[Record], settings: AnnotateSettings, count: CountTokens, journal: Path
 ) -> tuple[list[Document | Rejected], Counter[str], Counter[str]]:
-    """The outcomes by the endpoint's model, the totals, and the codes of what was wrong with replies."""
+    """A document or a rejection for each record, the totals, and the counts of problems by their codes."""
     identity = {"model": settings.model, "prompt": prompt_digest()}
     with Journal(journal, identity, durable=True) as replies:
         async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
@@ -154,7 +155,7 @@ async def _by_endpoint(
 
 
 def _annotated(record: Record, document: Document, annotator: str, count: CountTokens) -> Record:
-    """The record with its annotation, its theoretical speed-up among the scores."""
+    """The record with its annotation, and with its theoretical speed-up as a score."""
     scores = {**record.scores, "text_speedup": round(text_speedup(document, count), 4)}
     update = {"written": document.format(), "annotator": annotator, "scores": scores}
     return record.model_copy(update=update)

@@ -43,9 +43,9 @@ class Rejected(StrictModel):
 
     record: Record
     reasons: tuple[str, ...]
-    """Of the last reply, or of the endpoint."""
+    """The problems of the last reply, or the failure of the endpoint."""
     reply: str = ""
-    """The last one."""
+    """The last reply."""
     answered: bool = True
     """False where the endpoint failed: the next run asks again."""
 
@@ -79,8 +79,8 @@ class Annotator:
     The journal keeps every reply before anything is made of it; none that it holds is asked for again.
 
     Args:
-        endpoint: Of the model.
-        journal: Of its replies, with `prompt_digest` in its identity.
+        endpoint: The endpoint of the model.
+        journal: The journal of its replies, with `prompt_digest` in its identity.
         count: Counts tokens, for estimates.
         tries: Replies for an answer before it is rejected.
         ask_from: Tokens from which an answer is sent; shorter ones stay plain.
@@ -100,9 +100,9 @@ class Annotator:
         prompt_tokens and completion_tokens (of both)."""
         self.problems: Counter[str] = Counter()
         """Replies that were not accepted, by the code of their first problem."""
-        self._kept: defaultdict[str, list[Completion]] = defaultdict(list)
+        self._stored: defaultdict[str, list[Completion]] = defaultdict(list)
         for row in map(dict[str, Any], journal.rows):
-            self._kept[row.pop("key")].append(Completion(**row))
+            self._stored[row.pop("key")].append(Completion(**row))
 
     async def annotate(self, record: Record) -> Document | Rejected:
         """Annotate a record: from the journal as far as it goes, then by requests.
@@ -116,11 +116,14 @@ class Annotator:
         if self._count(text) < self._ask_from:
             self.totals["unasked"] += 1
             return record.document
-        key, opening = digest(record.messages, text), first_prompt(record)
-        messages, reasons, reply = opening, tuple[str, ...](), ""
-        kept = iter(self._kept[key])
+        key = digest(record.messages, text)
+        opening = first_prompt(record)
+        messages = opening
+        reasons: tuple[str, ...] = ()
+        reply = ""
+        stored = iter(self._stored[key])
         for _ in range(self._tries):
-            completion = await self._reply(key, messages, next(kept, None))
+            completion = await self._reply(key, messages, next(stored, None))
             checked = check_reply(text, completion.text, self._count)
             if isinstance(checked, Document):
                 return checked
@@ -132,10 +135,10 @@ class Annotator:
             messages = [*opening, *_retry(reply, reasons)]
         return Rejected(record=record, reasons=reasons, reply=reply)
 
-    async def _reply(self, key: str, messages: Sequence[Message], kept: Completion | None) -> Completion:
-        self.totals["resumed" if kept else "requests"] += 1
-        completion = kept or await self._endpoint.complete(messages)
-        if not kept:
+    async def _reply(self, key: str, messages: Sequence[Message], stored: Completion | None) -> Completion:
+        self.totals["resumed" if stored else "requests"] += 1
+        completion = stored or await self._endpoint.complete(messages)
+        if not stored:
             self._journal.append({"key": key, **completion._asdict()})
         self.totals["prompt_tokens"] += completion.prompt_tokens
         self.totals["completion_tokens"] += completion.completion_tokens
@@ -163,11 +166,11 @@ def _retry(reply: str, reasons: Iterable[str]) -> list[Message]:
 
 
 class Problem(NamedTuple):
-    """Why a reply is not accepted, for the annotator and for whoever reads the rejected records."""
+    """A reason to reject a reply, for the annotator and for whoever reads the rejected records."""
 
     code: str
     message: str
-    """It starts with the code, or with a place and the code."""
+    """A sentence that starts with the code, or with a place and the code."""
 
 
 def check_reply(original: str, reply: str, count: CountTokens) -> Document | Sequence[Problem]:
@@ -180,13 +183,14 @@ def check_reply(original: str, reply: str, count: CountTokens) -> Document | Seq
     reply = reply.strip()
     if not original.lstrip().startswith("```") and (fenced := _FENCE.fullmatch(reply)):
         reply = fenced[1]
-    read = parse(reply)
-    problems = [Problem(d.code.value, str(d)) for d in read.diagnostics if d.code not in _REPAIRED]
-    if not problems and _solid(read.text) != _solid(original):
-        problems = [_text_changed(original, read.text)]
+    # The reply's tags must be right and its text the original's; then only the places of its tags are used.
+    annotated = parse(reply)
+    problems = [Problem(d.code.value, str(d)) for d in annotated.diagnostics if d.code not in _REPAIRED]
+    if not problems and _solid(annotated.text) != _solid(original):
+        problems = [_text_changed(original, annotated.text)]
     if problems:
         return problems[:_MAX_PROBLEMS]
-    document = recount(insert_tags(original, _marks(read, original)), count)
+    document = recount(insert_tags(original, _marks(annotated, original)), count)
     return [*_problems(document)][:_MAX_PROBLEMS] or document
 
 
@@ -204,17 +208,18 @@ def _solid(text: str) -> str:
     return "".join(text.split())
 
 
-def _places(text: str) -> list[int]:
-    """The places in a text of the characters of `_solid(text)`."""
-    return [place for place, character in enumerate(text) if not character.isspace()]
+def _solid_indexes(text: str) -> list[int]:
+    """The index in a text of each character of `_solid(text)`."""
+    return [index for index, character in enumerate(text) if not character.isspace()]
 
 
 def _text_changed(original: str, text: str) -> Problem:
-    wanted, replied = _solid(original), _solid(text)
+    wanted = _solid(original)
+    replied = _solid(text)
     pairs = zip(wanted, replied, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     start = max(0, same - 20)
-    context = original[(_places(original) or [0])[start] :][:60]
+    context = original[(_solid_indexes(original) or [0])[start] :][:60]
     return Problem(
         "text-changed",
         f'text-changed: without its tags the reply is not the response; they differ near "{context}", where '
@@ -222,15 +227,16 @@ def _text_changed(original: str, text: str) -> Problem:
     )
 
 
-def _marks(read: Document, original: str) -> Iterator[Mark]:
+def _marks(annotated: Document, original: str) -> Iterator[Mark]:
     """The tags of a document, placed in a text that has the same characters, white space aside."""
-    places = _places(original)
-    passed = 0
-    for node in read.nodes:
+    indexes = _solid_indexes(original)
+    passed = 0  # characters of the nodes so far, white space not counted
+    for node in annotated.nodes:
+        # A node with text spans its characters in the original; one without stands right behind the last.
         length = len(_solid(node.text))
-        behind = places[passed - 1] + 1 if passed else 0
-        start = places[passed] if length else behind
-        end = places[passed + length - 1] + 1 if length else behind
+        behind = indexes[passed - 1] + 1 if passed else 0
+        start = indexes[passed] if length else behind
+        end = indexes[passed + length - 1] + 1 if length else behind
         passed += length
         if isinstance(node, Sync):
             yield Mark(start, end, Sync())

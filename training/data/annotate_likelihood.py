@@ -2,9 +2,9 @@
 
 Structure names the candidates (`structure_marks`). A round that starts at candidate j hides each candidate
 from those behind it, and from what main writes between and behind them, until a `<sync/>`. For every j, the
-candidates from j on, and main's text, are computed in the very views that the interpreter would have. Less
-what they cost in the round that starts right there, this is the price of hiding, in bits a token. From these
-costs `choose` makes the annotation, so that other thresholds need no model.
+candidates from j on, and main's text, are computed in the very views that the interpreter would have. Their
+bits a token, less those in the round that starts right at them, are the cost of hiding. From these costs
+`choose` makes the annotation, so that other thresholds need no model.
 
 The model gets these views without tags, since it was not trained on them: the text that is visible, less the
 list markers of the candidates that are not.
@@ -35,11 +35,11 @@ from pasta_async.training.views import (
 _AT_ONCE = 16
 """Answers whose costs are computed together and then written to the journal."""
 _Slot = tuple[int, str, int]
-"""The owner of a target: the start of its round, chunks or gaps, and its number."""
+"""The text that a target is of: the start of its round, "chunks" or "gaps", and the candidate's number."""
 
 
 class Costs(NamedTuple):
-    """The costs of a round that starts at candidate j, in bits a token: [j][k - j]; 0 without a word."""
+    """The costs in a round that starts at candidate j, in bits a token: [j][k - j]; 0 without words."""
 
     chunks: list[list[float]]
     """The cost of candidate k without those from j to k - 1."""
@@ -57,7 +57,7 @@ def choose(marks: Sequence[Mark], costs: Costs, taus: Sequence[float], sync_tau:
     `marks` are the candidates, as promises; `taus` say how many bits a token the chunk of each may cost, and
     `sync_tau` what the text behind chunks may cost without a `<sync/>`.
     """
-    starts = [0]
+    starts = [0]  # the first candidate of each round
     for number in range(1, len(marks) + 1):
         start = starts[-1]
         joined = costs.gaps[start][number - start] > sync_tau
@@ -79,24 +79,29 @@ class LikelihoodModel(LanguageModel):
 
     def costs(self, answers: Sequence[tuple[Record, Sequence[Mark]]]) -> list[Costs | None]:
         """The costs of some answers' candidates; None where the model's context is too short."""
+        # Trees with the number of their answer and the slot of each target. The rounds of an answer share a
+        # tree, and so what they have in common, until that is half as large as a row.
         trees: list[tuple[int, Trie, list[_Slot]]] = []
         for number, (record, marks) in enumerate(answers):
-            for start in range(len(marks) + 1):  # rounds share a tree, and what they have in common
+            for start in range(len(marks) + 1):
                 if not trees or trees[-1][0] != number or len(trees[-1][1]) > self.row_tokens // 2:
                     trees.append((number, Trie(), []))
                 trees[-1][2].extend(self._add_round(trees[-1][1], record, marks, start))
         too_long = {number for number, tree, _ in trees if max(tree.depths()) >= self.context}
-        kept = [item for item in trees if item[0] not in too_long]
+        fitting = [item for item in trees if item[0] not in too_long]
         bits = [dict[_Slot, float]() for _ in answers]
-        for (number, _, slots), losses in zip(kept, self.bits([tree for _, tree, _ in kept]), strict=True):
-            bits[number] |= _means(slots, losses)
+        losses = self.bits([tree for _, tree, _ in fitting])
+        for (number, _, slots), losses_of_tree in zip(fitting, losses, strict=True):
+            bits[number] |= _means(slots, losses_of_tree)
         return [
             None if number in too_long else _costs(bits[number], len(marks))
             for number, (_, marks) in enumerate(answers)
         ]
 
     def _add_round(self, tree: Trie, record: Record, marks: Sequence[Mark], start: int) -> Iterator[_Slot]:
-        """Add the views of the round that starts at a candidate, with those before it joined."""
+        """Add the views of the round that starts at a candidate; yields the slot of each new target."""
+        # A sync in front of the round joins all candidates before it. Only the threads of the round, and main
+        # behind the sync, have targets.
         root = tree.extend(-1, self.prompt(record.messages))
         joined = [Mark(marks[start - 1].end, marks[start - 1].end, Sync())] if start else []
         document = insert_tags(record.document.text, [*marks[:start], *joined, *marks[start:]])
@@ -115,33 +120,38 @@ class LikelihoodModel(LanguageModel):
                     node = tree.extend(node, gap, target=has_words)
 
     def _visible(self, ids: Sequence[int]) -> list[int]:
-        """A context without its tags, and without what stands before hidden chunks to announce them."""
-        kept, run, inside = list[int](), list[int](), False
+        """The ids of a context without its tags, and without the list markers in front of hidden chunks."""
+        visible: list[int] = []
+        run: list[int] = []  # text since the last promise
+        in_promise = False
         for token, following in zip(ids, [*ids[1:], self.end], strict=False):
             if token == self.tags[PROMISE_CLOSE]:  # a chunk that is hidden goes with its list marker
-                inside = False
-                kept += run if following == self.tags[ASYNC_OPEN] else self._without_marker(run)
+                in_promise = False
+                visible += run if following == self.tags[ASYNC_OPEN] else self._without_marker(run)
                 run = []
             elif token == self.tags[PROMISE_OPEN]:
-                inside = True
-            elif not inside and token not in self.tags.values():
+                in_promise = True
+            elif not in_promise and token not in self.tags.values():
                 run.append(token)
-        return kept + run
+        return visible + run
 
     def _gaps(self, target: Sequence[int]) -> Iterator[list[int]]:
         """Main's texts before, between and behind its promises, less end-of-text."""
-        gap, inside = list[int](), False
+        gap: list[int] = []
+        in_promise = False
         for token in target[:-1]:
-            inside = inside or token == self.tags[PROMISE_OPEN]
-            if not inside:
+            in_promise = in_promise or token == self.tags[PROMISE_OPEN]
+            if not in_promise:
                 gap.append(token)
             elif token == self.tags[PROMISE_CLOSE]:
                 yield self._without_marker(gap)
-                gap, inside = [], False
+                gap = []
+                in_promise = False
         yield gap
 
     def _without_marker(self, ids: list[int]) -> list[int]:
         """The ids before a hidden chunk, without a last line that has no word."""
+        # Go back over the last line, which must have no letter, and over the white space before it.
         texts = [self.detokenize([token]) for token in ids]
         end = len(ids)
         while end and "\n" not in texts[end - 1]:
@@ -153,7 +163,7 @@ class LikelihoodModel(LanguageModel):
         return ids[:end]
 
     def _has_words(self, ids: Sequence[int]) -> bool:
-        """False for a list marker, for instance."""
+        """True if the ids have a letter; a list marker has none."""
         return any(map(str.isalpha, self.detokenize(ids)))
 
 
@@ -171,7 +181,7 @@ def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
         hidden = bits.get((start, kind, number))
         if hidden is None or start == number:
             return 0.0
-        return round(hidden - bits[number, kind, number], 4)  # what is less is the order of the sums
+        return round(hidden - bits[number, kind, number], 4)  # less is due to the order of the sums
 
     def rows(kind: str, size: int) -> list[list[float]]:
         return [[cost(start, kind, number) for number in range(start, size)] for start in range(size)]
@@ -183,11 +193,11 @@ class Thresholds(NamedTuple):
     """The most that hiding may cost, in bits a token."""
 
     tau: float
-    """For a chunk without its siblings."""
+    """The cost of a chunk without its siblings."""
     form: float
-    """For an item of a list, beside `tau`: each item shows the form of those behind it."""
+    """Added to `tau` for an item of a list: each item shows the form of those behind it."""
     sync_tau: float
-    """For the text behind chunks, without a sync."""
+    """The cost of the text behind chunks, without a sync."""
 
 
 def annotate_by_likelihood(
@@ -199,15 +209,15 @@ def annotate_by_likelihood(
     row_tokens: int,
     count: CountTokens,
 ) -> tuple[list[Document], Counter[str]]:
-    """Annotate answers; their tags are not looked at.
+    """Annotate answers; tags that they have already are ignored.
 
     Args:
-        records: With the answers.
-        candidates: For each record the tags that structure proposes.
+        records: The records with the answers.
+        candidates: The tags that structure proposes, for each record.
         model: Folder of the model that measures.
-        journal: Of the model's costs, which are computed once for all thresholds.
-        thresholds: See `Thresholds`.
-        row_tokens: Of a forward pass.
+        journal: The journal of the model's costs, which are computed once for all thresholds.
+        thresholds: The most that hiding may cost.
+        row_tokens: Tokens of a forward pass.
         count: Counts tokens, for estimates.
 
     Returns:
@@ -222,14 +232,15 @@ def annotate_by_likelihood(
         digest(record.messages, f"{[(mark.start, mark.end) for mark in marks]}{record.document.text}")
         for record, marks in zip(records, promises, strict=True)
     ]
-    asked = {
+    with_promises = {
         key: (record, marks) for key, record, marks in zip(keys, records, promises, strict=True) if marks
     }
-    resumed = {row["key"] for row in journal.rows} & asked.keys()
-    _measure({key: asked[key] for key in asked if key not in resumed}, model, row_tokens, journal)
+    resumed = {row["key"] for row in journal.rows} & with_promises.keys()
+    new = {key: answer for key, answer in with_promises.items() if key not in resumed}
+    _measure(new, model, row_tokens, journal)
     costs = {row["key"]: row["costs"] for row in journal.rows}
-    totals = Counter(measured=len(asked) - len(resumed), resumed=len(resumed))
-    totals["too_long"] = sum(costs[key] is None for key in asked)
+    totals = Counter(measured=len(new), resumed=len(resumed))
+    totals["too_long"] = sum(costs[key] is None for key in with_promises)
     documents: list[Document] = []
     for key, record, marks in zip(keys, records, promises, strict=True):
         text = record.document.text
@@ -242,16 +253,16 @@ def annotate_by_likelihood(
 
 
 def _measure(
-    asked: Mapping[str, tuple[Record, Sequence[Mark]]], folder: str, row_tokens: int, journal: Journal
+    answers: Mapping[str, tuple[Record, Sequence[Mark]]], folder: str, row_tokens: int, journal: Journal
 ) -> None:
-    """Compute costs and append them to the journal."""
-    if not asked:
+    """Compute the costs of answers, by their key, and append them to the journal."""
+    if not answers:
         return
     model = LikelihoodModel(folder, row_tokens)
-    keys = list(asked)
+    keys = list(answers)
     with progress(len(keys), "answers") as advance:
         for start in range(0, len(keys), _AT_ONCE):
-            some = keys[start : start + _AT_ONCE]
-            for key, costs in zip(some, model.costs([asked[key] for key in some]), strict=True):
+            together = keys[start : start + _AT_ONCE]
+            for key, costs in zip(together, model.costs([answers[key] for key in together]), strict=True):
                 journal.append({"key": key, "costs": costs and costs._asdict()})
-            advance(len(some))
+            advance(len(together))

@@ -61,9 +61,9 @@ _CONNECTED = re.compile(
     r"|to (answer|illustrate|provide)|with (this|these|that)|yet|you can also|he|his|she|her)\b",
     re.IGNORECASE,
 )
-"""Beginnings of a paragraph that goes on from the one before it: no title tells what it is about."""
+"""Beginnings of a paragraph that continues the one before it: no topic can tell what it is about."""
 _LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
-"""Where a line goes on at the margin behind a whole sentence: for CommonMark it belongs to the item."""
+"""The end of a sentence before a line at the margin, which CommonMark takes for a part of the list item."""
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 
 
@@ -71,7 +71,7 @@ class _Block(NamedTuple):
     """A block at the top level; `start` is behind the marker of an item, `end` before trailing space."""
 
     kind: str
-    """Of Markdown: paragraph, list_item, fence, table, ..."""
+    """Kind of Markdown: paragraph, list_item, fence, table, ..."""
     start: int
     end: int
 
@@ -91,6 +91,7 @@ def structure_marks(
     text: str, count: CountTokens = rough_tokens, cut: Cut = "points", least: int = LEAST
 ) -> list[Mark]:
     """The tags of `annotate_by_structure`, of whose promises no two have the same topic."""
+    # 1. By the cut: what could be promised, and main's sync, if it has one.
     blocks = _blocks(text)
     if cut == "details":
         candidates = [_detail(text, block) for block in blocks]
@@ -100,11 +101,12 @@ def structure_marks(
         closing = blocks[-1] if len(blocks) > 1 and blocks[-1].kind == "paragraph" else None
         sync = _sync_before_last(blocks) if closing and _CLOSING.match(text, closing.start) else None
     else:
-        kept, sync = _kept(blocks, text)
-        candidates = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
+        of_main, sync = _of_main(blocks, text)
+        candidates = [_point(text, block) for number, block in enumerate(blocks) if number not in of_main]
         if cut == "blocks" and blocks and blocks[0].kind == "paragraph":
             introduction = Promise(INTRODUCTION, None, Chunk())
             candidates.insert(0, Mark(blocks[0].start, blocks[0].end, introduction))
+    # 2. Short pieces stay with main; what is left must be worth promising.
     marks = [mark for mark in candidates if mark and count(text[mark.start : mark.end]) >= least]
     if len(marks) < 2 or (cut == "lists" and 3 * len(marks) < 2 * len(candidates)):
         return []  # nothing would run in parallel, or only a part of a list
@@ -128,11 +130,12 @@ def _blocks(text: str) -> list[_Block]:
         first, behind = node.map or (0, 0)
         start = starts[first]
         end = start + len(text[start : starts[min(behind, len(starts) - 1)]].rstrip())
-        tail = end
+        tail = end  # start of a paragraph that stands behind a list, though it is a part of the last item
         if node.type == "list_item" and (marker := _MARKER.match(text, start, end)):
             start = marker.end()
-            if node is nodes[-1] and (left := _LEFT_LIST.search(text, start, end)):
-                end, tail = left.start() + 1, left.end()
+            if node is nodes[-1] and (list_end := _LEFT_LIST.search(text, start, end)):
+                end = list_end.start() + 1
+                tail = list_end.end()
         if start < end:
             blocks.append(_Block(node.type, start, end))
         if end < tail:
@@ -140,21 +143,21 @@ def _blocks(text: str) -> list[_Block]:
     return blocks
 
 
-def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], Mark | None]:
-    """The numbers of the blocks that main keeps, and its sync: before a closing block, or none."""
-    kept = {
-        place
-        for place, block in enumerate(blocks)
+def _of_main(blocks: Sequence[_Block], text: str) -> tuple[set[int], Mark | None]:
+    """The numbers of the blocks that main writes, and its sync: before a closing block, or none."""
+    of_main = {
+        number
+        for number, block in enumerate(blocks)
         if block.kind not in _TEXTS
         or (block.kind == "paragraph" and (text[block.end - 1] == ":" or _CONNECTED.match(text, block.start)))
     }
     if blocks and blocks[0].kind == "paragraph":
-        kept.add(0)
+        of_main.add(0)
     if len(blocks) > 1 and blocks[-1].kind == "paragraph":
         before, last = blocks[-2:]
         if before.kind == "list_item" or _CLOSING.match(text, last.start):
-            return kept | {len(blocks) - 1}, _sync_before_last(blocks)
-    return kept, None
+            return of_main | {len(blocks) - 1}, _sync_before_last(blocks)
+    return of_main, None
 
 
 def _sync_before_last(blocks: Sequence[_Block]) -> Mark:

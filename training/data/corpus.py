@@ -41,7 +41,7 @@ M = TypeVar("M")
 
 
 class StrictModel(BaseModel):
-    """Immutable, and without fields that nobody declared: the base of what files are read into."""
+    """The base of the models that files are read into: immutable, and without undeclared fields."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -82,7 +82,7 @@ class Record(Asked):
     files of prompts alone."""
     source: str = ""
     annotator: str = ""
-    """Name of who put in the tags: a model, ``structure:points``, ...; empty for a plain answer."""
+    """Who put in the tags: a model's name, ``structure:points``, ...; empty for a plain answer."""
     scores: dict[str, float] = {}
     """Measurements of the answer, by name."""
 
@@ -112,7 +112,7 @@ def digest(messages: Sequence[Message], response: str) -> str:
 
 
 class LeftOut:
-    """Rows that an import leaves out: how many by reason, and the first of each with its place."""
+    """Rows that an import leaves out: their number by reason, and the first one of each reason."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -180,7 +180,7 @@ def write_records(path: Path | str, records: Iterable[BaseModel]) -> int:
 
 
 def explain(error: ValidationError) -> str:
-    """The complaints about a record in one line."""
+    """The errors of a record, in one line."""
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in error.errors())
 
 
@@ -208,7 +208,7 @@ class Row(BaseModel, coerce_numbers_to_str=True):
         default=None, validation_alias=AliasChoices("instruction", "prompt", "question")
     )
     context: str | None = Field(default=None, validation_alias=AliasChoices("input", "context"))
-    """Stands behind the instruction."""
+    """Text to put behind the instruction."""
     answer: str | None = Field(
         default=None, validation_alias=AliasChoices("output", "response", "answer", "completion")
     )
@@ -278,8 +278,8 @@ class SourceSettings(PartSettings):
                 else:
                     yield Row.model_validate(row).record(name, need_answer)
             except ValueError as error:
-                told = explain(error) if isinstance(error, ValidationError) else str(error)
-                left_out.add("unusable", f"{self.data}:{number}: {told}; its fields: {', '.join(row)}")
+                reason = explain(error) if isinstance(error, ValidationError) else str(error)
+                left_out.add("unusable", f"{self.data}:{number}: {reason}; its fields: {', '.join(row)}")
 
 
 def without_leaks(records: Iterable[Record], leaks: LeakageFilter, left_out: LeftOut) -> Iterator[Record]:
@@ -322,7 +322,7 @@ def read_prompts(path: str | Path) -> list[str]:
 
 
 def _rows(data: str, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The rows of a source with their numbers: of a file, else of what the library `datasets` loads."""
+    """The rows of a source with their numbers: a file's, or those that the library `datasets` loads."""
     if Path(data).is_file() or Path(data).suffix in (".jsonl", ".gz"):
         yield from read_lines(data, dict[str, Any])
         return

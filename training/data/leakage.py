@@ -1,4 +1,4 @@
-"""A filter for what would leak evaluation prompts into training.
+"""A filter for records that would leak evaluation prompts into training.
 
 Texts are normalised first (Unicode NFKC, case folded, everything but letters and digits a space), and
 compared exactly by their shingles, every run of `SHINGLE` characters: a few thousand evaluation prompts are
@@ -20,18 +20,18 @@ SHINGLE = 5
 NEAR = 0.7
 """Least Jaccard index. Of the tests' prompts, reworded ones have 0.73 or more, others 0.61 or less."""
 INSIDE = 0.95
-"""Least share of an evaluation prompt's shingles that are in the training prompt..."""
+"""Least share of an evaluation prompt's shingles in a training prompt that leaks it; see `INSIDE_WORDS`."""
 INSIDE_WORDS = 8
-"""...if it has so many words (GPT-3's authors took n-grams of 8 to 13, arXiv 2005.14165, appendix C)."""
+"""Least words of an evaluation prompt for `INSIDE` (GPT-3: n-grams of 8 to 13, arXiv 2005.14165, app. C)."""
 SHORT_WORDS = 4
 """Evaluation prompts of at least so many words may not be quoted in a prompt or an answer."""
 
 Rule = Literal["exact", "near", "inside", "answer"]
-"""Why a record is kept out."""
+"""The rule by which a record is kept out."""
 
 
 class LeakageFilter:
-    """Finds what would leak evaluation prompts into training."""
+    """Finds prompts and answers that would leak evaluation prompts into training."""
 
     def __init__(self, prompts: Iterable[str]) -> None:
         self._texts = [_normalise(prompt) for prompt in prompts]
@@ -48,12 +48,14 @@ class LeakageFilter:
             return None
         if text in self._exact:
             return "exact"
-        shingles, inside = _shingles(text), False
+        shingles = _shingles(text)
+        inside = False
         for number, shared in _shared(self._by_shingle, shingles).items():
             size = len(self._shingles[number])
             if shared / (len(shingles) + size - shared) >= NEAR:
                 return "near"
-            inside |= self._long[number] and shared / size >= INSIDE
+            if self._long[number] and shared / size >= INSIDE:
+                inside = True
         return "inside" if inside or self._quotes(text) else None
 
     def _quotes(self, text: str) -> bool:
@@ -75,7 +77,7 @@ class LeakageFilter:
 
 
 def _index(texts: Iterable[Iterable[Hashable]]) -> Mapping[Hashable, list[int]]:
-    """For each part of some texts, the numbers of the texts that have it."""
+    """The numbers of the texts that have a part, by the part."""
     index: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, parts in enumerate(texts):
         for part in parts:
@@ -89,7 +91,7 @@ def _shared(index: Mapping[Hashable, list[int]], parts: Iterable[Hashable]) -> C
 
 
 def _runs(text: str, length: int) -> list[tuple[str, ...]]:
-    """Every different run of so many words, in order."""
+    """Every different run of `length` words, in order."""
     return [*dict.fromkeys(runs(text.split(), length))]
 
 
@@ -100,5 +102,5 @@ def _normalise(prompt: str) -> str:
 
 
 def _shingles(text: str) -> set[str]:
-    padded = f" {text} "  # so that where words begin and end counts, at the ends too
+    padded = f" {text} "  # so that the first and last word begin and end at a space, too
     return {padded[start : start + SHINGLE] for start in range(max(1, len(padded) - SHINGLE + 1))}
