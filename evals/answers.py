@@ -1,4 +1,4 @@
-"""Prompts, the answers to them with what they took, and the backends that write them."""
+"""Prompts, answers to them with their costs, and the backends that write them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_prompts(path: Path, sample: int | None = None) -> list[str]:
 
 
 def drawn(items: Sequence[Item], sample: int | None) -> list[Item]:
-    """So many of the items, in their order, the same each time; all, if there are no more."""
+    """A sample of the items, in their order, the same each time; all, if there are no more or it is None."""
     if sample is None or sample >= len(items):
         return [*items]
     indexes = random.Random(0).sample(range(len(items)), sample)
@@ -79,7 +79,7 @@ class Answer:
     number: int = 0
     """Index of the pass."""
     seconds: float = 0.0
-    """From the call to the finished answer; no measure of speed if other answers ran beside it."""
+    """Time from the call to the finished answer; no measure of speed if other answers ran beside it."""
     first_token: float = 0.0
     """Seconds until the first token of whatever is decoded first, an outline for instance."""
     tokens: int = 0
@@ -98,7 +98,7 @@ class Answer:
     """Tokens of the visible text, without its end."""
     promises: int = 0
     well_formed: bool = True
-    """It ended by itself, with nothing to complain about."""
+    """True if it ended by itself, without a diagnostic."""
     cut: list[int] = field(default_factory=list[int])
     """Numbers of the threads whose chunk the model did not end itself."""
     finish_reason: str = "stop"
@@ -110,7 +110,7 @@ class Answer:
 
     @property
     def ended_by_length(self) -> bool:
-        """A limit ended it."""
+        """True if a limit ended it."""
         return self.finish_reason == "length"
 
 
@@ -121,7 +121,7 @@ async def ask(client: Client, row: Answer, **options: Any) -> Answer:
     those of `Client.generate`, which says what is raised and what cancelling it does.
 
     Returns:
-        The row with what the answer took; an empty answer if the model's context cannot hold the prompt.
+        The row with the answer and its costs; an empty answer if the model's context cannot hold the prompt.
     """
     parallel = "always" if (await client.connect()).tags else "outline"
     try:
@@ -179,7 +179,7 @@ async def answer_all(
 
 
 Answering = Callable[[int, str, int], Awaitable[Answer]]
-"""Has an answer written: of a prompt by its index, by a method, in a pass."""
+"""Has an answer written: to a prompt by its index, by a method, in a pass."""
 
 
 async def take_turns(
@@ -191,25 +191,27 @@ async def take_turns(
     together: int = 1,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Have so many prompts answered by every method, `passes` times.
+    """Have every prompt answered by every method, `passes` times.
 
     Each prompt, and each pass, begins with the next method (two of them go A B B A). Cancelling it cancels
     the answers under way and closes what was opened; answers that came are kept.
 
     Args:
-        opened: Opens what answers, warmed up and with a cold prefix cache; called for each pass that is not
-            in the journal.
+        opened: Opens the function that answers, on a backend that is warmed up and has a cold prefix cache;
+            called for each pass that is not in the journal.
         prompts: Number of prompts.
         methods: Their names.
         passes: Number of passes.
         together: Answers at the same time; more than one is no measure of speed.
         journal: Keeps every answer as it comes; those that it has already are not written again.
     """
-    kept = (Answer(**row) for row in measurements(journal))
-    answers = {(row.number, row.prompt, row.method): row for row in kept}
+    # A turn is (pass, prompt, method). Those of the journal are done; the rest is written pass by pass.
+    stored = (Answer(**row) for row in measurements(journal))
+    answers = {(row.number, row.prompt, row.method): row for row in stored}
     order: list[tuple[int, int, str]] = []
     for number in range(passes):
         for prompt in range(prompts):
+            # Each prompt begins with the next method, so that none is always first or second.
             first = (number + prompt) % len(methods)
             order += [(number, prompt, method) for method in (*methods[first:], *methods[:first])]
     with progress(len(order), "answers", done=len(answers.keys() & set(order))) as advance:
@@ -217,6 +219,7 @@ async def take_turns(
             due = [turn for turn in order if turn[0] == number and turn not in answers]
             if not due:
                 continue
+            # Each pass opens its own, with a cold prefix cache.
             async with opened() as answer:
 
                 async def write(turn: tuple[int, int, str], answer: Answering = answer) -> None:
@@ -259,23 +262,15 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
 async def cold_client(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Client]:
     """A connected client whose backend has an empty prefix cache: loaded anew, or flushed; closed at the end.
 
-    Options are those of `open_backend`. `sglang:FOLDER` is started with what forced decoding needs, and makes
-    weights up for a folder without any.
+    Options are those of `open_backend`. `sglang:FOLDER` is started with what forced decoding needs.
     """
     if url.startswith("sglang:"):
-        options["server_args"] = _server_arguments(Path(url.removeprefix("sglang:")))
+        options["server_args"] = {"enable_custom_logit_processor": True, "enable_cache_report": True}
     async with Client(url, **options) as client:
         await client.connect()
         if isinstance(client.backend, SGLangBackend):
             await _flush_cache(client.backend)
         yield client
-
-
-def _server_arguments(folder: Path) -> dict[str, str | bool]:
-    arguments: dict[str, str | bool] = {"enable_custom_logit_processor": True, "enable_cache_report": True}
-    if not any(folder.glob("*.safetensors")):
-        arguments["load_format"] = "dummy"
-    return arguments
 
 
 async def _flush_cache(backend: SGLangBackend) -> None:

@@ -85,10 +85,10 @@ class Local:
         self._runner.close()
 
     async def _decode(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> float:
-        """Time to decode so many tokens behind each prompt, all at once."""
+        """Time to decode `tokens` tokens behind each prompt, all prompts at once."""
 
         async def decode(thread: int, ids: tuple[int, ...]) -> int:
-            # An end-of-text token would end the request early, so that its time were of fewer tokens.
+            # An end-of-text token would end the request early, and its time would be that of fewer tokens.
             banned = self._model.end_ids
             request = DecodeRequest("answer", thread, ids, tokens, Sampling(), banned_ids=banned)
             return sum([len(piece.ids) async for piece in self._backend.decode(request)])
@@ -117,8 +117,11 @@ class LlamaCpp:
         api = self._api
         self._model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
         parameters = api.llama_context_default_params()
-        parameters.n_ctx, parameters.n_seq_max, parameters.kv_unified = _CONTEXT, _SEQUENCES, True
-        parameters.n_threads = parameters.n_threads_batch = cpus
+        parameters.n_ctx = _CONTEXT
+        parameters.n_seq_max = _SEQUENCES
+        parameters.kv_unified = True
+        parameters.n_threads = cpus
+        parameters.n_threads_batch = cpus
         self._context = api.llama_init_from_model(self._model, parameters)
         if not self._model or not self._context:
             raise PastaError(f"llama.cpp cannot load {path}")
@@ -138,7 +141,9 @@ class LlamaCpp:
 
     def threads(self, starts: Sequence[int], steps: int) -> float:
         """See `Local`."""
-        api, sequences, tokens = self._api, range(1, len(starts) + 1), list(starts)
+        api = self._api
+        sequences = range(1, len(starts) + 1)  # sequence 0 has the prefix
+        tokens = list(starts)
         for sequence in sequences:
             api.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
         began = time.perf_counter()

@@ -39,11 +39,11 @@ _PLAIN = -1
 
 FORCED_LIMITS = Limits(chunk_tokens=2**20, max_threads=256, client_threads=4096)
 FORCED_SAMPLING = Sampling(max_tokens=2**40)
-"""Options for clients of a `ForcedBackend`: the document ends a chunk and the answer, no limit does."""
+"""Options for clients of a `ForcedBackend`: the document ends chunks and the answer, and no limit does."""
 
 
 class ForcedSettings(CommandSettings):
-    """Settings of a command that has given answers written on an engine, timed."""
+    """Settings of a command that times an engine as it writes given answers."""
 
     documents: Path = Field(description="records (JSON lines) with prompts and written answers")
     sample: Drawn = None
@@ -51,7 +51,7 @@ class ForcedSettings(CommandSettings):
     out: RawRows = None
 
     async def measured(self, benchmark: str, documents: Mapping[str, Document]) -> dict[str, Any]:
-        """Identity of a measurement, in its journal. Raises, and is cancelled, as `weights_of`."""
+        """Identity of a measurement for its journal. Errors and cancellation are those of `weights_of`."""
         texts = [text for prompt, document in documents.items() for text in (prompt, document.format())]
         return {
             "benchmark": benchmark,
@@ -91,9 +91,9 @@ _FORCE = """lambda: lambda logits, requests: (lambda tokens: logits.scatter_add_
 ])"""
 """SGLang's custom logit processor that raises one token above all others: the next of the request's `forced`.
 
-Which one is next is told by the request's KV slots (`alloc_for_decode` in mem_cache/allocation.py), since
-with overlapped scheduling `output_ids` lags a step behind. An expression, for it travels in a pickle: as
-source it needs neither this package nor the same Python on the server.
+The number of the request's KV slots tells which one is next (`alloc_for_decode` in mem_cache/allocation.py),
+since with overlapped scheduling `output_ids` lags a step behind. It is an expression, as source, because it
+travels in a pickle: so the server needs neither this package nor the same Python.
 """
 
 
@@ -140,7 +140,7 @@ class ForcedBackend(WrappingBackend):
 
     Attributes:
         model: The model of the inner backend, once it is connected.
-        plans: Of each template under way, by its prompt, what its holes are to be, in place of a document.
+        plans: The ids for each hole of a template under way, by its prompt; they replace a document.
 
     Raises:
         InvalidRequestError: A document is not complete.
@@ -156,7 +156,7 @@ class ForcedBackend(WrappingBackend):
         self.plans: dict[Ids, Sequence[Ids]] = {}
         self._documents = documents
         self._views: dict[str, _EncodedViews] = {}  # by question
-        self._answers: dict[str, tuple[int, _EncodedViews]] = {}  # tokens of its prompt, and its views
+        self._answers: dict[str, tuple[int, _EncodedViews]] = {}  # by id: prompt tokens, and views
 
     async def connect(self) -> Model:
         """Reach or load the inner backend and encode the documents, so that no answer has to wait for that.
@@ -207,7 +207,7 @@ class ForcedBackend(WrappingBackend):
         return tuple(ids)
 
     def _encode_views(self, document: Document) -> _EncodedViews:
-        """Context and target of each thread's views; the visible text as if a thread `_PLAIN` wrote it."""
+        """Context and target of each thread's views; the thread `_PLAIN` writes the visible text."""
         result: _EncodedViews = {_PLAIN: [((), self.encode(document.text) + self.end)]}
         for view in views(document):
             target = self.encode_segments(view.target) + (self.end if view.ends_answer else ())
@@ -215,7 +215,7 @@ class ForcedBackend(WrappingBackend):
         return result
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Decode what the document says here; closing it early aborts the request, as in the inner backend.
+        """Decode the document's tokens; closing it early aborts the request, as in the inner backend.
 
         Raises:
             InvalidRequestError: The context is not that of the document.
@@ -223,7 +223,7 @@ class ForcedBackend(WrappingBackend):
         plans = (holes for prompt, holes in self.plans.items() if request.ids[: len(prompt)] == prompt)
         holes = next(plans, None)
         tokens = holes[request.thread - 1] if holes else self._next(request)
-        # one more than needed: an engine may look at the limit before it looks at the stop token
+        # One more than needed: an engine may check the limit before the stop token.
         limit = min(request.max_tokens, len(tokens) + 1)
         forced = force(self.inner, replace(request, max_tokens=limit), tokens)
         async with aclosing(self.inner.decode(forced)) as pieces:
@@ -237,17 +237,19 @@ class ForcedBackend(WrappingBackend):
         """The document's tokens behind this context."""
         if request.answer not in self._answers:  # its first request is its prompt
             text = self.model.tokenizer.decode(request.ids)
-            question = max((known for known in self._views if known.strip() in text), key=len, default=None)
+            candidates = (prompt for prompt in self._views if prompt.strip() in text)
+            question = max(candidates, key=len, default=None)
             if question is None:
                 raise InvalidRequestError(f"there is no document to force for the prompt {text!r:.200}")
             self._answers[request.answer] = len(request.ids), self._views[question]
         prompt_tokens, encoded = self._answers[request.answer]
         written = request.ids[prompt_tokens:]
-        plain = request.thread == 0 and self.tags.sync not in request.stop_ids  # nobody reads tags
+        plain = request.thread == 0 and self.tags.sync not in request.stop_ids  # tags do not end it
         # The latest view that fits: an earlier one may be its beginning.
         for context, target in reversed(encoded.get(_PLAIN if plain else request.thread, [])):
             begun = written[len(context) :]
-            if written[: len(context)] == context and target[: len(begun)] == begun != target:
+            fits = written[: len(context)] == context and target[: len(begun)] == begun
+            if fits and begun != target:
                 return target[len(begun) :]
         raise InvalidRequestError(
             f"thread {request.thread} has {len(written)} tokens in its context that are not the document's: "

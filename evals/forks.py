@@ -1,11 +1,11 @@
-"""Forks and joins of a trained model's own answers on a server: what is found in its cache, and the waits.
+"""Forks and joins of a trained model's own answers on a server: cached tokens, and waits.
 
     python -m pasta_async.evals.forks --backend vllm:http://127.0.0.1:8000 --prompts prompts.txt --sample 60
     python -m pasta_async.evals.forks --backend http://127.0.0.1:30000 --prompts prompts.txt --sample 60
 
 One answer at a time is written. A fork is the first request of a promise's thread; it goes out while main
-decodes on. `computed` is what its context had that was not in the cache. A join is main's next request behind
-a sync; its wait ends with main's next text.
+decodes on. `computed` are the tokens of its context that the cache did not have. A join is main's next
+request behind a sync; its wait ends with main's next text.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Observed:
     forks: list[RequestRecord] = field(default_factory=list[RequestRecord])
     joins: list[RequestRecord] = field(default_factory=list[RequestRecord])
     fork_seconds: list[float] = field(default_factory=list[float])
-    """From a fork's request to its first token."""
+    """Seconds from a fork's request to its first token."""
     join_seconds: list[float] = field(default_factory=list[float])
-    """From a join to main's next text."""
+    """Seconds from a join to main's next text."""
 
 
 async def observe(client: Client, prompts: Sequence[str], max_tokens: int) -> Observed:
@@ -56,17 +56,19 @@ async def observe(client: Client, prompts: Sequence[str], max_tokens: int) -> Ob
     sampling = Sampling(max_tokens=max_tokens)
     with progress(len(prompts), "answers") as advance:
         for prompt in prompts:
-            joined: float | None = None
+            joined: float | None = None  # when main passed a sync whose next text has not come yet
             async with client.stream(
                 prompt, sampling=sampling, parallel="always", limits=Limits(timeout=None)
             ) as stream:
                 async for event in stream:
+                    # Waits of joins are measured here; those of forks are in the record of the answer.
                     if isinstance(event, SyncJoined):
                         joined = REAL_CLOCK.time()
                     elif isinstance(event, ThreadDelta) and event.thread == 0 and joined is not None:
                         observed.join_seconds.append(REAL_CLOCK.time() - joined)
                         joined = None
                     elif isinstance(event, AnswerDone):
+                        # Main's first request has the prompt, each later one is a join.
                         main, *others = event.generation.threads
                         observed.joins += main.requests[1:]
                         for thread in others:

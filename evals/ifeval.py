@@ -45,18 +45,18 @@ class Question(BaseModel):
 
 
 class Verdict(NamedTuple):
-    """For each instruction of a question, whether an answer follows it."""
+    """True for each instruction of a question that an answer follows."""
 
     strict: list[bool]
     loose: list[bool]
-    """Or follows it without its first or last line, or without the stars of Markdown."""
+    """Also true if it does without its first or last line, or without the stars of Markdown."""
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """In percent: all instructions are followed, and the share of them that is."""
+        """100 if all instructions are followed, else 0; and the share of them that is, in percent."""
         figures: dict[str, float | None] = {}
         for mode, followed in self._asdict().items():
-            figures[f"IFEval, {mode}, %"] = 100.0 * all(followed)
+            figures[f"IFEval, {mode}, %"] = 100.0 if all(followed) else 0.0
             figures[f"IFEval, {mode}, % of a prompt's instructions"] = 100 * sum(followed) / len(followed)
         return figures
 
@@ -70,8 +70,8 @@ def read_questions(path: Path) -> dict[str, Question]:
     questions = {question.prompt: question for _, question in read_lines(path, Question)}
     if not questions:
         raise InvalidRequestError(f"{path} holds no question")
-    asked = {name for question in questions.values() for name in question.instruction_id_list}
-    if unknown := asked - _checkers().keys():
+    instructions = {name for question in questions.values() for name in question.instruction_id_list}
+    if unknown := instructions - _checkers().keys():
         raise InvalidRequestError(f"{path}: there is no checker of {', '.join(sorted(unknown))}")
     return questions
 
@@ -103,8 +103,8 @@ def check_answers(
         InvalidRequestError: The file cannot be used, or lacks a prompt that was answered.
     """
     questions = read_questions(path)
-    asked = {answer.question for answers in forms.values() for answer in answers}
-    if unknown := asked - questions.keys():
+    answered = {answer.question for answers in forms.values() for answer in answers}
+    if unknown := answered - questions.keys():
         raise InvalidRequestError(f"{path} does not have a prompt that was answered: {min(unknown)!r:.80}")
     rows: list[dict[str, Any]] = []
     figures: dict[str, list[dict[str, float | None]]] = {}
@@ -131,6 +131,7 @@ def _checkers() -> dict[str, Any]:
     from if_verifiable.ifeval import INSTRUCTION_DICT, instructions_util
 
     langdetect.DetectorFactory.seed = 0  # or the language of a short text is a matter of luck
+    # The data is read at the first use and then kept, so its folder may go.
     with TemporaryDirectory() as folder:
         _write_sentence_data(Path(folder) / "tokenizers" / "punkt_tab" / "english")
         nltk.data.path.insert(0, folder)
@@ -145,12 +146,13 @@ def _write_sentence_data(folder: Path) -> None:
     from nltk.tabdata import TabEncoder
     from punkt.data import load_bundled
 
-    known, encoder = load_bundled("english"), TabEncoder()
+    english = load_bundled("english")
+    encoder = TabEncoder()
     files = {
-        "collocations.tab": encoder.tups2tab(known.collocations),
-        "sent_starters.txt": encoder.set2txt(known.sent_starters),
-        "abbrev_types.txt": encoder.set2txt(known.abbrev_types),
-        "ortho_context.tab": encoder.ivdict2tab(known.ortho_context),
+        "collocations.tab": encoder.tups2tab(english.collocations),
+        "sent_starters.txt": encoder.set2txt(english.sent_starters),
+        "abbrev_types.txt": encoder.set2txt(english.abbrev_types),
+        "ortho_context.tab": encoder.ivdict2tab(english.ortho_context),
     }
     folder.mkdir(parents=True)
     for name, text in files.items():

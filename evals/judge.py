@@ -58,7 +58,7 @@ class Preference(BaseModel, frozen=True):
     output_1: str
     output_2: str
     preference: float | None = Field(ge=0, le=2)
-    """From 1 (the first answer is better) to 2 (the second is); 1.5, 0 and null say neither."""
+    """1 if the first answer is better, to 2 if the second is; 1.5, 0 and null are ties."""
 
     @property
     def answers(self) -> tuple[str, str]:
@@ -74,7 +74,7 @@ class Preference(BaseModel, frozen=True):
 
     @property
     def decided(self) -> bool:
-        """Neither a tie nor a comparison with an empty answer."""
+        """True if this is neither a tie nor a comparison with an empty or equal answer."""
         texts = {self.output_1.strip(), self.output_2.strip()}
         return self.preference not in (None, 0, 1.5) and len(texts - {""}) == 2
 
@@ -99,7 +99,8 @@ class Reader:
         """Mean hidden state of an answer's tokens: [hidden], float32. A long prompt is read at both ends."""
         import torch
 
-        prompt, answer = self._tokenizer.encode_chat(messages, {}), self._tokenizer.encode(text)
+        prompt = self._tokenizer.encode_chat(messages, {})
+        answer = self._tokenizer.encode(text)
         if len(prompt) > self._tokens:
             prompt = prompt[: self._tokens // 2] + prompt[len(prompt) - self._tokens // 2 :]
         # An answer that is read whole ends with the end-of-text.
@@ -129,7 +130,7 @@ def fit_weights(differences: Array, lengths: Array, penalty: float) -> Array:
 
 
 def agreement(pairs: Sequence[Preference], rewards: Array) -> dict[str, Any]:
-    """Percent of pairs in which the reward of the better answer is higher, and in which it is the longer one.
+    """Percent of pairs whose better answer has the higher reward, and of those in which it is the longer one.
 
     `rewards` are differences, [pairs]; one of 0 is right half of the time. Intervals are over prompts.
     """
@@ -159,9 +160,11 @@ def train(settings: TrainSettings) -> dict[str, Any]:
     better = [features[pair.instruction, pair.answers[0]] for pair in pairs]
     worse = [features[pair.instruction, pair.answers[1]] for pair in pairs]
     differences = np.stack(better) - np.stack(worse)
-    lengths, rewards = np.array([pair.length for pair in pairs]), np.zeros(len(pairs))
-    for known, unseen in GroupKFold(FOLDS).split(differences, groups=prompts):
-        weights = fit_weights(differences[known], lengths[known], settings.penalty)
+    lengths = np.array([pair.length for pair in pairs])
+    # Each fold's rewards come from weights that have not seen its prompts.
+    rewards = np.zeros(len(pairs))
+    for seen, unseen in GroupKFold(FOLDS).split(differences, groups=prompts):
+        weights = fit_weights(differences[seen], lengths[seen], settings.penalty)
         rewards[unseen] = differences[unseen] @ weights
     # The factor by which differences of rewards are log-odds; a judge worse than a coin gives no verdict.
     factor = max(0.0, float(fit_weights(rewards[:, None], lengths, 0.1)[0]))
@@ -175,21 +178,21 @@ def train(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _read_answers(settings: TrainSettings, pairs: Sequence[Preference]) -> dict[tuple[str, str], Array]:
-    """Features of each prompt and answer: [hidden]. What the journal has is not computed again."""
+    """Features of each prompt and answer: [hidden]. Those in the journal are not computed again."""
     answers = dict.fromkeys((pair.instruction, text) for pair in pairs for text in pair.answers)
     identity = {"model": model_digest(settings.model), "tokens": settings.tokens}
     with Journal(settings.out / "features.jsonl", identity) as journal:
-        known = {row["key"]: row["features"] for row in journal.rows}
+        stored = {row["key"]: row["features"] for row in journal.rows}
         reader = Reader(settings.model, settings.tokens)
         features: dict[tuple[str, str], Array] = {}
         with progress(len(answers), "answers") as advance:
             for prompt, text in answers:
                 messages: tuple[Message, ...] = ({"role": "user", "content": prompt},)
                 key = digest(messages, text)
-                if key not in known:
-                    known[key] = reader.read(messages, text).tolist()
-                    journal.append({"key": key, "features": known[key]})
-                features[prompt, text] = np.array(known[key], np.float32)
+                if key not in stored:
+                    stored[key] = reader.read(messages, text).tolist()
+                    journal.append({"key": key, "features": stored[key]})
+                features[prompt, text] = np.array(stored[key], np.float32)
                 advance()
     return features
 
@@ -222,11 +225,13 @@ class TrainedJudge(ModelJudge):
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """Probability that an answer is better than the baseline's, were both equally long; 0 if it is empty.
 
-        Cancelling it leaves what is under way to end by itself, unused.
+        After a cancellation the computation under way ends by itself, unused.
         """
         other = prompt.baseline.text
-        if text == other or not (text.strip() and other.strip()):
-            return 0.5 + 0.5 * (bool(text.strip()) - bool(other.strip()))
+        if text == other or not (text.strip() or other.strip()):
+            return 0.5
+        if not text.strip() or not other.strip():
+            return 1.0 if text.strip() else 0.0
         rewards = await self.figures(prompt, (text, other))
         return 0.5 + 0.5 * math.tanh(((rewards[text] or 0.0) - (rewards[other] or 0.0)) / 2)
 

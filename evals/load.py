@@ -43,7 +43,7 @@ from pasta_async.evals.speed import mean_by_prompt
 from pasta_async.jobs import Journal, for_each, progress
 
 Mode = Literal["open", "closed"]
-"""Arrivals at a rate, whatever is still under way; or so many at once, the next one when one is done."""
+"""Arrivals at a rate, or a fixed number of answers at once, the next one when one is done."""
 
 UNITS: dict[Mode, str] = {"closed": "at once", "open": "a second"}
 
@@ -57,11 +57,11 @@ class Block:
     """Arrivals a second (`open`), or answers at once (`closed`)."""
     method: str
     seconds: float
-    """From the first arrival until the last answer was complete."""
+    """Time from the first arrival until the last answer was complete."""
     arrived: tuple[float, ...]
-    """Seconds from its beginning until each answer was asked for."""
+    """Seconds from the block's beginning until each answer was asked for."""
     answers: tuple[Answer, ...]
-    """In the same order."""
+    """The answers, in the order of arrival."""
     round: int = 0
 
     @property
@@ -79,7 +79,8 @@ async def drive(
     `number`, has the same times for every method. Cancelling it aborts all answers under way.
     """
     work = [method.prepare(engine.forced, case.fresh()) for case in cases]
-    draw, clock = random.Random(number), engine.clock
+    draw = random.Random(number)
+    clock = engine.clock
     times = [*accumulate(draw.expovariate(level) for _ in cases)]
     written: dict[int, tuple[float, Answer]] = {}
     began = clock.time()
@@ -88,7 +89,8 @@ async def drive(
         if mode == "open":
             await clock.sleep(began + times[index] - clock.time())
         arrived = clock.time() - began
-        written[index] = arrived, await time_work(engine, method, cases[index], work[index], number)
+        answer = await time_work(engine, method, cases[index], work[index], number)
+        written[index] = (arrived, answer)
 
     await for_each(range(len(cases)), write, int(level) if mode == "closed" else len(cases))
     arrived, answers = zip(*(written[index] for index in range(len(cases))), strict=True)
@@ -123,17 +125,19 @@ async def measure(
     comes; those that it has already are not taken again. Cancelling it aborts all answers under way.
     """
     blocks = [Block(**row) for row in measurements(journal)]
-    known = {(block.round, block.mode, block.level, block.method) for block in blocks}
-    methods, loads, rounds = settings.methods, settings.loads, settings.rounds
-    with progress(rounds * len(loads) * len(methods), "loads") as advance:
+    done = {(block.round, block.mode, block.level, block.method) for block in blocks}
+    methods = settings.methods
+    loads = settings.loads
+    with progress(settings.rounds * len(loads) * len(methods), "loads") as advance:
         await warm_up(engine, [METHODS[name] for name in methods])
-        for number, (index, (mode, level)) in product(range(rounds), enumerate(loads)):
+        for number, (index, (mode, level)) in product(range(settings.rounds), enumerate(loads)):
             count = max(settings.answers, 2 * int(level)) if mode == "closed" else settings.answers
-            asked = [*islice(cycle(cases), number * count, (number + 1) * count)]
+            # A round takes up the cases where the one before stopped.
+            due = [*islice(cycle(cases), number * count, (number + 1) * count)]
             first = (number + index) % len(methods)
             for name in (*methods[first:], *methods[:first]):
-                if (number, mode, level, name) not in known:
-                    block = await drive(engine, METHODS[name], asked, mode=mode, level=level, number=number)
+                if (number, mode, level, name) not in done:
+                    block = await drive(engine, METHODS[name], due, mode=mode, level=level, number=number)
                     blocks.append(block)
                     if journal:
                         journal.append(asdict(block))
@@ -146,6 +150,7 @@ def summarise(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
     `times sooner` compares the answers with those in sequence to the same prompts in the same round.
     """
+    # Sorted by round, so that the answers of two methods at a load have the same order, case by case.
     rows: list[dict[str, Any]] = []
     ordered = sorted(blocks, key=lambda block: (block.mode, block.level, block.round))
     for load, at_load in grouped(ordered, lambda block: block.load).items():
@@ -156,6 +161,7 @@ def summarise(blocks: Sequence[Block]) -> list[dict[str, Any]]:
             p50, p99 = quantile([answer.seconds for answer in answers], (0.5, 0.99)).tolist()
             row = {"load": load, "method": name, "answers": len(answers), "p50 s": p50, "p99 s": p99}
             row["answers a second"] = len(answers) / sum(block.seconds for block in methods[name])
+            # Without answers in sequence there is nothing to pair, and this is None.
             row["times sooner than in sequence"] = mean_by_prompt(
                 (mine.prompt, other.seconds / mine.seconds)
                 for mine, other in zip(answers, base, strict=False)

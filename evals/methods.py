@@ -117,7 +117,7 @@ class Track:
 
     Attributes:
         counts: Tokens and requests, by their names in an `Answer`.
-        first_token: Seconds until the first token; None before.
+        first_token: Seconds until the first token; None before it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -166,7 +166,7 @@ class Method:
 
     name: str
     prepare: Callable[[ForcedBackend, Case], Work]
-    """Encodes what it needs, then gives what is timed."""
+    """Encodes what the method needs; returns the work, which is timed."""
 
 
 async def warm_up(engine: Engine, methods: Iterable[Method]) -> None:
@@ -181,7 +181,7 @@ async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> A
 
 
 async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Answer:
-    """Do what a method has prepared, timed. Cancelling it aborts what is under way."""
+    """Time the work that a method has prepared. Cancelling it aborts what is under way."""
     track = Track(engine)
     critical_path = await work(track)
     seconds = engine.clock.time() - track.began
@@ -240,14 +240,15 @@ def rounds(document: Document) -> list[list[Part]]:
     round belongs to it, and a round without promises is one part.
     """
     result: list[list[Part]] = []
-    parts: list[Part] = []
-    text = ""
-    for node in (*document.nodes, Sync()):
+    parts: list[Part] = []  # of this round
+    text = ""  # visible, behind the last part
+    for node in (*document.nodes, Sync()):  # the answer's end closes the last round
         text += node.text
         if isinstance(node, Promise):
             parts.append(Part(node.topic, text))
             text = ""
         elif isinstance(node, Sync):
+            # Text behind the last promise belongs to its part; without any promise it is a part alone.
             if parts:
                 parts[-1] = Part(parts[-1].topic, parts[-1].text + text)
             elif text:
@@ -264,7 +265,7 @@ def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
 
     async def work(track: Track) -> int:
         for requests in planned:
-            first = 1 if len(requests) > 1 else 0
+            first = 1 if len(requests) > 1 else 0  # a request alone is main's
             async with asyncio.TaskGroup() as tasks:
                 for thread, (context, target) in enumerate(requests, first):
                     tasks.create_task(track.decode(context, target, thread=thread))
@@ -315,11 +316,11 @@ def _skeleton(forced: ForcedBackend, case: Case) -> Work:
     if len(parts) < 2:
         return _sequential(forced, case)
     skeleton = "\n".join(f"{number}. {part.topic or 'Conclusion'}" for number, part in enumerate(parts, 1))
-    asked = forced.ask(
+    request = forced.ask(
         "Give only the skeleton of an answer to the following question, not its content: a numbered list of "
         f"points, each of three to five words.\n\n{case.prompt}"
     )
-    asked += forced.encode(skeleton[:2])  # the first number is given to the model
+    request += forced.encode(skeleton[:2])  # the first number is given to the model
     outline = forced.encode(skeleton[2:]) + forced.end
     points: list[tuple[Ids, Ids]] = []
     for number, (line, part) in enumerate(zip(skeleton.splitlines(), parts, strict=True), 1):
@@ -328,7 +329,7 @@ def _skeleton(forced: ForcedBackend, case: Case) -> Work:
             f"The skeleton of the answer is\n\n{skeleton}\n\nContinue point {number}."
         )
         points.append((context + forced.encode(line), forced.encode(part.text) + forced.end))
-    return _in_rounds([[(asked, outline)], points])
+    return _in_rounds([[(request, outline)], points])
 
 
 def _apar(forced: ForcedBackend, case: Case) -> Work:
@@ -414,7 +415,8 @@ async def measure(
 
     See `take_turns`. Cancelling it cancels the answer under way.
     """
-    cases, by_name = cases_of(documents), {method.name: method for method in methods}
+    cases = cases_of(documents)
+    by_name = {method.name: method for method in methods}
 
     @asynccontextmanager
     async def warmed_up() -> AsyncGenerator[Answering]:

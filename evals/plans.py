@@ -172,7 +172,7 @@ def _item(row: Mapping[str, Any], gold: Mapping[str, Any]) -> Item:
 
 
 def _schema(parameter: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON schema of BFCL's own kind of one."""
+    """The JSON schema of a parameter, which BFCL describes in a dialect of its own."""
     if "enum" in parameter:
         return {"enum": parameter["enum"]}
     kind = str(parameter.get("type"))
@@ -187,27 +187,27 @@ def _schema(parameter: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_of(item: Item, method: str) -> Plan:
-    """The plan of an item by a method."""
+    """The plan by which a method fills an item."""
     schema: dict[str, Any] = {"type": "object", "required": list(item.fields)}
     if method == "object":
         whole = (item.tokens + 10) * len(item.fields)
         return Plan.in_sequence({**schema, "properties": item.fields}, whole)
     fields: dict[str, Any] = {}
     for number, (key, field) in enumerate(item.fields.items()):
-        said: dict[str, Any] = {"tokens": item.tokens}
+        annotation: dict[str, Any] = {"tokens": item.tokens}
         if method == "sequence":
-            said["after"] = list(fields)
+            annotation["after"] = list(fields)
         elif method == "after":
-            said["after"] = list(fields)[:1]
+            annotation["after"] = list(fields)[:1]
         elif method == "together":
-            said["together"] = str(number // 2)
-        fields[key] = {**field, KEY: said}
+            annotation["together"] = str(number // 2)
+        fields[key] = {**field, KEY: annotation}
     return Plan.of({**schema, "properties": fields})
 
 
 def is_right(value: Any, allowed: Sequence[Any]) -> bool:
     """True if an argument's value is one of those that count as right, by BFCL's rules."""
-    return any(_same(value, each) for each in allowed)
+    return any(_same(value, right) for right in allowed)
 
 
 def _same(value: Any, gold: Any) -> bool:
@@ -221,8 +221,8 @@ def _same(value: Any, gold: Any) -> bool:
     if isinstance(value, dict) and isinstance(gold, dict):
         fields, allowed = cast("dict[str, Any]", value), cast("dict[str, Any]", gold)
         return fields.keys() == allowed.keys() and all(
-            is_right(fields[key], cast("list[Any]", each) if isinstance(each, list) else [each])
-            for key, each in allowed.items()
+            is_right(fields[key], cast("list[Any]", right) if isinstance(right, list) else [right])
+            for key, right in allowed.items()
         )
     return value == gold
 
@@ -257,27 +257,29 @@ async def measure(client: Client, items: Sequence[Item], journal: Journal | None
 
 
 def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """A row for each method: what is right in percent, the difference to `sequence`, and how much sooner."""
+    """A row for each method: percent right, the difference to `sequence`, and how much sooner."""
 
-    def values(answer: Answer) -> list[bool]:
-        value, gold = json.loads(answer.text), items[answer.prompt].gold
-        return [is_right(value.get(key), each) for key, each in gold.items()]
+    def values_right(answer: Answer) -> list[bool]:
+        value = json.loads(answer.text)
+        gold = items[answer.prompt].gold
+        return [is_right(value.get(key), allowed) for key, allowed in gold.items()]
 
     def right(answer: Answer) -> bool:
-        return all(values(answer))
+        return all(values_right(answer))
 
     rows: list[dict[str, Any]] = []
     judged = any(item.gold for item in items)  # free text is neither right nor wrong
     for method in METHODS:
+        # The same items by both methods; a difference is 100, 0 or -100 points.
         both = pairs(answers, method, "sequence")
         differences = [100.0 * (right(answer) - right(other)) for answer, other in both]
-        values_right = [each for answer, _ in both for each in values(answer)]
+        all_values = [value for answer, _ in both for value in values_right(answer)]
         rows.append(
             {
                 "method": method,
                 "items": len(both),
                 "right, %": share([right(answer) for answer, _ in both]) if judged else None,
-                "values right, %": share(values_right) if judged else None,
+                "values right, %": share(all_values) if judged else None,
                 "difference": gain(differences) if judged else None,
                 "whole, %": share([answer.well_formed for answer, _ in both]),
                 "sooner": estimate([other.seconds / answer.seconds for answer, other in both]),

@@ -56,10 +56,10 @@ from pasta_async.training.score import JudgeSettings, open_judge
 Forms = dict[str, list[Answer]]
 """Answers by form, each in the same order of passes and prompts."""
 Figures = dict[str, list[dict[str, float | None]]]
-"""By form the figures of each answer by name; None where it has none."""
+"""The figures of each answer by form and name; None where an answer has none."""
 
 SPEED = "theoretical speed-up"
-"""The figure of a result that says what an engine would gain whose steps all take the same time."""
+"""Name of a result: the gain on an engine whose steps all take the same time."""
 
 _ORDER = ("parallel", "baseline", "original")
 
@@ -104,9 +104,9 @@ async def write_answers(settings: QualitySettings) -> Path:
     """
     assert settings.prompts is not None
     prompts = read_prompts(settings.prompts, settings.sample)
-    asked: list[tuple[str, Form]] = [(settings.backend, form) for form in FORMS]
+    due: list[tuple[str, Form]] = [(settings.backend, form) for form in FORMS]
     if settings.original:
-        asked.insert(0, (settings.original, "original"))
+        due.insert(0, (settings.original, "original"))
     options = {"backend", "original", "max_tokens", "temperature", "seed", "passes"}
     identity = {
         "benchmark": "quality",
@@ -116,13 +116,13 @@ async def write_answers(settings: QualitySettings) -> Path:
         ],
         "prompts": digest(prompts),
         "count": len(prompts),
-        "forms": [form for _, form in asked],
+        "forms": [form for _, form in due],
     }
     sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
     limits = Limits(client_threads=4 * settings.together, timeout=None)
     path = settings.out / "answers.jsonl"
     with Journal(path, identity) as journal:
-        for backend, form in asked:
+        for backend, form in due:
             async with Client(backend, limits=limits) as client:
                 await answer_all(
                     client,
@@ -145,11 +145,14 @@ def read_forms(path: Path) -> tuple[dict[str, Any], Forms]:
     identity, answers = read_answers(path)
     forms = grouped(answers, lambda answer: answer.method)
     forms = {form: forms[form] for form in _ORDER if form in forms}
-    places = {tuple((answer.prompt, answer.number) for answer in answers) for answers in forms.values()}
-    prompts, passes = ({*column} for column in zip(*next(iter(places)), strict=True))
+    # Every form must have the same prompts and passes, as many as the file's first line says.
+    orders = {tuple((answer.prompt, answer.number) for answer in answers) for answers in forms.values()}
+    order = next(iter(orders))
+    prompts = {prompt for prompt, _ in order}
+    passes = {number for _, number in order}
     count = identity.get("count", len(prompts)) * identity.get("passes", len(passes))
-    known = len(places) == 1 and len(next(iter(places))) == count
-    if not known or not {"baseline", *identity.get("forms", ())} <= forms.keys():
+    complete = len(orders) == 1 and len(order) == count
+    if not complete or not {"baseline", *identity.get("forms", ())} <= forms.keys():
         raise InvalidRequestError(f"{path} is not whole: give the command that made it again, and it goes on")
     return identity, forms
 
@@ -165,6 +168,7 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
     prompts = [answer.prompt for answer in forms["baseline"]]
     promised = [answer.promises > 0 for answer in forms.get("parallel", ())]
     names = [*figures["baseline"][0]]
+    # By form and name, the values of all answers in order; None where an answer has none.
     values = {form: {name: [row[name] for row in rows] for name in names} for form, rows in figures.items()}
     methods = {
         form: {name: of_known(_level, values[form][name], prompts) for name in names} for form in forms
@@ -195,23 +199,27 @@ def _level(values: Sequence[float], *, clusters: Sequence[int]) -> Estimate:
 
 
 def counted(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
-    """Faults of each answer (100 or 0, by name, and for any of them), its soundness, and its length."""
+    """Faults of each answer (100 or 0 for each, and for any of them), its soundness, and its length."""
     rows: list[dict[str, float | None]] = []
     for answer in answers:
         document = parse(answer.written)
         faults = count_faults(document, answer.question, well_formed=answer.well_formed, cut=answer.cut)
-        each = {name: 100.0 * (getattr(faults, name) > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
+        percents = {name: _percent(getattr(faults, name) > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
         rows.append(
             {
-                **each,
-                "any fault": max(each.values()),
+                **percents,
+                "any fault": max(percents.values()),
                 "soundness": 100 * soundness(faults),
-                "with promises, %": 100.0 * (answer.promises > 0),
-                "ended by length, %": 100.0 * answer.ended_by_length,
+                "with promises, %": _percent(answer.promises > 0),
+                "ended by length, %": _percent(answer.ended_by_length),
                 "tokens of the text": float(answer.text_tokens),
             }
         )
     return rows
+
+
+def _percent(holds: bool) -> float:
+    return 100.0 if holds else 0.0
 
 
 def _asked(plain: Answer) -> SampledPrompt:
@@ -227,7 +235,7 @@ def _asked(plain: Answer) -> SampledPrompt:
 async def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
     """Bits a token of the visible text behind the plain prompt; None without text, or if it is too long.
 
-    Cancelling it leaves what is under way to end by itself, unused.
+    After a cancellation the computation under way ends by itself, unused.
     """
     from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge
 
@@ -286,9 +294,11 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
     Raises:
         PastaError: Something that was named cannot be used.
     """
+    # 1. The answers, from a file or written now.
     path = settings.answers or await write_answers(settings)
     identity, forms = read_forms(path)
     result: dict[str, Any] = {"benchmark": "quality", "answers": {"backend": str(path), **identity}}
+    # 2. The figures that were asked for, and the counted ones: together a row for each answer.
     parts: list[Figures] = []
     if settings.judge:
         parts.append(await verdicts(settings, forms))
@@ -302,6 +312,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
         for form, rows in part.items():
             for row, more in zip(figures[form], rows, strict=True):
                 row.update(more)
+    # 3. Estimates of the figures, how many answers lack each, and the speed-ups.
     result |= compared(forms, figures)
     result["missing"] = {
         form: {name: sum(row[name] is None for row in rows) for name in rows[0]}

@@ -62,12 +62,12 @@ def _cpu() -> str:
 
 def _gpu() -> str:
     """Name, memory and driver of each GPU, as its driver tells them; empty without one."""
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout
+        output = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    return "; ".join(told.strip().splitlines())
+    return "; ".join(output.strip().splitlines())
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -99,7 +99,7 @@ def transposed(columns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """Rows of each kind, in their order; kinds as they come first."""
+    """Rows by their key, in their order; keys in the order of their first rows."""
     groups = defaultdict[Key, list[Row]](list)
     for row in rows:
         groups[key(row)].append(row)
@@ -116,7 +116,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def opened_journal(path: Path | None, measured: Mapping[str, Any]) -> Generator[Journal | None]:
     """A journal of a measurement; None without a path.
 
-    Its first line says what is measured; a line with `environment` where and when it was begun or gone on.
+    Its first line says what is measured; each run adds a line with its `environment`, time and machine.
 
     Raises:
         InvalidRequestError: The file holds something else.
@@ -160,7 +160,8 @@ def write_page(settings: ReportSettings) -> str:
     Raises:
         InvalidRequestError: The folder has no table, or a file that holds something else.
     """
-    folder, page = settings.folder, settings.folder / "results.md"
+    folder = settings.folder
+    page = folder / "results.md"
     texts = {
         file.stem: file.read_text("utf-8").strip() for file in sorted(folder.glob("*.md")) if file != page
     }

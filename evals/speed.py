@@ -77,7 +77,7 @@ class SpeedSettings(CommandSettings):
     out: RawRows = None
 
     def sampling(self, number: int) -> Sampling:
-        """Of the answers in a pass."""
+        """Sampling of the answers in a pass, which has a seed of its own."""
         return Sampling(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed + number)
 
 
@@ -116,9 +116,8 @@ def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, 
     Raises:
         ValueError: One of them is missing somewhere.
     """
-    ours, theirs = (
-        {(row.prompt, row.number): row for row in of_method(rows, name)} for name in (method, base)
-    )
+    ours = {(row.prompt, row.number): row for row in of_method(rows, method)}
+    theirs = {(row.prompt, row.number): row for row in of_method(rows, base)}
     if ours.keys() != theirs.keys():
         raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
     both = ((ours[key], theirs[key]) for key in sorted(ours))
@@ -126,8 +125,8 @@ def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, 
 
 
 def comparable(answer: Answer, other: Answer) -> bool:
-    """Two answers tell of speed if both have tokens and ended by themselves."""
-    return all(either.tokens and not either.ended_by_length for either in (answer, other))
+    """True if two answers tell of speed: both have tokens and ended by themselves."""
+    return all(one.tokens and not one.ended_by_length for one in (answer, other))
 
 
 def mean_by_prompt(values: Iterable[tuple[int, float]]) -> Estimate | None:
@@ -147,7 +146,7 @@ def speedup(rows: Sequence[Answer], method: str = "parallel", base: str = "basel
 def counted_speedup(answers: Sequence[Answer], plain: Sequence[Answer]) -> Estimate | None:
     """The theoretical speed-up: geometric mean over prompts of `sequential_tokens` / critical path.
 
-    Both stand in one order. Pairs of which a limit ended one answer are left out.
+    Both have the same order. Pairs of which a limit ended one answer are left out.
     """
     return mean_by_prompt(
         (answer.prompt, sequential_tokens(answer.text_tokens, other.tokens) / answer.critical_path)
@@ -157,7 +156,7 @@ def counted_speedup(answers: Sequence[Answer], plain: Sequence[Answer]) -> Estim
 
 
 def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
-    """Means over answers of what they took."""
+    """Mean costs of answers: seconds, tokens, requests, and the use of the prefix cache."""
     cached = fmean(row.cached_tokens for row in rows)
     prefilled = fmean(row.prefilled_tokens for row in rows)
     return {
@@ -173,7 +172,8 @@ def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
 
 def describe(rows: Sequence[Answer]) -> dict[str, Any]:
     """Figures of some prompts by name: estimates with intervals over prompts, means, and counts as text."""
-    plain, parallel = (of_method(rows, form) for form in FORMS)
+    plain = of_method(rows, "baseline")
+    parallel = of_method(rows, "parallel")
     whole = [row for row in parallel if row.tokens and not row.ended_by_length]
     # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
     pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
@@ -213,8 +213,8 @@ def summarise(rows: Sequence[Answer]) -> dict[str, dict[str, Any]]:
     """Figures of all prompts, and of those whose parallel answer has promises."""
     promised = {(row.prompt, row.number) for row in of_method(rows, "parallel") if row.promises}
     groups = {"all prompts": list(rows)}
-    if beside := [row for row in rows if (row.prompt, row.number) in promised]:
-        groups["with promises"] = beside
+    if with_promises := [row for row in rows if (row.prompt, row.number) in promised]:
+        groups["with promises"] = with_promises
     return {name: describe(answers) for name, answers in groups.items()}
 
 

@@ -11,7 +11,7 @@ from statistics import fmean, geometric_mean
 from typing import Any, Literal, TypedDict, TypeVar
 
 MIN_SAMPLE = 10
-"""Fewer observations have no bootstrap interval: drawn again and again, they say only what they are."""
+"""Fewer observations get no bootstrap interval: resampling so few says nothing about others."""
 
 _RESAMPLES = 2000
 
@@ -28,7 +28,7 @@ class Gain(Estimate):
     """A mean difference."""
 
     bound: float | None
-    """With 95% confidence, one-sided, it is not less."""
+    """Least value, with 95% confidence (one-sided)."""
 
 
 Figure = TypeVar("Figure", bound=Estimate)
@@ -46,9 +46,9 @@ def estimate(
     Args:
         values: Observations.
         mean: Kind of mean.
-        clusters: For each value what it belongs to, its prompt for instance: then clusters are drawn, not
-            values. Without them, values are independent.
-        confidence: Of the interval; with 0.9 each of its ends is a one-sided bound of 95%.
+        clusters: The cluster that each value belongs to, its prompt for instance: then clusters are drawn,
+            not values. Without them, values are independent.
+        confidence: Confidence of the interval; with 0.9 each of its ends is a one-sided bound of 95%.
 
     Returns:
         Without an interval if there are fewer than `MIN_SAMPLE` values, or clusters.
@@ -57,9 +57,13 @@ def estimate(
         ValueError: There is no value, or none above 0 for a geometric mean.
     """
     if mean == "geometric":
-        value, values, scale = geometric_mean(values), [*map(math.log, values)], math.exp
+        # The mean of logarithms is estimated, and scaled back.
+        value = geometric_mean(values)
+        values = [*map(math.log, values)]
+        scale = math.exp
     else:
-        value, scale = fmean(values), float
+        value = fmean(values)
+        scale = float
     sums: defaultdict[Hashable, float] = defaultdict(float)
     counts: Counter[Hashable] = Counter()
     for cluster, observed in zip(clusters or range(len(values)), values, strict=True):
@@ -107,10 +111,10 @@ def of_known(
     figure: Callable[..., Figure], values: Sequence[Any], clusters: Sequence[Hashable]
 ) -> Figure | None:
     """A figure over the values that are not None, with their clusters; None if there is none."""
-    known = [(value, cluster) for value, cluster in zip(values, clusters, strict=True) if value is not None]
-    if not known:
+    present = [(value, cluster) for value, cluster in zip(values, clusters, strict=True) if value is not None]
+    if not present:
         return None
-    return figure([value for value, _ in known], clusters=[cluster for _, cluster in known])
+    return figure([value for value, _ in present], clusters=[cluster for _, cluster in present])
 
 
 def digits(value: float, sign: Literal["", "+"] = "") -> str:
