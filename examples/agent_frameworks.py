@@ -31,7 +31,7 @@ PROMPT = "Compare tea and coffee: origin, taste, health."
 
 
 class Comparison(BaseModel):
-    """Origin and taste are written at once; the better drink is named by who sees both."""
+    """Origin and taste are written at once; the thread that names the better drink sees both."""
 
     origin: Annotated[str, Field(max_length=60)]
     taste: Annotated[str, Field(max_length=60)]
@@ -44,7 +44,7 @@ def pydantic_ai_model(url: str) -> OpenAIChatModel:
 
 
 async def with_pydantic_ai(url: str) -> str:
-    """An agent of pydantic-ai; its text streams like that of any other model."""
+    """A text by an agent of pydantic-ai; it streams like that of any other model."""
     agent = Agent(pydantic_ai_model(url), model_settings={"temperature": 0, "max_tokens": 400})
     async with agent.run_stream(PROMPT) as run:
         async for _ in run.stream_text(delta=True):
@@ -53,13 +53,13 @@ async def with_pydantic_ai(url: str) -> str:
 
 
 async def object_with_pydantic_ai(url: str) -> Comparison:
-    """An agent whose output has a type. `NativeOutput` sends its schema; without, it would be a tool."""
+    """An object by an agent. `NativeOutput` sends the schema; without it, the output would be a tool call."""
     agent = Agent(pydantic_ai_model(url), output_type=NativeOutput(Comparison))
     return (await agent.run(PROMPT)).output
 
 
 async def with_litellm(url: str, **options: Any) -> str:
-    """LiteLLM's provider for whatever is compatible with OpenAI."""
+    """A text by LiteLLM's provider for servers that are compatible with OpenAI."""
     llm: Any = litellm  # its types are not complete
     reply = await llm.acompletion(
         model=f"openai/{MODEL}",
@@ -74,12 +74,12 @@ async def with_litellm(url: str, **options: Any) -> str:
 
 
 async def object_with_litellm(url: str) -> Comparison:
-    """LiteLLM sends the schema, and leaves it to the caller to read the object."""
+    """An object by LiteLLM, which sends the schema; the caller parses the reply."""
     return Comparison.model_validate_json(await with_litellm(url, response_format=Comparison))
 
 
 async def object_with_langchain(url: str) -> Comparison:
-    """LangChain's structured output; by default it asks for a schema, as here."""
+    """An object by LangChain's structured output, which sends the schema by default."""
     async with httpx.AsyncClient() as http:  # it does not close one of its own
         model: Any = ChatOpenAI(
             model=MODEL, base_url=f"{url}/v1", api_key=SecretStr("unused"), http_async_client=http
@@ -88,7 +88,7 @@ async def object_with_langchain(url: str) -> Comparison:
 
 
 async def main(url: str) -> None:
-    """Ask through all."""
+    """Ask through each framework."""
     print("pydantic-ai:", await with_pydantic_ai(url))
     print("LiteLLM:", await with_litellm(url))
     for ask in (object_with_pydantic_ai, object_with_litellm, object_with_langchain):

@@ -1,4 +1,4 @@
-"""One's own web backend with FastAPI: answers as server-sent events, over a WebSocket, and forms.
+"""A web backend of your own with FastAPI: answers as server-sent events, over a WebSocket, and forms.
 
 uvicorn examples.fastapi_app:app
 curl -N -X POST "http://127.0.0.1:8000/ask?prompt=..."
@@ -31,7 +31,7 @@ class Review(BaseModel):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    """One client for the process; PASTA_BACKEND names an SGLang server, else pasta-smol answers."""
+    """One client for the process; PASTA_BACKEND names an SGLang server, else the embedded engine answers."""
     async with pasta_async.Client(limits=pasta_async.Limits(timeout=60)) as client:
         await client.connect()
         app.state.client = client

@@ -1,4 +1,4 @@
-"""Extraction: the fields of an invoice, each in a thread of its own but for those that are coupled.
+"""Extraction: the fields of an invoice, each in a thread of its own, except for two that belong together.
 
 python examples/invoice.py
 """

@@ -59,7 +59,7 @@ class PastaProvider(CustomLLM):
 
 
 def _sampling(options: dict[str, Any]) -> pasta_async.Sampling:
-    """OpenAI's names are ours, but for `max_completion_tokens`; what is not known is refused."""
+    """LiteLLM's options as ours: only `max_completion_tokens` has another name. Unknown ones are refused."""
     values = {name: value for name, value in options.items() if name != "stream"}
     if "max_completion_tokens" in values:
         values["max_tokens"] = values.pop("max_completion_tokens")
