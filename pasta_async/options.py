@@ -155,60 +155,47 @@ class Limits(Options):
         return 512 if estimate is None else 4 * estimate + 64
 
 
-class AnswerOptions(TypedDict, total=False):
-    """Options of an answer, given by name beside the prompt.
+class FillOptions(TypedDict, total=False):
+    """Options of `Client.fill`, given by name.
 
     The fields of `Sampling` can be given directly; they are laid over `sampling`. None leaves one as it is.
     """
 
     sampling: Sampling | Mapping[str, Any] | None
-    """Greedy unless given; a mapping of its fields will do."""
+    """Greedy unless given; a mapping of its fields will do. In the typed fields of a plan
+    `repetition_penalty` is 1 unless given: JSON repeats itself."""
     temperature: float | None
     top_p: float | None
     top_k: int | None
     min_p: float | None
     repetition_penalty: float | None
     seed: int | None
-    stop: str | Sequence[str] | None
-    """See `Sampling`; one text will do."""
+    """Each thread, or hole of a plan, derives its own seed from it."""
     max_tokens: int | None
+    """Tokens of the whole answer. Of a plan: tokens of all holes together; holes that nothing bounds share
+    the tokens that the others leave, a plan that may need more is refused, and None is the sum of the holes'
+    own limits."""
     limits: Limits | Mapping[str, Any] | None
-    """Limits of this answer, laid over the client's (`client_threads` is always the client's)."""
-    baseline: bool
-    """Answer without any tag, for comparison. Default: False."""
+    """Limits of this answer or plan, laid over the client's (`client_threads` is always the client's)."""
     parallel: Parallel
     """`auto` (default): as parallel as the engine has room for, without any tag where it has none
     (docs/interpreter.md). `always`: whatever the load. `never`: the same views one after another, which is a
-    test aid and not the baseline. `outline`: as `auto`; a model that was not trained writes the items of its
-    lists in parallel, behind their heads (docs/plans.md#outlines)."""
+    test aid and not the baseline; the text of a plan does not depend on it. `outline`: as `auto`; a model
+    that was not trained writes the items of its lists in parallel (docs/plans.md#outlines)."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Passed to the model's chat template."""
+
+
+class AnswerOptions(FillOptions, total=False):
+    """Options of an answer, given by name beside the prompt: those of `FillOptions`, and three more."""
+
+    stop: str | Sequence[str] | None
+    """See `Sampling`; one text will do."""
+    baseline: bool
+    """Answer without any tag, for comparison. Default: False."""
     whole_chunks: bool
     """Ask a server for each chunk in one piece: less CPU time here (docs/results.md), but a chunk is known
     only when it is done, so a partial answer lacks the chunks under way. Default: False."""
-
-
-class FillOptions(TypedDict, total=False):
-    """Options of `Client.fill`, given by name; those of the same name in `AnswerOptions` mean the same."""
-
-    sampling: Sampling | Mapping[str, Any] | None
-    """Greedy unless given. `repetition_penalty` is 1 in typed fields unless given: JSON repeats itself."""
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float | None
-    seed: int | None
-    """Each hole derives its own seed from it and its path."""
-    max_tokens: int | None
-    """Tokens of all holes together. Holes that nothing bounds share the tokens that the others leave; a plan
-    that may need more is refused. None: the sum of the holes' own limits."""
-    limits: Limits | Mapping[str, Any] | None
-    """Limits of this plan, laid over the client's."""
-    parallel: Parallel
-    """`never`: one hole at a time. The text does not depend on it."""
-    chat_template_kwargs: Mapping[str, Any] | None
-    """Passed to the model's chat template."""
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
