@@ -3,7 +3,7 @@
 Each gets a text, or an object that is valid whatever the model. Its fields are written in parallel, since the
 schema that a framework sends has the annotations.
 
-pasta-async serve &                     # listens on http://127.0.0.1:8000
+pasta-async serve --backend local:pasta-smol &    # MODEL below; listens on http://127.0.0.1:8000
 python examples/agent_frameworks.py http://127.0.0.1:8000
 """
 

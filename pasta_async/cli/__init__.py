@@ -24,7 +24,7 @@ def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -
     from pasta_async.cli.commands import run
 
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a character that it does not have must not end the answer
+        if isinstance(stream, TextIOWrapper):  # a character that its encoding lacks must not end the answer
             stream.reconfigure(errors="replace")
     run(sys.argv[1:] if args is None else [*args], backend)
     sys.exit(0)

@@ -1,6 +1,6 @@
 """Command lines: options from the fields of settings, and endings with an exit code.
 
-`pydantic_settings.CliApp` cannot do it: it cuts texts at commas and strips them, so that a stop text of a
+`pydantic_settings.CliApp` does not suit: it splits texts at commas and strips them, so that a stop text of a
 comma and a space, or a prompt `null`, cannot be given.
 """
 
@@ -55,7 +55,7 @@ def command(
         program: Name of the command, for the help.
         description: The module's docstring, for the help.
         positional: See `add_options`.
-        resumes: True if the same command goes on after Ctrl-C, which is then said.
+        resumes: True if the same command goes on where Ctrl-C ended it, which the message then says.
     """
 
     def main(arguments: Sequence[str] | None = None) -> None:
@@ -74,8 +74,10 @@ def command(
         except KeyboardInterrupt:
             sys.stderr.write("interrupted; the same command goes on\n" if resumes else "interrupted\n")
             sys.exit(130)
-        if isinstance(result, str | dict):
-            sys.stdout.write((result if isinstance(result, str) else json.dumps(result, indent=1)) + "\n")
+        if isinstance(result, dict):
+            result = json.dumps(result, indent=1)
+        if isinstance(result, str):
+            sys.stdout.write(result + "\n")
         sys.exit(0)
 
     return main
@@ -89,8 +91,8 @@ def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
     """
 
     async def woken_by_signals() -> T:
-        # A signal that arrives just before the loop begins to wait is seen at the loop's next event only. A
-        # loop that handles any signal is woken by every one; this one is handled by doing nothing.
+        # The loop sees a signal that arrives just before it begins to wait only at its next event. With a
+        # handler for any signal, every signal wakes it; the handler of this one does nothing.
         with suppress(AttributeError, NotImplementedError):  # not on Windows
             asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, lambda: None)
         return await work
@@ -117,15 +119,15 @@ def add_options(parser: ArgumentParser, settings: type[BaseModel], positional: S
         if name in positional:
             parser.add_argument(name, help=_help(field))
             continue
-        kind: dict[str, Any] = {"default": SUPPRESS, "required": field.is_required(), "help": _help(field)}
-        types = [field.annotation, *get_args(field.annotation)]  # of `X | None` as well
+        option: dict[str, Any] = {"default": SUPPRESS, "required": field.is_required(), "help": _help(field)}
+        types = [field.annotation, *get_args(field.annotation)]  # the members of `X | None` as well
         if bool in types:
-            kind["action"] = BooleanOptionalAction
+            option["action"] = BooleanOptionalAction
         elif get_origin(field.annotation) is tuple:
-            kind["action"] = "append"
-        elif choices := [get_args(each) for each in types if get_origin(each) is Literal]:
-            kind["choices"] = choices[0]
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **kind)
+            option["action"] = "append"
+        elif choices := [get_args(member) for member in types if get_origin(member) is Literal]:
+            option["choices"] = choices[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **option)
 
 
 def settings_of(settings: type[S], parser: ArgumentParser, namespace: Namespace) -> S:
@@ -137,8 +139,8 @@ def settings_of(settings: type[S], parser: ArgumentParser, namespace: Namespace)
     try:
         return settings(**{name: value for name, value in vars(namespace).items() if name in names})
     except ValidationError as error:
-        wrong = (f"--{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-        parser.error("; ".join(wrong).replace("_", "-"))
+        mistakes = (f"--{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        parser.error("; ".join(mistakes).replace("_", "-"))
     except InvalidRequestError as error:
         parser.error(str(error))
 

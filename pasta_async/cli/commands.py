@@ -43,7 +43,7 @@ class GenerateOptions(Sampling, Limits):
     live: bool = False
     """Show the threads side by side."""
     compare: bool = False
-    """Decode the baseline as well, and tell the speed-ups."""
+    """Decode the baseline as well, and show the speed-ups."""
     as_json: bool = Field(default=False, alias="json")
     """Print the whole result as JSON."""
     html: Path | None = None
@@ -77,8 +77,8 @@ def run(line: list[str], backend: Backend | None) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(work: Callable[..., None]) -> ArgumentParser:
-        name, about = work.__name__, work.__doc__
-        command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+        about = work.__doc__
+        command = commands.add_parser(work.__name__, help=about, description=about, allow_abbrev=False)
         command.set_defaults(work=work, parser=command)
         return command
 
@@ -117,23 +117,26 @@ def run(line: list[str], backend: Backend | None) -> None:
         options, further = parser.parse_known_args(line)
         if further and options.work is not sglang:
             options.parser.error(f"unrecognized arguments: {' '.join(further)}")
-        options.further, options.given_backend = further, backend
+        options.further = further
+        options.given_backend = backend
         options.work(options)
 
 
 @contextmanager
 def _reported_errors() -> Generator[None]:
-    """Errors in words only, and status 2 for values that are refused.
+    """Report errors as messages without a traceback; the status is 2 for values that are refused, else 1.
 
-    A reader of standard output that has left ends the process quietly.
+    If the reader of standard output has gone, the process ends without a message.
     """
     try:
         yield
-        sys.stdout.flush()  # an error that comes only now is told here, too
+        sys.stdout.flush()  # an error of the last output is reported here, too
     except OSError as error:
         try:
             sys.stdout.flush()
-        except OSError:  # forget the rest of the output, or Python fails over it again as it ends
+        except (
+            OSError
+        ):  # drop the rest of the output: Python would try to write it again, and fail, as it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1 if isinstance(error, BrokenPipeError) else f"pasta-async: {error}")
     except (PastaError, ModuleNotFoundError) as error:
@@ -166,7 +169,7 @@ def generate(arguments: Namespace) -> None:
 
     if options.live and options.as_json:
         raise InvalidRequestError("--live and --json exclude each other")
-    if options.prompt == "-":  # the line break at the end of a shell's text is no part of the prompt
+    if options.prompt == "-":  # the line break that a shell adds at the end is no part of the prompt
         text = _read_text("-").removesuffix("\n").removesuffix("\r")
         options = options.model_copy(update={"prompt": text})
     if options.html and (options.html.is_dir() or not options.html.parent.is_dir()):
@@ -197,7 +200,7 @@ async def show_answer(
     Raises:
         PastaError: The error that ended the answer.
 
-    Cancelling it ends the answer; the display then has what there is of it.
+    Cancelling it ends the answer; the display then shows the answer so far.
     """
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     messages = [*system, {"role": "user", "content": options.prompt}]
@@ -217,14 +220,15 @@ async def show_answer(
                 async for event in stream:
                     display.show(event)
                 answers.append(await stream.result())
-    except BaseException:  # a cancellation too: nothing decodes any more, show what there is
+    except BaseException:  # also after a cancellation: no request is open any more
         display.broken()
         raise
-    answer, plain = answers[0], answers[1] if options.compare else None
-    display.done(answer, plain)
+    answer = answers[0]
+    compared = answers[1] if options.compare else None
+    display.done(answer, compared)
     for note in answer.notes:
         say(f"note: {note}")
-    return answer, plain
+    return answer, compared
 
 
 def _pair(item: str) -> tuple[str, Any]:
@@ -245,7 +249,7 @@ def serve(arguments: Namespace) -> None:
     server = uvicorn_server(create_app(arguments.given_backend or arguments.backend, settings), settings)
     try:
         server.run()
-    except SystemExit:  # uvicorn said why, but has a status of its own
+    except SystemExit:  # uvicorn has printed the error, but ends with another status
         sys.exit(1)
     if not server.started:
         sys.exit(1)
@@ -255,8 +259,8 @@ def sglang(arguments: Namespace) -> None:
     """Start an SGLang server with the flags that suit PASTA; other options go to SGLang as they are."""
     from pasta_async.backends.sglang.command import server_command
 
-    where = {name: getattr(arguments, name) for name in ("device", "host", "port")}
-    command = server_command(arguments.model, **where, extra=arguments.further)
+    settings = {name: getattr(arguments, name) for name in ("device", "host", "port")}
+    command = server_command(arguments.model, **settings, extra=arguments.further)
     width = max(map(len, command.reasons), default=0)
     for flag, reason in command.reasons.items():
         sys.stderr.write(f"{flag:{width}}  {reason}\n")
@@ -269,7 +273,7 @@ def sglang(arguments: Namespace) -> None:
 
 
 def check(arguments: Namespace) -> None:
-    """Say what is not well-formed in annotated answers; the exit code is 1 if anything is."""
+    """Print what is not well-formed in annotated answers; the exit code is 1 if anything is."""
     from pasta_async.lang import check as diagnose
 
     clean = True

@@ -24,29 +24,29 @@ class Display:
 
     def __init__(self) -> None:
         self._streams: list[AnswerStream] = []  # the answer's, and then perhaps the baseline's
-        self._end = "\n"
+        self._end = "\n"  # the last character that was written
 
     def begin(self, stream: AnswerStream) -> None:
-        """A stream begins: the answer's, and then perhaps the baseline's."""
+        """Begin to show a stream: the answer's, and then perhaps the baseline's."""
         self._end_line()
         self._streams.append(stream)
 
     def show(self, event: Event) -> None:
-        """An event of the stream that began last. The baseline is not shown."""
+        """Show an event of the stream that began last. The baseline's text is not shown."""
         if isinstance(event, TextDelta) and event.delta and len(self._streams) == 1:
-            # A pipe gets the text as it is; a terminal would obey control characters.
+            # A pipe gets the text as it is; a terminal would execute control characters.
             sys.stdout.write(printable(event.delta) if sys.stdout.isatty() else event.delta)
             sys.stdout.flush()
             self._end = event.delta[-1]
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
-        """All is decoded."""
+        """Show the end: everything is decoded."""
         self._end_line()
         if baseline:
             sys.stdout.write("\n" + "\n".join(summary(answer, baseline)) + "\n")
 
     def broken(self) -> None:
-        """It ended early: leave what there is of the answer."""
+        """Show the answer so far, which ended early: its text is written already."""
         self._end_line()
 
     def _partial(self) -> Generation | None:
@@ -54,7 +54,8 @@ class Display:
         return self._streams[0].partial if self._streams else None
 
     def _end_line(self) -> None:
-        sys.stdout.write("" if self._end == "\n" else "\n")
+        if self._end != "\n":
+            sys.stdout.write("\n")
         sys.stdout.flush()
         self._end = "\n"
 
@@ -63,7 +64,7 @@ class JsonDisplay(Display):
     """One JSON object at the end: the generation, or with a baseline both and the speed-ups."""
 
     def show(self, event: Event) -> None:
-        """Nothing is shown before the end."""
+        """Show nothing before the end."""
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """Print the object."""
@@ -78,7 +79,7 @@ class JsonDisplay(Display):
         _print_json(result)
 
     def broken(self) -> None:
-        """Print what there is, if the answer had begun; its `finish_reason` says that it is not whole."""
+        """Print the answer so far, if it had begun; its `finish_reason` says that it is not whole."""
         if partial := self._partial():
             _print_json(partial.model_dump(mode="json"))
 
@@ -86,8 +87,8 @@ class JsonDisplay(Display):
 def summary(answer: Generation, baseline: Generation | None = None, *, width: int = _BAR) -> list[str]:
     """The timeline and below it the numbers, as lines of text.
 
-    The timeline has a line for each thread, and one for the baseline, on one scale of time. The longest bar
-    has `width` characters.
+    The timeline has a line for each thread, and one for the baseline, on the same scale. The longest bar has
+    `width` characters.
     """
     longest = max(answer.elapsed, baseline.elapsed if baseline else 0.0)
     rows = [
@@ -147,14 +148,14 @@ def _numbers(answer: Generation, baseline: Generation | None) -> list[str]:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    """JSON in ASCII: nothing is lost in another encoding, and a terminal finds nothing to obey."""
+    """Print JSON in ASCII: it suits any encoding, and has no control characters for a terminal."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""All but line breaks and tabs: a terminal obeys them."""
+"""Control characters that a terminal executes: all but line breaks and tabs."""
 
 
 def printable(text: str) -> str:
-    """The text without characters that a terminal obeys."""
+    """The text with U+FFFD in place of control characters that a terminal executes."""
     return _CONTROL.sub("\ufffd", text)

@@ -17,7 +17,7 @@ from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
 
 _INTERVAL = 0.1
-"""Seconds between two pictures. Drawing takes time from decoding, so not more often."""
+"""Seconds between two pictures; drawing more often would take too much time from decoding."""
 
 _MAIN_LINES = 6
 _PROGRESS = 12
@@ -33,8 +33,8 @@ class LiveDisplay(Display):
         super().__init__()
         self._console = console or Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._waiting = False
-        self._next: asyncio.TimerHandle | None = None
+        self._waiting = False  # main waits for its threads
+        self._next: asyncio.TimerHandle | None = None  # draws the next picture
 
     def begin(self, stream: AnswerStream) -> None:
         """Start drawing."""
@@ -43,19 +43,19 @@ class LiveDisplay(Display):
         self._live.start()
 
     def show(self, event: Event) -> None:
-        """Draw soon: the next picture comes by itself, also if no event follows."""
+        """Draw within the interval, also if no event follows."""
         if isinstance(event, SyncWaiting | SyncJoined):
             self._waiting = isinstance(event, SyncWaiting)
         if self._next is None:
             self._next = asyncio.get_running_loop().call_later(_INTERVAL, self._draw)
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
-        """The answer, the timeline and the numbers."""
+        """Print the answer, the timeline and the numbers."""
         width = min(max(self._console.width - 44, 16), 64)
         self._end_with(answer.text, "", *summary(answer, baseline, width=width))
 
     def broken(self) -> None:
-        """The text so far."""
+        """Print the text so far."""
         partial = self._partial()
         lines = [partial.text] if partial and partial.text else []
         self._end_with(*lines)
@@ -88,9 +88,12 @@ def view(answer: Generation, *, width: int, title: str = "main", waiting: bool =
     for column in (LABEL, _PROGRESS, None, None):
         table.add_column(no_wrap=True, max_width=column)
     for thread in threads:
-        style = "dim" if thread.started is None else "green" if thread.ended is not None else "cyan"
+        is_over = thread.ended is not None
+        style = "green" if is_over else "cyan"
+        if thread.started is None:
+            style = "dim"
         total = thread.estimate or 100
-        done = total if thread.ended is not None else min(thread.tokens, 0.99 * total)
+        done = total if is_over else min(thread.tokens, 0.99 * total)
         progress = ProgressBar(total, done, width=_PROGRESS, complete_style=style, finished_style=style)
         table.add_row(
             Text(label(thread), style=style),

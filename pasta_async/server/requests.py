@@ -1,8 +1,8 @@
 """Requests of OpenAI's API as pydantic models, and the arguments of `Client.generate` for them.
 
-Fields are those of OpenAI's reference, and a few of SGLang's. Fields of `Sampling` are not declared again: they
-are read as options of the library. A request that sets a field of `_ENGINE_ONLY` goes to the engine's own
-endpoint.
+Fields are those of OpenAI's reference, and a few of SGLang's. Fields of `Sampling` are not declared again:
+they are read as options of the library. A request that sets a field of `_ENGINE_ONLY` goes to the engine's
+own endpoint.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ from pasta_async.results import Generation
 
 
 def error_type(error: BaseException) -> str:
-    """The name that metrics, traces and logs give an error: its class, or that of what made a thread fail."""
+    """The name of an error in metrics, traces and logs: its class, or the class of a thread's own error."""
     if isinstance(error, ThreadFailedError) and error.__cause__ is not None:
         error = error.__cause__
     return type(error).__name__
 
 
 def outcome(generation: Generation | None, error: BaseException | None) -> str:
-    """Why an answer ended: its `finish_reason`, "abort" (cancelled), "refused" (a bad request) or "error"."""
+    """The end of an answer: `finish_reason`, "abort" (cancelled), "refused" (a bad request) or "error"."""
     if error is None:
         return generation.finish_reason if generation else "stop"
     if isinstance(error, InvalidRequestError):

@@ -1,8 +1,8 @@
 """Structured logs of a client's answers, through Python's own `logging`.
 
-Each record has a fixed message and its numbers as fields (`extra=`), which a formatter for JSON puts beside
-it. The ids of the answer and the thread at work are context variables: `with_ids` adds them to every record
-that is logged meanwhile, whoever logs it.
+Each record has a fixed message, and numbers as fields (`extra=`), which a JSON formatter adds to the line.
+The ids of the current answer and thread are context variables: `with_ids` adds them to every record that is
+logged meanwhile, by any logger.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Logs:
     answer and the turns of its threads are DEBUG.
 
     Args:
-        logger: Where to; None: the logger `pasta_async.answers`.
-        text: Whether prompts, topics, answers and the messages of errors may be logged.
+        logger: The logger; None: the logger `pasta_async.answers`.
+        text: True if prompts, topics, answers and the messages of errors may be logged.
     """
 
     def __init__(self, logger: logging.Logger | None = None, *, text: bool = False) -> None:
@@ -51,9 +51,11 @@ class Logs:
 
 class _AnswerLog(AnswerObserver):
     def __init__(self, logger: logging.Logger, start: AnswerStart, *, text: bool) -> None:
-        self._logger, self._text, self._answer = logger, text, start.answer
+        self._logger = logger
+        self._text = text
+        self._answer = start.answer
         self._model = start.model.name if start.model else None
-        self._outside = _IDS["answer_id"].set(start.answer)
+        self._outer_id = _IDS["answer_id"].set(start.answer)  # restores the id of an answer around this one
         prompt = {"prompt": start.prompt} if text else {}
         self._log(logging.DEBUG, "answer begins", model=self._model, streamed=start.streamed, **prompt)
 
@@ -73,7 +75,7 @@ class _AnswerLog(AnswerObserver):
         message = {"error": "answer failed", "refused": "answer refused"}.get(reason, "answer ended")
         failure = self._failure(error) if error and reason != "abort" else {}
         self._log(level, message, model=self._model, finish_reason=reason, **fields, **failure)
-        _IDS["answer_id"].reset(self._outside)
+        _IDS["answer_id"].reset(self._outer_id)
 
     def _failure(self, error: BaseException) -> dict[str, object]:
         """The fields of an error. Its message may quote a prompt, so it is text."""

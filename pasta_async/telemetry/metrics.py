@@ -54,10 +54,10 @@ _HISTOGRAMS = (
 class Metrics:
     """An observer that keeps Prometheus metrics; `Client(observers=[Metrics()])`.
 
-    One of these may serve any number of clients; metrics are told apart by `model_name`.
+    One object may serve any number of clients; the label `model_name` tells their metrics apart.
 
     Args:
-        registry: Where the metrics are registered: a second one cannot be on the same.
+        registry: The registry of the metrics. It cannot have two `Metrics`.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -81,9 +81,10 @@ class Metrics:
 
 class _AnswerMetrics(AnswerObserver):
     def __init__(self, metrics: Metrics, model: str) -> None:
-        self._metrics, self._model = metrics, model
+        self._metrics = metrics
+        self._model = model
         self._began = monotonic()
-        self._turns: dict[int, tuple[Turn, float]] = {}  # of each thread: what it does, and since when
+        self._turns: dict[int, tuple[Turn, float]] = {}  # the state of each thread, and its beginning
         self._gauge("answers_in_flight", 1)
 
     def turn(self, thread: int, turn: Turn) -> None:

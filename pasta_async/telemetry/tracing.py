@@ -36,7 +36,7 @@ class Tracing:
     over, spans of its threads and of their requests are made from its records.
 
     Args:
-        provider: Where spans go; None: the global one, which does nothing before somebody sets it up.
+        provider: The receiver of the spans; None: the global one, which does nothing until it is set up.
     """
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
@@ -49,7 +49,8 @@ class Tracing:
 
 class _AnswerSpans(AnswerObserver):
     def __init__(self, tracer: Tracer, start: AnswerStart) -> None:
-        self._tracer, self._start = tracer, start
+        self._tracer = tracer
+        self._start = start
         self._model = start.model.name if start.model else None
         self._began = time_ns()
         self._span = self._call("chat", None, trace.SpanKind.INTERNAL, self._began)
@@ -61,7 +62,9 @@ class _AnswerSpans(AnswerObserver):
         return headers
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
-        start, sampling, reason = self._start, self._start.sampling, outcome(generation, error)
+        start = self._start
+        sampling = start.sampling
+        reason = outcome(generation, error)
         attributes: dict[str, Any] = {
             "gen_ai.output.type": "text",
             "gen_ai.response.id": start.answer,
@@ -124,10 +127,10 @@ class _AnswerSpans(AnswerObserver):
         return span
 
     def _at(self, seconds: float) -> int:
-        """A moment of the answer in nanoseconds, as spans have them."""
+        """A time of the answer, in nanoseconds since the epoch as for spans."""
         return self._began + round(seconds * 1e9)
 
 
 def _set(span: trace.Span, attributes: Mapping[str, Any]) -> None:
-    """Set those attributes that have a value."""
+    """Set the attributes that are not None."""
     span.set_attributes({name: value for name, value in attributes.items() if value is not None})

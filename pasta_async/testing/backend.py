@@ -1,4 +1,4 @@
-"""A backend without a model: it plays written documents, for tests of whatever uses pasta_async."""
+"""A backend without a model: it plays written documents, for tests of code that uses pasta_async."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from pasta_async.testing.tokenizer import word_tokenizer
 from pasta_async.tokenizer import Tokenizer
 
 _MOST_ANSWERS = 500
-"""Answers of which it is remembered what they asked for; the oldest are forgotten first."""
+"""Number of answers whose requests are remembered; the oldest are forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that goes wrong in a thread's request."""
+    """A failure in a thread's request."""
 
     thread: int
     """0 is the main thread, k the k-th promise."""
     after_tokens: int
-    """Tokens that the request has put out by then; one that ends sooner is not hit."""
+    """Number of tokens after which the request fails; a request that ends sooner does not."""
     kind: Literal["fail", "stall", "cut", "garbage"] = "fail"
-    """`fail` raises `error`; `stall` never says anything again; `cut` breaks the stream off, which raises a
+    """`fail` raises `error`; `stall` sends nothing more; `cut` breaks the stream off, which raises a
     `BackendProtocolError`; `garbage` writes `text` there, then goes on."""
     times: int = 1
-    """Number of the thread's requests that it hits, one after another."""
+    """Number of the thread's requests that fail, one after another."""
     skip: int = 0
-    """Number of the thread's requests that go by before that."""
+    """Number of the thread's requests before the first one that fails."""
     error: Exception | None = None
     """The error that `fail` raises; a `BackendError` unless given."""
     retryable: bool = False
-    """True if that `BackendError` says that trying again may help."""
+    """The value of `retryable` of that `BackendError`."""
     text: str = '" tokens="\ufffd"/>'
-    """The text that `garbage` writes; tags in it are meant as tags."""
+    """The text that `garbage` writes; tags in it become tag tokens."""
 
     def make_error(self) -> Exception:
         """The exception that the request ends with."""
@@ -68,26 +68,26 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class Play:
-    """One request, and what became of it."""
+    """The record of one request."""
 
     request: DecodeRequest
     started: float
     """The clock's time when it came in."""
     ids: list[int] = field(default_factory=list[int])
-    """Tokens put out so far."""
+    """Ids that were sent so far."""
     cached_tokens: int = 0
     finish_reason: FinishReason | None = None
-    """None while it runs, `abort` if whoever asked for it left early, `error` if it broke off."""
+    """None while it runs, `abort` if the client ended it early, `error` if it broke off."""
     ended: float | None = None
 
 
 class ScriptedBackend:
     """Plays a written document as a model would decode it: same requests, same tokens, no model.
 
-    Each request is answered with the passage of the document that it is about: thread k gets the k-th
-    chunk, main gets its text up to the next `<sync/>`, then what comes behind. With latencies, tokens
-    take time on a clock; unless one is given that is a `VirtualClock`, in `clock`, which must also be given
-    to whatever else waits (``Client(backend, clock=backend.clock)``).
+    Each request is answered with its passage of the document: thread k gets the k-th chunk, main gets its
+    text up to the next `<sync/>`, then the text behind that. With latencies, tokens take time on a clock:
+    unless one is given that is a `VirtualClock`, which the attribute `clock` has. All others that wait must
+    use the same one (``Client(backend, clock=backend.clock)``).
     """
 
     def __init__(
@@ -107,24 +107,24 @@ class ScriptedBackend:
         name: str = "scripted",
         record: bool = True,
     ) -> None:
-        """Say what is played, and how.
+        """Make a backend that plays a script.
 
         Args:
             script: A document in written form, a `Document`, or one of these for each prompt: a mapping or
                 a function from the last user message's text.
-            tokenizer: One in which each word of the scripts is a token, unless given (`word_tokenizer`).
-            trained: Whether the tags are tokens of that tokenizer. If not, the model writes the document's
+            tokenizer: None: one in which each word of the scripts is a token (`word_tokenizer`).
+            trained: True if the tags are tokens of that tokenizer. If not, the model writes the document's
                 visible text, and with a context that is made of some of its lines it goes on there.
-            clock: Where latencies are spent.
+            clock: The clock on which latencies are spent.
             latency: Seconds that a token takes.
             prefill: Seconds before a request's first token.
             thread_latency: Seconds that a token of thread k takes, where that differs.
-            faults: Things that go wrong.
+            faults: Failures of requests.
             piece: Tokens in one piece.
-            honours_seeds: Whether `Model` says so.
+            honours_seeds: The value of `Model.honours_seeds`.
             context_length: Longest prompt with output, in tokens.
             name: The model's name.
-            record: Keep `played` and the prefix cache. Without, a long run needs no memory.
+            record: Keep `played` and the prefix cache. False saves their memory in a long run.
 
         Raises:
             InvalidRequestError: A number is out of range.
@@ -135,14 +135,14 @@ class ScriptedBackend:
         if clock is None:
             clock = VirtualClock() if latency or prefill or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
-        """Where the latencies are spent."""
+        """The clock on which the latencies are spent."""
         self.tokenizer: Tokenizer = tokenizer or word_tokenizer(_texts(script, faults), tags=trained)
         self.played: list[Play] = []
         """Every request, in the order in which they came in."""
         self.open: set[Play] = set()
-        """Those that are running."""
+        """Requests that are running."""
         self.max_open: int = 0
-        """The largest number that ran at the same time."""
+        """Largest number of requests that ran at the same time."""
         self._script = script
         self._chat = _Chat(self.tokenizer)
         self._latency = latency
@@ -150,7 +150,7 @@ class ScriptedBackend:
         self._prefill = prefill
         self._piece = piece
         self._faults = tuple(faults)
-        self._asked = Counter[int]()  # requests of each thread so far
+        self._request_counts = Counter[int]()  # requests of each thread so far
         self._cache = PrefixCache() if record else None
         self._answers: dict[str, AnswerState] = {}
         self._tokenized: dict[tuple[int, bool], Passages] = {}
@@ -184,7 +184,7 @@ class ScriptedBackend:
         return None
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Play what the request is about; the last piece has `finish_reason` set.
+        """Play the request's passage; the last piece has `finish_reason` set.
 
         Closing it early or cancelling its task ends the request at once, and puts it into `aborted`.
 
@@ -222,7 +222,8 @@ class ScriptedBackend:
 
     def _refuse(self, request: DecodeRequest) -> None:
         self._check_open()
-        ids, limit = request.ids, self._model.context_length
+        ids = request.ids
+        limit = self._model.context_length
         if not ids or min(ids) < 0 or max(ids) >= self._model.vocab_size:
             raise InvalidRequestError(f"ids must be 0 to {self._model.vocab_size - 1}, and at least one")
         if len(ids) >= limit or request.max_tokens < 1:
@@ -233,17 +234,19 @@ class ScriptedBackend:
             raise BackendError("scripted: this backend was closed; make another one")
 
     def _next_passage(self, request: DecodeRequest) -> tuple[Passage, Fault | None]:
-        """The tokens that the request is answered with, and what is to go wrong."""
-        thread, ids = request.thread, request.ids
+        """The tokens that the request is answered with, and the failure that ends it."""
+        thread = request.thread
+        ids = request.ids
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(ids)
             if len(self._answers) > _MOST_ANSWERS:
                 del self._answers[next(iter(self._answers))]
         passage = answer.find(thread, ids)
-        number = self._asked[thread]
-        self._asked[thread] += 1
-        deadly: list[Fault] = []
+        number = self._request_counts[thread]
+        self._request_counts[thread] += 1
+        # Garbage goes into the passage; of the faults that end the request, the first one does.
+        fatal: list[Fault] = []
         for fault in self._faults:
             if fault.thread != thread or not fault.skip <= number < fault.skip + fault.times:
                 continue
@@ -251,8 +254,8 @@ class ScriptedBackend:
                 tokens = encode_tagged(fault.text, self.tokenizer)
                 passage = answer.splice(thread, ids, fault.after_tokens, tokens)
             else:
-                deadly.append(fault)
-        return passage, min(deadly, key=lambda fault: fault.after_tokens, default=None)
+                fatal.append(fault)
+        return passage, min(fatal, key=lambda fault: fault.after_tokens, default=None)
 
     def _open_answer(self, ids: tuple[int, ...]) -> AnswerState:
         question, plain = self._chat.question(ids)
@@ -263,7 +266,7 @@ class ScriptedBackend:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
         key = (id(script), plain)
         passages = self._tokenized.get(key) or read_script(script, self.tokenizer, plain=plain)
-        if not callable(self._script):  # a script that is made on demand may give its id to the next one
+        if not callable(self._script):  # a script made on demand is freed, and a later one may have its id
             self._tokenized[key] = passages
         untrained = None if self.tokenizer.tags else self.tokenizer
         return AnswerState(passages, self.tokenizer.end_ids[0], untrained)
@@ -272,7 +275,7 @@ class ScriptedBackend:
         play = Play(request, self.clock.time())
         if self._cache is not None:
             self.played.append(play)
-            # A prompt's KV is cached as soon as it is there; its last token is computed in any case.
+            # A prompt's KV is cached when its request begins; the last token is computed in any case.
             play.cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
         self.open.add(play)
         self.max_open = max(self.max_open, len(self.open))
@@ -282,13 +285,14 @@ class ScriptedBackend:
         play.finish_reason = finish_reason
         play.ended = self.clock.time()
         self.open.remove(play)
-        if self._cache is not None:  # the last token was never fed in, so it has no KV
+        if self._cache is not None:  # the last token was never fed to the model, so it has no KV
             self._cache.add((*play.request.ids, *play.ids[:-1]))
 
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
-        """Cut a passage into pieces, up to what ends the request or breaks it."""
+        """Cut a passage into pieces, up to the end of the request or its failure."""
         request = play.request
         limit = min(request.max_tokens, self._model.context_length - len(request.ids))
+        # The request ends behind the first stop id, or at its limit.
         ends = {*request.stop_ids, *self._model.end_ids}
         count = next(number for number, token in enumerate(passage, 1) if token in ends)
         finish_reason: FinishReason = "stop" if count <= limit else "length"
@@ -310,7 +314,7 @@ def _spans(count: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _texts(script: ScriptSource, faults: Sequence[Fault]) -> Iterator[str]:
-    """Texts that a model of this script may write, with the prompts that they are for."""
+    """The texts that a model of this script may read or write, whose words get tokens."""
     yield from (fault.text for fault in faults if fault.kind == "garbage")
     scripts: list[ScriptLike] = []
     if isinstance(script, str | Document):
@@ -318,23 +322,24 @@ def _texts(script: ScriptSource, faults: Sequence[Fault]) -> Iterator[str]:
     elif isinstance(script, Mapping):
         yield from script
         scripts += script.values()
-    for written in scripts:
-        yield written if isinstance(written, str) else written.format()
+    for document in scripts:
+        yield document if isinstance(document, str) else document.format()
 
 
 class _Chat:
-    """The marks of a chat template, by which a context's last question is found."""
+    """The marker tokens of a chat template, by which the last user message of a context is found."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         empty = [{"role": "user", "content": ""}]
-        self._marks = tokenizer.encode_chat(empty, {})  # of our own template: <|user|> <|end|> <|answer|>
+        # With the template of `chat_tokenizer`: <|user|> <|end|> <|answer|>, or <|plain answer|> at the end.
+        self._marks = tokenizer.encode_chat(empty, {})
         self._plain = tokenizer.encode_chat(empty, {"pasta": False})[-1:]
 
     def question(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The last user message of a context, and whether a plain answer follows.
+        """The last user message of a context, and True if a plain answer follows.
 
-        A context that is no chat of our own template is a question as a whole.
+        A context that is no chat of the template of `chat_tokenizer` is one message as a whole.
         """
         if len(self._marks) != 3 or self._marks[0] not in ids:
             return self._tokenizer.decode(ids), False
@@ -349,12 +354,14 @@ class PrefixCache:
     """A prefix cache that only remembers which token sequences were computed; nothing is ever evicted."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Any] = {}  # by the next id of the known sequences, what may follow it
+        self._tree: dict[int, Any] = {}  # a prefix tree: each id leads to a dict of the ids that followed it
 
     def add(self, ids: Sequence[int]) -> int:
-        """Remember a sequence; returns the length of its beginning that was known before."""
-        matched, known = 0, self._known
+        """Remember a sequence; returns the length of its beginning that was remembered before."""
+        matched = 0
+        node = self._tree
         for token in ids:
-            matched += token in known
-            known = known.setdefault(token, {})
+            if token in node:
+                matched += 1
+            node = node.setdefault(token, {})
         return matched

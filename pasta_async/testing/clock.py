@@ -1,4 +1,4 @@
-"""A virtual clock: time moves when nothing else can."""
+"""A virtual clock: its time moves when no task can run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 class VirtualClock:
     """A clock for tests: time stands still while any task can run, then jumps to the next sleeper.
 
-    A minute of waiting costs no time at all, and what happens is the same on every run: sleepers that are due
-    at one moment wake together, in the order in which they fell asleep. Only what sleeps on this clock is
-    virtual: a task that waits for something else (a socket, a worker thread, `asyncio.sleep` with a positive
-    time) counts as blocked, so time goes on without it.
+    A minute of waiting costs no time at all, and every run is the same: sleepers that are due at one moment
+    wake together, in the order in which they fell asleep. Only sleeps on this clock are virtual: a task that
+    waits for something else (a socket, a worker thread, `asyncio.sleep` with a positive time) counts as
+    blocked, so time goes on without it.
 
     It has no task of its own and works on any event loop, one at a time. Times are kept to a nanosecond.
     """
@@ -23,11 +23,13 @@ class VirtualClock:
     def __init__(self, start: float = 0.0) -> None:
         """Begin at `start` seconds."""
         self._now = start
-        self._due: dict[asyncio.Future[None], float] = {}  # when each sleeper wakes, in the order they came
+        self._due: dict[
+            asyncio.Future[None], float
+        ] = {}  # the time at which each sleeper wakes, in their order
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._watching = False
-        self._seen = 0  # callbacks that the loop had been given at the last look
-        self._quiet = 0  # looks since then
+        self._watching = False  # `_look` is scheduled
+        self._seen = 0  # callbacks that the loop had been given by the last look
+        self._quiet = 0  # number of looks in a row without a new callback
 
     def time(self) -> float:
         """Seconds on this clock."""
@@ -35,7 +37,7 @@ class VirtualClock:
 
     @property
     def sleepers(self) -> int:
-        """Number of those that wait for a moment that will come."""
+        """Number of tasks that sleep on this clock, without those that sleep for ever."""
         return len(self._due)
 
     async def sleep(self, seconds: float) -> None:
@@ -57,20 +59,23 @@ class VirtualClock:
             self._due.pop(future, None)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        if loop is not self._loop:  # sleepers of an earlier one died with it
-            self._loop, self._watching = loop, False
+        if loop is not self._loop:  # sleepers on an earlier loop have ended with it
+            self._loop = loop
+            self._watching = False
             self._due.clear()
         if not self._watching:
             activity = _Activity.of(loop)
-            self._watching, self._quiet, self._seen = True, 0, activity.count
+            self._watching = True
+            self._quiet = 0
+            self._seen = activity.count
             activity.call_soon(self._look, loop, activity)
 
     def _look(self, loop: asyncio.AbstractEventLoop, activity: _Activity) -> None:
-        """Once in each iteration of the loop, while somebody sleeps.
+        """Move the time if no task can run; called in each iteration of the loop while tasks sleep.
 
-        Callbacks run in the order in which they were given to the loop. So if it was given none between two
-        looks, all that came before has run, and nothing can run before time moves. One look more is waited
-        for, since a loop that is being stopped runs once more.
+        Callbacks run in the order in which they were given to the loop. So if the loop got none between two
+        looks, all earlier ones have run, and no task can run before time moves. Time moves one look later,
+        since a loop that is being stopped runs once more.
         """
         if loop is not self._loop:
             return
@@ -97,12 +102,12 @@ class _Activity:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.count = 0
         self.call_soon = loop.call_soon
-        """The loop's own: what is called by it is not counted."""
+        """The loop's own method: callbacks that are given to it are not counted."""
         setattr(loop, "call_soon", self._count)  # noqa: B010 - its type is that of a method
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> _Activity:
-        """That of a loop, which is watched from now on."""
+        """The activity of a loop, whose callbacks are counted from now on."""
         owner = getattr(loop.call_soon, "__self__", None)
         return owner if isinstance(owner, cls) else cls(loop)
 

@@ -1,4 +1,4 @@
-"""A backend without a model that writes at random what a request's grammar allows: for tests of plans."""
+"""A backend without a model that writes random tokens within a request's grammar: for tests of plans."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class RandomBackend:
     A request's output depends on the seed and on its context alone, so it is the same whatever else runs.
 
     Args:
-        seed: Of the random choices.
-        endless: Never end where more is allowed, so that every request is cut off at its most tokens.
-        words: Texts whose words are tokens; everything else is written byte by byte.
+        seed: Seed of the random choices.
+        endless: Never end where more is allowed, so that every request is cut off at its token limit.
+        words: Texts whose words are tokens; other text is written byte by byte.
         grammars: Kinds of grammars that it takes; a server takes `json_schema` alone.
         context_length: Longest prompt with output, in tokens.
     """
@@ -57,7 +57,7 @@ class RandomBackend:
         self.open: int = 0
         """Requests that are running."""
         self.max_open: int = 0
-        """The largest number that ran at the same time."""
+        """Largest number of requests that ran at the same time."""
 
     async def connect(self) -> Model:
         """The model. Never waits, so there is nothing to cancel."""
@@ -107,10 +107,12 @@ class RandomBackend:
                 allowed.remove(end)
             token = chance.choice(allowed)
             over = token in (end, *request.stop_ids) or bool(state and state.add(token) and state.over)
-            yield token, "stop" if over else "length" if count == request.max_tokens else None
             if over:
+                yield token, "stop"
                 return
+            yield token, "length" if count == request.max_tokens else None
 
 
 def _set_bits(mask: bytes) -> list[int]:
-    return [8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1]
+    """The tokens that a mask allows: bit i of byte k stands for token 8k + i."""
+    return [8 * k + i for k, byte in enumerate(mask) if byte for i in range(8) if byte >> i & 1]

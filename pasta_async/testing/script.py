@@ -17,7 +17,7 @@ ScriptSource = ScriptLike | Mapping[str, ScriptLike] | Callable[[str], ScriptLik
 """One script for everything, or one for each prompt (the last user message's text)."""
 
 Passage = tuple[int, ...]
-"""Ids that a thread writes without anybody else's help; end-of-text is the last one."""
+"""Ids that a thread writes up to the next join; end-of-text is the last one."""
 
 Passages = Mapping[int, Sequence[Passage]]
 """The passages of each thread (only main has several). Shared by answers: never changed."""
@@ -26,13 +26,13 @@ _TAG = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 
 
 def encode_tagged(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of a text in which the tags are meant as tags, as nobody can type them."""
+    """Ids of a text whose tags become tag tokens, which the text of a user never does."""
     segments = [Segment(part, is_tag=part in TAG_TOKENS) for part in _TAG.split(text) if part]
     return tokenizer.encode_segments(segments)
 
 
 def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Passages:
-    """A script in tokens; without tags it is its visible text, in one passage."""
+    """A script as the passages of its threads; if `plain`, its visible text as one passage of main."""
     document = parse(script) if isinstance(script, str) else script
     end = tokenizer.end_ids[:1]
     if plain or tokenizer.tags is None:
@@ -47,34 +47,35 @@ _LINE = re.compile(r"\n+(?=\S)")
 
 
 def read_on(text: str, context: str) -> str:
-    """The rest of a text, as an untrained model writes it that has seen only some lines of it.
+    """The rest of a text, as an untrained model would go on that has seen only some lines of it.
 
-    Each line of the context is looked for behind the one before. Behind a line break the text's next line
-    that is not indented follows.
+    Each line of the context is looked for behind the one before. If the context ends with a line break, the
+    rest begins with the next line that is not indented.
     """
-    place = 0
+    end = 0  # of the last line that was found
     for line in context.splitlines():
         if line.strip():
-            line = line.removesuffix(" ...")  # behind a head an item is left out
-            found = text.find(line, place)
-            if found < 0:
+            line = line.removesuffix(" ...")  # in main's context of an outline, it stands in place of an item
+            start = text.find(line, end)
+            if start < 0:
                 return ""
-            place = found + len(line)
-    rest = text[place:]
+            end = start + len(line)
+    rest = text[end:]
     if context.endswith("\n"):
-        found = _LINE.search(rest)
-        return rest[found.end() :] if found else ""
+        next_line = _LINE.search(rest)
+        return rest[next_line.end() :] if next_line else ""
     return rest
 
 
 class AnswerState:
-    """The requests of one answer so far, which decide what the next one gets.
+    """The requests of one answer so far, which decide the passage of the next one.
 
-    A thread goes on in its passage if its context is that passage's with a part of it written. With any other
-    context main goes on to its next passage (chunks were joined), and a chunk starts again.
+    A thread goes on in its passage if its context is the one with which the passage began, and a part of the
+    passage behind it. With any other context main goes on to its next passage (chunks were joined), and a
+    chunk starts again.
 
-    A model without tags has one text, and `plain` is its tokenizer. With another context than that text it
-    goes on as `read_on` says.
+    A model without tags has one text, and `plain` is its tokenizer. With a context that is no beginning of
+    that text it goes on as `read_on` says.
     """
 
     def __init__(self, passages: Passages, end: int, plain: Tokenizer | None = None) -> None:
@@ -85,16 +86,22 @@ class AnswerState:
 
     def find(self, thread: int, ids: tuple[int, ...]) -> Passage:
         """The passage that a request with this context is answered with."""
-        starts, passages = self._starts.setdefault(thread, []), self._passages.get(thread, ())
-        if ids in starts:  # the same request again
+        starts = self._starts.setdefault(thread, [])
+        passages = self._passages.get(thread, ())
+        # The same request again: the passage starts again.
+        if ids in starts:
             del starts[starts.index(ids) + 1 :]
             return self._current(thread)
+        # A part of the current passage is written: the rest of it follows, at least its end-of-text. If that
+        # is all, main goes on to its next passage, if it has one.
         if starts and ids[: len(starts[-1])] == starts[-1]:
-            passage, written = self._current(thread), ids[len(starts[-1]) :]
+            passage = self._current(thread)
+            written = ids[len(starts[-1]) :]
             if passage[: len(written)] == written:
-                left = passage[min(len(written), len(passage) - 1) :]  # the end can always be written again
-                if len(left) > 1 or len(starts) >= len(passages):
-                    return left
+                rest = passage[min(len(written), len(passage) - 1) :]
+                if len(rest) > 1 or len(starts) >= len(passages):
+                    return rest
+        # Another context: main's next passage begins behind it, or a chunk's only passage begins again.
         if thread:
             starts.clear()
         starts.append(ids)
@@ -111,7 +118,8 @@ class AnswerState:
         return passage
 
     def _current(self, thread: int) -> Passage:
-        index, passages = len(self._starts[thread]) - 1, self._passages.get(thread, ())
+        index = len(self._starts[thread]) - 1
+        passages = self._passages.get(thread, ())
         if self._plain and (thread or index):
             text = self._plain.decode(self._passages[0][0][:-1])
             context = self._starts[thread][-1][len(self._starts[0][0]) :]

@@ -34,13 +34,13 @@ def chat_tokenizer(vocabulary: Mapping[str, Any], *, tags: bool = True) -> Token
 
     Args:
         vocabulary: A parsed `tokenizer.json`. End-of-text, tags and markers are added to it.
-        tags: Whether the tags are tokens of it, as in a model that was trained to annotate.
+        tags: True if the tags are tokens of it, as in a model that was trained to annotate.
     """
     names = [END, *(TAG_TOKENS if tags else ()), *_MARKERS]
     first = len(vocabulary["model"]["vocab"])
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {"id": first + place, "content": name, "special": True, **flags} for place, name in enumerate(names)
+        {"id": first + index, "content": name, "special": True, **flags} for index, name in enumerate(names)
     ]
     return Tokenizer.from_json({**vocabulary, "added_tokens": added}, {"eos_token": END}, _TEMPLATE)
 
@@ -48,7 +48,8 @@ def chat_tokenizer(vocabulary: Mapping[str, Any], *, tags: bool = True) -> Token
 def word_tokenizer(texts: Iterable[str], *, tags: bool = True) -> Tokenizer:
     """A tokenizer in which each word of the texts, with the space in front of it, is one token.
 
-    So are their numbers of up to three digits and their single signs. Any other text is encoded byte by byte.
+    Numbers of up to three digits and single signs in the texts are tokens, too. Other text is encoded byte by
+    byte.
     """
     words = {word for text in texts for word in re.findall(_WORD, text)}
     return _word_tokenizer(tuple(sorted(words)), tags)
@@ -61,7 +62,7 @@ def _word_tokenizer(words: tuple[str, ...], tags: bool) -> Tokenizer:
     byte_level: Any = cast("Any", pre_tokenizers).ByteLevel(add_prefix_space=False, use_regex=False)
     spelled: list[str] = [byte_level.pre_tokenize_str(word)[0][0] for word in words]
     alphabet: list[str] = sorted(byte_level.alphabet())
-    # The likeliest way to cut a word is the one with the fewest tokens, and whole words before bytes.
+    # A unigram model takes the likeliest cut: with these scores whole words where there are any, else bytes.
     vocab: list[list[Any]] = [[character, -10.0] for character in alphabet]
     vocab += [[word, -1.0] for word in spelled if len(word) > 1]
     by_words = {"type": "Split", "pattern": {"Regex": _WORD}, "behavior": "Isolated", "invert": False}

@@ -62,7 +62,7 @@ class Round:
     """The threads between two syncs. Times are seconds since the answer began."""
 
     threads: tuple[int, ...]
-    """Numbers of those whose chunks were joined."""
+    """Numbers of the threads whose chunks were joined."""
     waiting: float
     """When main began to wait for them."""
     kept: float
@@ -72,7 +72,7 @@ class Round:
 
 
 def rounds(answer: Generation) -> Iterator[Round]:
-    """The rounds of an answer that were joined, in order. A round that an error broke off is left out."""
+    """The rounds of an answer that were joined, in order, up to the first that an error broke off."""
     main = [span for span in answer.timeline if span.thread == 0]
     for numbers in _between_syncs(answer):
         records = [answer.threads[number] for number in numbers]
@@ -90,7 +90,8 @@ def rounds(answer: Generation) -> Iterator[Round]:
 
 def _between_syncs(answer: Generation) -> Iterator[list[int]]:
     """The numbers of the threads of each round."""
-    number, numbers = 0, list[int]()
+    number = 0  # of the last promise
+    numbers: list[int] = []  # of the current round
     for node in answer.document.nodes:
         if isinstance(node, Promise) and number + 1 < len(answer.threads):
             number += 1
@@ -106,11 +107,11 @@ _OUTSIDE = re.compile(r'<link rel="stylesheet" href="([\w.-]+)">|<script src="([
 
 
 class Standalone(NamedTuple):
-    """A page with everything in it."""
+    """A page that loads nothing: its style sheets and scripts are in it."""
 
     html: str
     policy: str
-    """A Content-Security-Policy that allows what is in the page and nothing else."""
+    """A Content-Security-Policy that allows the scripts and styles in the page and nothing else."""
 
 
 def standalone(page: str) -> Standalone:

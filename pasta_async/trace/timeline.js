@@ -1,7 +1,7 @@
 "use strict";
 
 /* Draws the timeline of an answer. Used by the playground and by the page of one answer.
-   An answer has the fields of `Generation` as JSON; a round those of `pasta_async.trace.perfetto.Round`. */
+   An answer has the fields of `Generation` as JSON; a round those of `pasta_async.trace.page.Round`. */
 const pasta = (() => {
   const HUES = [255, 150, 315, 25, 200, 120, 345, 285];
   const SVG = "http://www.w3.org/2000/svg";
@@ -95,7 +95,7 @@ const pasta = (() => {
     answer.threads.forEach((record, row) => {
       if (!record.thread || record.started === null) return;
       curve("fork", record.thread, { time: record.opened, row: 0 }, { time: record.started, row });
-      const round = rounds.find((each) => each.threads.includes(record.thread));
+      const round = rounds.find((joined) => joined.threads.includes(record.thread));
       if (round && record.ended !== null) {
         curve("join", record.thread, { time: record.ended, row }, { time: round.joined, row: 0 });
       }
@@ -127,8 +127,8 @@ const pasta = (() => {
     list.append(overlay);
     rows.forEach((row, index) => {
       const name = make("span", { class: "timeline-name", title: row.name }, row.name);
-      const told = make("span", { class: "unseen" }, `: ${inWords(row)}, `);
-      const count = make("span", { class: "timeline-tokens" }, told, tokens(row.tokens));
+      const spoken = make("span", { class: "unseen" }, `: ${inWords(row)}, `);
+      const count = make("span", { class: "timeline-tokens" }, spoken, tokens(row.tokens));
       const item = tint(make("li", {}, name, trackOf(row, answer, rounds, at), count), row.key);
       for (const [column, child] of [...item.children].entries()) {
         child.style.gridArea = `${index + 1} / ${column + 1}`;
@@ -149,20 +149,20 @@ const pasta = (() => {
 
   /** The gain as [value, meaning] pairs; the first is the one to look at. */
   function numbers(answer, baseline) {
-    const told = [];
+    const pairs = [];
     if (baseline) {
       const { count, elapsed, own } = inSequence(answer, baseline);
       const instead = `${seconds(answer.elapsed)} instead of ${seconds(elapsed)}${own ? " for the same text" : ""}`;
-      told.push([times(elapsed / answer.elapsed), `speed-up, measured: ${instead}`]);
-      told.push([times(count / answer.critical_path), `in theory: ${count} / ${answer.critical_path} tokens`]);
+      pairs.push([times(elapsed / answer.elapsed), `speed-up, measured: ${instead}`]);
+      pairs.push([times(count / answer.critical_path), `in theory: ${count} / ${answer.critical_path} tokens`]);
     } else {
-      told.push([times(answer.text_speedup), "speed-up by counting: text / critical path"]);
-      told.push([seconds(answer.elapsed), "from start to end"]);
+      pairs.push([times(answer.text_speedup), "speed-up by counting: text / critical path"]);
+      pairs.push([seconds(answer.elapsed), "from start to end"]);
     }
-    told.push([String(answer.critical_path), "tokens one after another"]);
-    told.push([String(answer.usage.completion_tokens), "tokens decoded, tags counted"]);
-    told.push([String(answer.threads.length), answer.threads.length === 1 ? "thread" : "threads"]);
-    return told;
+    pairs.push([String(answer.critical_path), "tokens one after another"]);
+    pairs.push([String(answer.usage.completion_tokens), "tokens decoded, tags counted"]);
+    pairs.push([String(answer.threads.length), answer.threads.length === 1 ? "thread" : "threads"]);
+    return pairs;
   }
 
   function showNumbers(list, answer, baseline) {

@@ -1,6 +1,6 @@
 "use strict";
 
-/* A plan before and while it is filled: its form, what the server's check says of it, its graph. */
+/* A plan before and while it is filled: its form, the report of the server's check, its graph. */
 const plans = (() => {
   const { make, draw, tint, tokens } = pasta;
   const NODE = { width: 150, height: 40, across: 190, down: 52 };
@@ -37,7 +37,7 @@ const plans = (() => {
     },
   };
 
-  /** The schema that somebody has typed. */
+  /** The schema that the user has typed. */
   function read(text) {
     try {
       return JSON.parse(text);
@@ -93,15 +93,15 @@ const plans = (() => {
         return { x: depth[name] * NODE.across, y: rows[depth[name]] * NODE.down };
       };
       const places = Object.fromEntries(names.map((name) => [name, place(name)]));
-      const told = names.map((name) => `${name} ${sees[name].length ? `after ${sees[name].join(", ")}` : "at once"}`);
+      const lines = names.map((name) => `${name} ${sees[name].length ? `after ${sees[name].join(", ")}` : "at once"}`);
       const width = rows.length * NODE.across - (NODE.across - NODE.width) + 2;
       const height = (Math.max(0, ...rows) + 1) * NODE.down - (NODE.down - NODE.height) + 2;
-      const svg = draw("svg", { viewBox: `-1 -1 ${width} ${height}`, width, height, role: "img", "aria-label": told.join("; ") }, host);
+      const svg = draw("svg", { viewBox: `-1 -1 ${width} ${height}`, width, height, role: "img", "aria-label": lines.join("; ") }, host);
       for (const name of names) {
         const beyond = new Set(sees[name].flatMap((seen) => (seen === name ? [] : sees[seen])));
         for (const seen of sees[name]) if (!beyond.has(seen) && seen !== name) this.edge(svg, places[seen], places[name]);
       }
-      const bad = new Set(findings.filter((each) => each.verdict === "no").map((each) => each.hole));
+      const bad = new Set(findings.filter((finding) => finding.verdict === "no").map((finding) => finding.hole));
       for (const name of names) this.node(svg, name, places[name], bad.has(name));
     }
 
@@ -120,7 +120,7 @@ const plans = (() => {
       this.nodes.set(name, group);
     }
 
-    /** Most tokens of what a thread writes. */
+    /** Token limit of the field that a thread writes. */
     tokens(path) {
       return this.most[holeOf(path)];
     }

@@ -1,6 +1,6 @@
 "use strict";
 
-/* The page: asks, shows what comes, compares, shares. Text of the model is only ever put in as text. */
+/* The page: sends prompts, shows answers, compares, shares. Text of the model is only inserted as text, never as markup. */
 (() => {
   const { make, seconds, timeline, inSequence, showNumbers } = pasta;
   const { Lane, Prose, Clock, promiseTag, syncTag } = views;
@@ -69,7 +69,7 @@
       this.picture();
     }
 
-    /** It ended early: what is there stays. */
+    /** The run ended early: the answer so far stays on the page. */
     broken() {
       this.clock.stop();
       for (const lane of this.lanes) if (lane && lane.card.dataset.state !== "done") lane.state("stopped", "stopped");
@@ -167,7 +167,7 @@
     };
   }
 
-  /** A form, whose fields are written in parallel. A field's thread counts from 1 here: none of them is main. */
+  /** A form, whose fields are written in parallel. Threads of fields count from 1 here, since none is main. */
   class Filling extends Run {
     options = { plan: true };
 
@@ -363,7 +363,7 @@
     if (NARROW.matches) by("state").scrollIntoView({ block: "start" });
   }
 
-  /** Show the plan as it is written: what the server's check says of it, and its graph. */
+  /** Show the plan as it is written: the report of the server's check, and its graph. */
   async function examine() {
     checking?.abort();
     if (!asksForPlan()) return;
@@ -384,7 +384,7 @@
     graph = report && new plans.Graph(by("graph"), report);
   }
 
-  /** Ask for a text or for a plan; of the latter there is an example, unless something is written already. */
+  /** Switch between an answer in text and a plan; empty fields get an example. */
   function choose(kind) {
     by("ask").elements.kind.value = kind;
     by("plan").hidden = kind !== "plan";

@@ -1,8 +1,8 @@
 "use strict";
 
-/* The server's API: the model it has, and answers as streams. */
+/* The server's API: its model, and answers as streams. */
 const api = (() => {
-  /** Something that went wrong, in words for whoever looks at the page. */
+  /** An error whose message is for the user of the page. */
   class Trouble extends Error {
     constructor(message, { needsKey = false } = {}) {
       super(message);
@@ -24,7 +24,7 @@ const api = (() => {
     }
   }
 
-  /** What a refusal says; the server tells errors in OpenAI's form. */
+  /** The error in a response that refuses a request; the server sends errors in OpenAI's form. */
   async function refusal(response) {
     if (response.status === 401) {
       return new Trouble("The server wants an API key: put it into the settings.", { needsKey: true });
@@ -33,7 +33,7 @@ const api = (() => {
     try {
       message = (await response.json()).error.message;
     } catch {
-      // some proxy in between; its status has to do
+      // the response of some proxy in between: its status is all there is
     }
     const wait = Number(response.headers.get("Retry-After"));
     return new Trouble(wait ? `${message} Try again in ${wait} s.` : message);
@@ -46,7 +46,7 @@ const api = (() => {
     return (await response.json()).data[0].id;
   }
 
-  /** What the server's check says of the plan in a schema. */
+  /** The report of the server's check of the plan in a schema. */
   async function check(plan, { key, signal }) {
     const options = { method: "POST", headers: headers(key), body: JSON.stringify(plan), signal };
     const response = await reach("v1/plans/check", options);

@@ -1,17 +1,16 @@
 "use strict";
 
-/* What one answer looks like while it decodes: its lanes, its text in reading order, its timeline so far. */
+/* The view of one answer while it decodes: its lanes, its text in reading order, its timeline so far. */
 const views = (() => {
   const { make, tint, nameOf, tokens } = pasta;
   const ENDED = {
     stop: "done",
     length: "cut at its limit",
-    superseded: "written by main itself",
     abort: "stopped",
     error: "failed",
   };
 
-  /** One thread's card: its name, how far it is, what it said so far. */
+  /** One thread's card: its name, its progress, its text so far. */
   class Lane {
     constructor(host, key, name, estimate) {
       this.estimate = estimate;
@@ -46,7 +45,7 @@ const views = (() => {
       return element;
     }
 
-    /** What it said is void: main writes the chunk itself, or the answer ends before. */
+    /** The text so far is void: the answer ends before it or in it. */
     replaced(text) {
       this.said.replaceChildren(text);
     }
@@ -86,13 +85,13 @@ const views = (() => {
     }
 
     decoded(thread, delta) {
-      const part = thread ? this.parts.find((each) => each.thread === thread) : this.parts.at(-1);
+      const part = thread ? this.parts.find((candidate) => candidate.thread === thread) : this.parts.at(-1);
       part.text += delta;
     }
 
-    /** What a thread had is void: main writes the chunk itself, or the answer ends before. */
+    /** The text of a thread so far is void: the answer ends before it or in it. */
     replaced(thread, text) {
-      const part = this.parts.find((each) => each.thread === thread);
+      const part = this.parts.find((candidate) => candidate.thread === thread);
       const seen = part.span.textContent;
       part.text = text;
       part.shown = text.length;
@@ -115,7 +114,7 @@ const views = (() => {
       }
     }
 
-    /** What the server says the answer is wins over what was put together here. */
+    /** The server's final text replaces the text that was put together here, if they differ. */
     settle(text) {
       if (this.host.textContent !== text) this.host.replaceChildren(text);
     }
@@ -136,7 +135,7 @@ const views = (() => {
       return Number.isFinite(this.began) ? performance.now() / 1000 - this.began : 0;
     }
 
-    /** A time on the server; the quickest message says best when the answer began. */
+    /** A time on the server. The message that was fastest gives the best estimate of when the answer began. */
     told(time) {
       this.began = Math.min(this.began, performance.now() / 1000 - time);
       return time;
