@@ -203,7 +203,7 @@ class Client:
         Args:
             prompt: A text, or chat messages: tags in them are data, never commands. Or token ids, which are
                 taken as they are, without a chat template.
-            options: How it is answered: `pasta_async.AnswerOptions` describes them.
+            options: Options of the answer: `pasta_async.AnswerOptions` describes them.
 
         Raises:
             InvalidRequestError: A value is bad; nothing was sent.
@@ -264,11 +264,11 @@ class Client:
         """Fill a form with any model, writing at once what the form says is independent (docs/plans.md).
 
         Args:
-            prompt: As for `generate`.
+            prompt: The prompt, as for `generate`.
             form: A pydantic model, the JSON schema of an object, or a `Plan`. `After`, `Tokens` and
                 `Together` say which fields see which others.
             instruct: Add a sentence with the form to the last user message. Not for a prompt of ids.
-            options: How it is written: `pasta_async.FillOptions` describes them.
+            options: Options of the run: `pasta_async.FillOptions` describes them.
 
         Raises:
             InvalidPlanError: `check` says no; nothing was sent.

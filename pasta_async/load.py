@@ -2,8 +2,8 @@
 
 A decode step reads the weights, which takes the same time for any number of requests, and computes a token
 for each request, which takes longer the more there are. An answer in parallel needs fewer steps, but its tags
-and joins add tokens. While little runs, steps are what costs. On a full engine the added tokens make
-everybody wait, and fewer steps help nobody.
+and joins add tokens. While few requests run, the time goes into the number of steps. On a full engine the
+added tokens make every request wait longer, and fewer steps save nothing.
 
 The rule: decode in parallel while the time per step that the threads add is small beside the time to read the
 weights. The engine measures both. The batch size at which a step takes twice the time of an empty one

@@ -70,9 +70,9 @@ class ThreadRecord(_Record):
     discarded_tokens: int = 0
     """Generated tokens that are not in the answer, since they stand behind its end."""
     opened: float
-    """When its promise was written."""
+    """Time at which its promise was written."""
     started: float | None
-    """When its first request was sent; None if it never was."""
+    """Time at which its first request was sent; None if none was."""
     first_token: float | None
     ended: float | None
     finish_reason: FinishReason
@@ -159,7 +159,7 @@ class Generation(_Record):
 
     @classmethod
     def empty(cls) -> Self:
-        """The part of an answer of which nothing was decoded."""
+        """An answer of which nothing was decoded."""
         usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0, prefilled_tokens=0, requests=0)
         return cls(
             text="",

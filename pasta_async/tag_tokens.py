@@ -66,7 +66,7 @@ class TagGrammar:
     chunk: bool
     """True for a chunk's thread, False for main."""
     topics: tuple[str, ...] = ()
-    """For main: topics of the promises to join. None of them may come again before the next sync."""
+    """Topics of main's promises that are not joined yet. None of them may come again before the next sync."""
 
     def begin(self, context: Sequence[int]) -> TagState:
         """The state of a request at the end of its context, which may be inside a tag."""
@@ -91,8 +91,9 @@ class TagState:
         self._inside: int | None = None  # tokens of the topic, or of the estimate, so far; None: outside
         self._in_estimate = False
         self._written = bytearray()  # the topic so far
-        self._topics: set[str] = set()  # of the promises to join
-        # The context may end inside a promise; of whole ones the grammar tells which are not joined yet.
+        self._topics: set[str] = set()  # normalised topics of the promises that are not joined yet
+        # The context may end inside a promise, whose tokens are followed here. The topics of whole promises
+        # that are not joined yet are in the grammar.
         for token in context[-_MAX_TOPIC - _MAX_ESTIMATE - 2 :]:
             self.add(token)
         self._topics = {_normalised(topic) for topic in grammar.topics}
@@ -112,7 +113,7 @@ class TagState:
 
     @property
     def _is_repeated(self) -> bool:
-        """True inside a topic that, if it ended here, would be that of an earlier promise."""
+        """True inside a topic that would be the topic of an earlier promise if it ended here."""
         return not self._in_estimate and _normalised(self._written.decode("utf-8", "replace")) in self._topics
 
     def add(self, token: int) -> int:
@@ -142,5 +143,5 @@ class TagState:
 
 
 def _normalised(topic: str) -> str:
-    """A topic by which two are compared: in small letters, with single spaces."""
+    """A topic in the form in which topics are compared: in small letters, with single spaces."""
     return " ".join(topic.lower().split())

@@ -569,7 +569,8 @@ def _build(raw: Mapping[str, Any]) -> tokenizers.Tokenizer:
             return Wheel.from_str(json.dumps(settings))
         # A vocabulary of 150,000 entries takes a second to read as JSON, and a quarter of that as an object.
         options = {key: value for key, value in model.items() if value is not None}
-        vocabulary, _ = options.pop("vocab"), options.pop("type")
+        vocabulary = options.pop("vocab")
+        del options["type"]
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in options.pop("merges"))
         built: Any = Wheel.from_str(json.dumps({**settings, "model": _NO_MODEL, "added_tokens": []}))
         built.model = untyped.BPE(vocabulary, [tuple(pair) for pair in pairs], **options)

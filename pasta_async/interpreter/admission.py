@@ -114,7 +114,7 @@ class Admission:
             self._admit()
 
     def _admit(self) -> None:
-        """Grant slots, as many as there are, to whoever is next."""
+        """Grant the free slots to the threads that are next."""
         while self._held < self._slots and (turn := self._next()):
             slot = self._waiting.pop(turn)
             if not turn.done():  # a thread that is being cancelled takes none
@@ -133,7 +133,7 @@ class Admission:
         idle = [turn for turn, slot in self._waiting.items() if not slot.answer.held]
         if idle:
             return next((turn for turn in idle if self._waiting[turn].answer.begun), idle[0])
-        # Every active answer keeps a slot in reserve; a further thread takes only what is left beside those.
+        # Every active answer keeps a slot in reserve; further threads share the rest.
         extra = sum(max(0, answer.held - 1) for answer in self._answers)
         if self._active + extra >= self._slots:
             return None

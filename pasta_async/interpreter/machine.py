@@ -31,7 +31,7 @@ class Machine:
 
     Without `tags` nothing is read as a tag; if an outline is asked for, the heads of lists are promises.
     `prompt` stands in front of every context. `thinking` is True if the answer begins inside a thinking
-    block, `listen` if somebody reads `events`.
+    block, `listen` if `events` are read.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class Machine:
 
     def _own_text(self) -> list[int]:
         """Main's ids since the last join, with `_OMITTED` in the place of each item of an outline."""
-        main, start = self.main.reader.ids, self._budget.round_start
+        main = self.main.reader.ids
+        start = self._budget.round_start
         seen: list[int] = []
         if self.outline and self.outline.leading:
             omitted = self.model.tokenizer.encode(_OMITTED)

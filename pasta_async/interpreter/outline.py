@@ -143,14 +143,14 @@ class OutlineParser(MainParser):
             self._held += text
             return self._read_next(self.head)
         # The last line that is not blank may be a head.
-        seen = self._line + text
-        start = seen.rstrip().rfind("\n") + 1
+        recent = self._line + text
+        start = recent.rstrip().rfind("\n") + 1
         self._follow(text)
-        head = None if self._fenced or self._is_plain else Head.read(seen[start:])
+        head = None if self._fenced or self._is_plain else Head.read(recent[start:])
         readings = super().feed_text(text)
         if not head or not self._is_new(head):
             return readings
-        self._is_block = seen.endswith("\n")
+        self._is_block = recent.endswith("\n")
         return [*readings, self._promise(head)]
 
     def join(self) -> None:

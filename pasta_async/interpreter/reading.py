@@ -37,15 +37,15 @@ class ThinkingFilter:
         self._held = ""
         if not self.inside:
             # The opening marker may only stand in front of the answer, behind white space.
-            seen = text.lstrip()
-            if not seen.startswith(THINK_OPEN):
-                if THINK_OPEN.startswith(seen):
+            stripped = text.lstrip()
+            if not stripped.startswith(THINK_OPEN):
+                if THINK_OPEN.startswith(stripped):
                     self._held = text
                     return "", ""
                 self.passed = True
                 return "", text
             self.inside = True
-            text = seen.removeprefix(THINK_OPEN)
+            text = stripped.removeprefix(THINK_OPEN)
         # Inside: what may be the beginning of the closing marker is held back.
         thinking, marker, rest = text.partition(_THINK_CLOSE)
         if marker:

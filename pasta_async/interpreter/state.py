@@ -157,7 +157,7 @@ class TokenBudget:
 
     def allows(self, thread: Thread, tokens: int) -> bool:
         """True if a thread may generate `tokens` more, as far as is known now."""
-        # The chunk's own cap holds whatever the others did.
+        # The thread's own cap holds in any case.
         if thread.kept + tokens > thread.cap:
             return False
         # While all threads together have generated less than any limit, no thread can be at the end of the
@@ -169,13 +169,15 @@ class TokenBudget:
 
     def allowance(self, thread: Thread) -> int:
         """Tokens that a thread may still generate, as far as is known now."""
-        left = self._max_tokens - self._known()
+        tokens_left = self._max_tokens - self._known()
         if thread.number:
             left_of_cap = thread.cap - thread.kept
             # `_known` also counts tokens behind this chunk in the document, which take nothing from it. The
             # exact count takes longer, and is needed only where the cap leaves more.
-            left = left_of_cap if left_of_cap <= left else min(left_of_cap, self._left_of_chunk(thread))
-        return min(left, self._total_left())
+            if left_of_cap > tokens_left:
+                left_of_cap = min(left_of_cap, self._left_of_chunk(thread))
+            tokens_left = left_of_cap
+        return min(tokens_left, self._total_left())
 
     def at_the_end(self, thread: Thread) -> bool:
         """True if the answer's last token, rather than a chunk's cap, ends this thread."""
@@ -191,16 +193,16 @@ class TokenBudget:
         """The place of the answer's last token, once all threads before it are done; None if it fits."""
         if self._known() <= self._max_tokens:
             return None
-        # Walk through the round in document order: `left` is the budget for main's tokens, once the chunks
-        # passed so far are paid for.
-        left = self._max_tokens - self._joined
+        # Walk through the round in document order: `tokens_left` is the budget for main's tokens, once the
+        # chunks passed so far are paid for.
+        tokens_left = self._max_tokens - self._joined
         for thread in self.round:
-            if left < thread.origin:
+            if tokens_left < thread.origin:
                 break  # main's text ends the answer before this promise
-            if left - thread.origin <= thread.kept:
-                return Cut(thread.number, left - thread.origin)  # it ends inside this chunk
-            left -= thread.kept
-        return Cut(0, left)
+            if tokens_left - thread.origin <= thread.kept:
+                return Cut(thread.number, tokens_left - thread.origin)  # it ends inside this chunk
+            tokens_left -= thread.kept
+        return Cut(0, tokens_left)
 
     def _known(self) -> int:
         """Tokens that stand in the document so far."""
@@ -208,12 +210,12 @@ class TokenBudget:
 
     def _left_of_chunk(self, chunk: Thread) -> int:
         """Tokens that fit into the answer behind the last one of a chunk, as far as is known now."""
-        left = self._max_tokens - self._joined - chunk.origin - chunk.kept
+        tokens_left = self._max_tokens - self._joined - chunk.origin - chunk.kept
         for thread in self.round:
             if thread is chunk:
                 break
-            left -= thread.kept
-        return left
+            tokens_left -= thread.kept
+        return tokens_left
 
     def _total_left(self) -> int:
         total = self._limits.total_tokens

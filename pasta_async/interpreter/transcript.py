@@ -370,19 +370,19 @@ def _with_chunks(threads: Sequence[Thread]) -> Iterator[Node]:
             yield node
 
 
-def _truncated(nodes: Sequence[Node], left: int) -> Iterator[Node]:
-    """The nodes up to `left` characters of visible text."""
+def _truncated(nodes: Sequence[Node], length: int) -> Iterator[Node]:
+    """The nodes up to `length` characters of visible text."""
     for node in nodes:
-        if left <= 0:
+        if length <= 0:
             return
         if isinstance(node, Text):
-            yield Text(node.text[:left])
-            left -= len(node.text)
+            yield Text(node.text[:length])
+            length -= len(node.text)
         elif isinstance(node, Promise) and node.chunk is not None:
-            body = tuple(_truncated(node.chunk.nodes, left))
-            closed_by = node.chunk.closed_by if left >= len(node.chunk.text) else "interrupted"
+            body = tuple(_truncated(node.chunk.nodes, length))
+            closed_by = node.chunk.closed_by if length >= len(node.chunk.text) else "interrupted"
             chunk = replace(node.chunk, nodes=cast("tuple[Text | Ignored, ...]", body), closed_by=closed_by)
             yield replace(node, chunk=chunk)
-            left -= len(node.chunk.text)
+            length -= len(node.chunk.text)
         else:
             yield node

@@ -78,7 +78,7 @@ class _Nodes:
 
 
 def read_document(text: str) -> Document:
-    """Read a document in its written form; whatever is wrong with it is in its `diagnostics`."""
+    """Read a document in its written form; its `diagnostics` say what is wrong with it."""
     return _DocumentReader().read(text)
 
 

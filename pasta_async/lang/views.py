@@ -80,7 +80,7 @@ def views(document: Document) -> list[View]:
         if isinstance(node, Promise):
             number += 1
             if node.chunk is not None:
-                # The chunk's thread sees what is joined, and main's output up to its own promise.
+                # The chunk's thread sees the joined text, and main's output up to its own promise.
                 opened = (*segments(node.gap), *segments(node.chunk.opened))
                 body = tuple(_body(node.chunk, start + len(node.gap)))
                 generated = body if node.chunk.closed_by == "writer" else body[:-1]
@@ -90,7 +90,9 @@ def views(document: Document) -> list[View]:
             # Main's stretch ends with the sync. From here on every thread sees the chunks before it.
             result += (View(0, tuple(joined), tuple(main)), *threads)
             joined += written
-            main, written, threads = [], [], []
+            main = []
+            written = []
+            threads = []
         start += len(node.text)
     return [*result, View(0, tuple(joined), tuple(main), ends_answer=True), *threads]
 

@@ -276,7 +276,8 @@ class PlanRun:
         Raises:
             PromptTooLongError: Its context leaves no room for a token.
         """
-        tokenizer, tags = self._model.tokenizer, self._tags
+        tokenizer = self._model.tokenizer
+        tags = self._tags
         size = sum(len(segment.text) for segment in context)
         ids = (*self._prompt, *await run_encoding(size, lambda: tokenizer.encode_segments(context)))
         room = self._model.context_length - len(ids)

@@ -48,9 +48,9 @@ def create_app(
     While it runs, `app.state.service` is its `Service`.
 
     Args:
-        backend: As for `Client`; or a client, which is then not closed here. None: `PASTA_BACKEND`.
+        backend: A backend as for `Client`; or a client, which is then not closed here. None: `PASTA_BACKEND`.
         settings: None: from the environment, or the defaults. Host and port are for `uvicorn_server`.
-        limits: As for `Client`; a client has its own.
+        limits: Limits as for `Client`; a client has its own.
 
     Raises:
         InvalidRequestError: A setting or the backend's name is bad.

@@ -33,7 +33,8 @@ class Service:
     @property
     def limits(self) -> Limits:
         """Limits of an answer whose request sets none."""
-        client, settings = self.client.limits, self.settings
+        client = self.client.limits
+        settings = self.settings
         timeout = settings.timeout
         if client.timeout is not None and "timeout" in client.model_fields_set:
             timeout = min(client.timeout, timeout)
@@ -92,9 +93,9 @@ class Admission:
         finally:
             self.queued -= 1
         self.in_flight += 1
-        left = None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
+        seconds_left = None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
         try:
-            yield left
+            yield seconds_left
         finally:
             self.in_flight -= 1
             self._places.release()

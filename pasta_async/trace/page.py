@@ -64,11 +64,11 @@ class Round:
     threads: tuple[int, ...]
     """Numbers of the threads whose chunks were joined."""
     waiting: float
-    """When main began to wait for them."""
+    """Time at which main began to wait for them."""
     kept: float
-    """When the last of them was done."""
+    """Time at which the last of them was done."""
     joined: float
-    """When main went on, or the answer ended."""
+    """Time at which main went on, or the answer ended."""
 
 
 def rounds(answer: Generation) -> Iterator[Round]:
