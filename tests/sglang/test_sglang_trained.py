@@ -28,7 +28,7 @@ async def penalised(backend: Backend, count: int) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("pasta-smol", len(PROMPTS)),
+        ("pasta-smol", 12),
         pytest.param(
             *("pasta-qwen", 6),
             marks=pytest.mark.skipif(
