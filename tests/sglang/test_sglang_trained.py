@@ -32,7 +32,7 @@ async def penalised(backend: Backend, count: int) -> list[str]:
         pytest.param(
             *("pasta-qwen", 6),
             marks=pytest.mark.skipif(
-                "PASTA_TEST_LONG" not in os.environ, reason="it takes long: PASTA_TEST_LONG=1 runs it"
+                "PASTA_TEST_LONG" not in os.environ, reason="it takes nine minutes: PASTA_TEST_LONG=1 runs it"
             ),
         ),
     ],
