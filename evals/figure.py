@@ -78,8 +78,8 @@ def draw(seconds: Mapping[str, list[float]], title: str, out: Path) -> None:
         if mean["low"] is not None and mean["high"] is not None:
             spread = [[mean["value"] - mean["low"]], [mean["high"] - mean["value"]]]
             axes.errorbar(mean["value"], row, xerr=spread, color="black", capsize=3)
-        axes.annotate(f"{digits(mean['value'])} s", (0, row), (4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(methods)), [_LABELS.get(method, method) for method in methods])
+    means = [f"{_LABELS.get(method, method)}\n{digits(fmean(seconds[method]))} s" for method in methods]
+    axes.set_yticks(range(len(methods)), means)
     axes.set_xlabel(f"seconds to a whole answer, {len(seconds[methods[0]])} prompts")
     axes.set_title(title)
     axes.spines[["top", "right"]].set_visible(False)
