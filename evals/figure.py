@@ -10,7 +10,7 @@ method answered, with 95% intervals.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -18,7 +18,8 @@ from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, read_answers
+from pasta_async.evals.answers import Answer, of_method, read_answers
+from pasta_async.evals.report import grouped
 from pasta_async.evals.statistics import digits, estimate
 
 _LABELS = {
@@ -40,27 +41,29 @@ class FigureSettings(CommandSettings):
     out: Path = Field(description="picture: .svg, .png or .pdf")
 
 
-def seconds_by_method(answers: Iterable[Answer]) -> dict[str, list[float]]:
+def seconds_by_method(answers: Sequence[Answer]) -> dict[str, list[float]]:
     """Seconds of each method's answers, prompt by prompt in one order; passes of a prompt are averaged.
 
+    A prompt of which a limit ended an answer is left out: nobody knows how long that would have taken.
+
     Raises:
-        InvalidRequestError: No prompt was answered by every method.
+        InvalidRequestError: No prompt has a whole answer by every method.
     """
-    passes: dict[str, dict[int, list[float]]] = {}
-    cut: set[int] = set()
-    for answer in answers:
-        passes.setdefault(answer.method, {}).setdefault(answer.prompt, []).append(answer.seconds)
-        if answer.ended_by_length:  # nobody knows how long it would have taken
-            cut.add(answer.prompt)
-    prompts = {prompt for by_prompt in passes.values() for prompt in by_prompt}
-    shared = sorted(
-        prompt for prompt in prompts - cut if all(prompt in by_prompt for by_prompt in passes.values())
-    )
+    methods = {answer.method for answer in answers}
+    by_prompt = grouped(answers, lambda answer: answer.prompt)
+    shared = [
+        rows
+        for rows in by_prompt.values()
+        if {row.method for row in rows} == methods and not any(row.ended_by_length for row in rows)
+    ]
     if not shared:
         raise InvalidRequestError(
             "no prompt has a whole answer by every method: are they of one measurement?"
         )
-    return {method: [fmean(by_prompt[prompt]) for prompt in shared] for method, by_prompt in passes.items()}
+    return {
+        method: [fmean(row.seconds for row in of_method(rows, method)) for rows in shared]
+        for method in methods
+    }
 
 
 def draw(seconds: Mapping[str, list[float]], title: str, out: Path) -> None:

@@ -112,32 +112,36 @@ class TagState:
         return self._estimate if self._in_estimate else self._topic
 
     @property
+    def _topic_so_far(self) -> str:
+        return _normalised(self._written.decode("utf-8", "replace"))
+
+    @property
     def _is_repeated(self) -> bool:
         """True inside a topic that would be the topic of an earlier promise if it ended here."""
-        return not self._in_estimate and _normalised(self._written.decode("utf-8", "replace")) in self._topics
+        return not self._in_estimate and self._topic_so_far in self._topics
 
     def add(self, token: int) -> int:
         """Follow a chosen token; returns it, or the tag that takes its place."""
         tags = self._tags
-        is_topic = self._inside is not None and not self._in_estimate and token not in tags
         # A delimiter inside a topic: the topic ends here, unless it has to become another one.
-        if is_topic and self._inside and not self._is_repeated:
+        if self._inside and not self._in_estimate and token not in tags and not self._is_repeated:
             if not _DELIMITERS.isdisjoint(self._token_bytes(token)):
                 token = tags.end
-                is_topic = False
-        if token == tags.promise or token == tags.tokens:
+        if token == tags.promise:
             self._inside = 0
-            self._in_estimate = token == tags.tokens
-            if token == tags.promise:
-                self._written.clear()
+            self._in_estimate = False
+            self._written.clear()
+        elif token == tags.tokens:
+            self._inside = 0
+            self._in_estimate = True
         elif token == tags.end:
             self._inside = None
-            self._topics.add(_normalised(self._written.decode("utf-8", "replace")))
+            self._topics.add(self._topic_so_far)
         elif token == tags.sync:
             self._topics.clear()
         elif self._inside is not None:
             self._inside += 1
-            if is_topic:
+            if not self._in_estimate:
                 self._written += self._token_bytes(token)
         return token
 

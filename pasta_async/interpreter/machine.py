@@ -131,8 +131,10 @@ class Machine:
             return None
         end_ids = self.model.end_ids
         token_bytes = self.model.tokenizer.token_bytes
+        if number:
+            return TagGrammar(self._tags, end_ids, token_bytes, chunk=True)
         topics = tuple(thread.promise.topic for thread in self._budget.round if thread.promise)
-        return TagGrammar(self._tags, end_ids, token_bytes, chunk=number > 0, topics=topics)
+        return TagGrammar(self._tags, end_ids, token_bytes, chunk=False, topics=topics)
 
     def wants(self, number: int) -> bool:
         """True if a request of this thread is to be sent (again)."""
