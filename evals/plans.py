@@ -42,7 +42,7 @@ from pasta_async.evals.speed import pairs
 from pasta_async.evals.statistics import estimate, gain, share
 from pasta_async.jobs import Journal
 from pasta_async.plans import Plan
-from pasta_async.plans.annotations import KEY
+from pasta_async.plans.plan import KEY
 
 METHODS = ("object", "sequence", "together", "after", "parallel")
 

@@ -26,8 +26,7 @@ from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Se
 from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
 from pasta_async.plans.events import EmitFill, Filled, ValidationFailedError
 from pasta_async.plans.plan import Plan, PlanForm, Schema
-from pasta_async.plans.run import PlanRun
-from pasta_async.plans.stream import FillStream, FillWork
+from pasta_async.plans.run import FillStream, FillWork, PlanRun
 from pasta_async.prompts import (
     Prompt,
     check_ids,

@@ -80,7 +80,7 @@ class Grammar:
 
     def accepts(self, text: str) -> bool:
         """True if the text is whole by the grammar."""
-        matcher = self._matcher(_bytes())
+        matcher = self.matcher(_bytes())
         return _follow(matcher, text.encode()) and matcher.is_accepting()
 
     def closing(self, text: str) -> str:
@@ -89,7 +89,7 @@ class Grammar:
         Raises:
             BackendError: The text does not follow the grammar, or too much is missing.
         """
-        matcher = self._matcher(_bytes())
+        matcher = self.matcher(_bytes())
         # A decoder holds an unfinished character back, so the text ends with a whole one.
         if not _follow(matcher, text.encode()):
             raise BackendError(f"the output {text[:80]!r} does not follow the request's grammar")
@@ -117,54 +117,28 @@ class Grammar:
             return matcher.grammar_from_lark(self.text)
         return matcher.grammar_from_json_schema(self.text)
 
-    def _matcher(self, vocabulary: LLTokenizer) -> LLMatcher:
+    def matcher(self, vocabulary: LLTokenizer) -> LLMatcher:
+        """Follows an output, token by token.
+
+        Raises:
+            InvalidRequestError: The grammar cannot be used.
+        """
         matcher = _guidance().LLMatcher(vocabulary, self._compiled())
         if matcher.is_error():
             raise InvalidRequestError(f"the grammar cannot be used: {_first_line(matcher.get_error())}")
         return matcher
 
 
-class GrammarVocabulary:
-    """A model's tokens, as grammars read them. Making one takes a second or two for 150,000 tokens.
+def grammar_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
+    """A model's tokens, as grammars read them. Making it takes a second or two for 150,000 tokens.
 
     Raises:
         BackendError: llguidance is not installed.
     """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        from llguidance import TokenizerWrapper
-
-        self._vocabulary = _guidance().LLTokenizer(
-            TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=tokenizer.vocab_size
-        )
-
-    def begin(self, grammar: Grammar) -> GrammarState:
-        """Follow an output from its first token.
-
-        Raises:
-            InvalidRequestError: The grammar cannot be used.
-        """
-        return GrammarState(grammar._matcher(self._vocabulary))  # pyright: ignore[reportPrivateUsage]
-
-
-class GrammarState:
-    """Follows one output, token by token."""
-
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
-
-    @property
-    def over(self) -> bool:
-        """True if no token may follow."""
-        return self._matcher.is_stopped()
-
-    def allowed(self) -> bytes:
-        """The tokens that may come next: bit i of byte k stands for token 8k + i."""
-        return self._matcher.compute_bitmask()
-
-    def add(self, token: int) -> bool:
-        """Add a chosen token; returns False if the grammar does not allow it."""
-        return self._matcher.consume_token(token)
+    guidance = _guidance()
+    return guidance.LLTokenizer(
+        guidance.TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=tokenizer.vocab_size
+    )
 
 
 class _Vocabulary:

@@ -18,12 +18,13 @@ from anyio import to_thread
 from pasta_async.backends.local.options import DType, EngineOptions
 from pasta_async.backends.local.pull import default_model, find_model
 from pasta_async.errors import BackendError, InvalidRequestError, missing_extra
-from pasta_async.grammar import Grammar, GrammarKind, GrammarState, GrammarVocabulary
+from pasta_async.grammar import Grammar, GrammarKind, grammar_vocabulary
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece
 
 if TYPE_CHECKING:
     import numpy as np
+    from llguidance import LLMatcher, LLTokenizer
     from numpy.typing import NDArray
 
     from pasta_async.backends.local.session import Engine, Stream
@@ -183,7 +184,7 @@ class _LoadedModel:
         self.engine = Engine(checkpoint, options.model_copy(update={"threads": threads}))
         use_threads(self.engine.torch_threads, usual_threads)
         self.engine_loop = EngineLoop(self.engine, executor)
-        self._vocabulary: GrammarVocabulary | None = None
+        self._vocabulary: LLTokenizer | None = None
         self._making_vocabulary = threading.Lock()
         self._never_penalised = np.array([*(tokenizer.tags or ()), *tokenizer.end_ids], np.int64)
         self.model = Model(
@@ -199,13 +200,13 @@ class _LoadedModel:
         )
         _LOG.info("%s: %d million weights, %s", path.name, self.engine.weights // 10**6, self.engine.dtype)
 
-    def begin_grammar(self, grammar: Grammar) -> GrammarState:
+    def begin_grammar(self, grammar: Grammar) -> LLMatcher:
         """Follow an output by a grammar. The first time that takes seconds: call it in a worker thread."""
         with self._making_vocabulary:
-            self._vocabulary = self._vocabulary or GrammarVocabulary(self.model.tokenizer)
-        return self._vocabulary.begin(grammar)
+            self._vocabulary = self._vocabulary or grammar_vocabulary(self.model.tokenizer)
+        return grammar.matcher(self._vocabulary)
 
-    def stream(self, request: DecodeRequest, grammar: GrammarState | None) -> Stream:
+    def stream(self, request: DecodeRequest, grammar: LLMatcher | None) -> Stream:
         """A request as the engine takes it; InvalidRequestError if it cannot."""
         from pasta_async.backends.local.sampler import TokenSampler
         from pasta_async.backends.local.scheduler import Job

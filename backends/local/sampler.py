@@ -6,7 +6,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from pasta_async.errors import BackendError
-from pasta_async.grammar import GrammarState
 from pasta_async.options import Sampling
 from pasta_async.tag_tokens import TagRule, TagState
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 _Drawing = Sequence[tuple["TokenSampler", int]]  # samplers, with the positions of their tokens
 LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
@@ -41,7 +43,7 @@ class TokenSampler:
     exempt: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ids never penalised
     tags: TagState | None = None
     """Knows which tags may come next, and is told the chosen tokens; None: all tags that are not banned."""
-    grammar: GrammarState | None = None
+    grammar: LLMatcher | None = None
     """Knows which tokens may come next, and is told the chosen ones; None: all."""
     generated: list[int] = field(default_factory=list[int], init=False)
     """The chosen tokens, for the processor; empty without one."""
@@ -53,7 +55,7 @@ class TokenSampler:
     @property
     def over(self) -> bool:
         """True if the grammar allows nothing more."""
-        return self.grammar is not None and self.grammar.over
+        return self.grammar is not None and self.grammar.is_stopped()
 
     def draw(self, position: int) -> float:
         """The random number, in [0, 1), for the token at a position of the context.
@@ -131,7 +133,7 @@ def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
         token = sampler.tags.add(token)
     if sampler.processor is not None:
         sampler.generated.append(token)
-    if sampler.grammar is not None and not sampler.grammar.add(token):
+    if sampler.grammar is not None and not sampler.grammar.consume_token(token):
         return BackendError(f"token {token} does not follow the request's grammar")
     return token
 
@@ -164,9 +166,9 @@ def _exclude(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> None:
             values[row, refused if logits.is_cpu else torch.as_tensor(refused)] = -np.inf
 
 
-def _refused(grammar: GrammarState, size: int) -> Any:
+def _refused(grammar: LLMatcher, size: int) -> Any:
     """True for each id of the vocabulary that the grammar does not allow next."""
-    bits = np.unpackbits(np.frombuffer(grammar.allowed(), np.uint8), bitorder="little")
+    bits = np.unpackbits(np.frombuffer(grammar.compute_bitmask(), np.uint8), bitorder="little")
     refused = np.ones(size, np.bool_)  # a model may have rows behind the last token
     count = min(size, len(bits))
     refused[:count] = bits[:count] == 0

@@ -9,7 +9,6 @@
 docs/plans.md describes them.
 """
 
-from pasta_async.plans.annotations import After, Together, Tokens
 from pasta_async.plans.checks import Bounds, Finding, InvalidPlanError, PlanCode, PlanReport
 from pasta_async.plans.events import (
     FieldDelta,
@@ -20,8 +19,8 @@ from pasta_async.plans.events import (
     FillEvent,
     ValidationFailedError,
 )
-from pasta_async.plans.plan import Plan
-from pasta_async.plans.stream import FillStream
+from pasta_async.plans.plan import After, Plan, Together, Tokens
+from pasta_async.plans.run import FillStream
 
 __all__ = [
     "After",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,7 +17,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import Grammar, has_guidance
 from pasta_async.plans.plan import Hole, Plan, Schema
 
-Verdict = Literal["yes", "no", "unknown"]
+PlanVerdict = Literal["yes", "no", "unknown"]
 
 _TAG_TOKENS = 16
 """Most tokens around a hole's name in a promise and its chunk: the tags, the estimate, a sync."""
@@ -45,7 +45,7 @@ class Finding(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     code: PlanCode
-    verdict: Verdict
+    verdict: PlanVerdict
     """`no`: the plan cannot be run. `unknown`: that cannot be told. `yes`: advice."""
     hole: str
     """Empty for the plan as a whole."""
@@ -73,11 +73,11 @@ class Bounds(BaseModel):
 
 
 class PlanReport(BaseModel):
-    """The result of checking a plan; `str` shows it as text, in a notebook it is a picture."""
+    """The result of checking a plan; `str` shows it as text, in a notebook it is a diagram."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
-    verdict: Verdict
+    verdict: PlanVerdict
     findings: tuple[Finding, ...]
     bounds: Bounds | None
     """None where holes wait for one another in a circle."""
@@ -105,42 +105,16 @@ class PlanReport(BaseModel):
         """The graph as a Mermaid diagram, each edge from a hole to one that waits for it."""
         number = {name: f"h{i}" for i, name in enumerate(self.sees)}
         nodes = [f'  {number[name]}["{name}<br/>{self.tokens[name]} tokens"]' for name in self.sees]
-        edges = [f"  {number[near]} --> {number[name]}" for name in self.sees for near in self._nearest(name)]
+        edges: list[str] = []
+        for name, seen in self.sees.items():
+            # A hole that another one of those that it sees sees, too, needs no edge of its own.
+            indirect = {far for near in seen for far in self.sees[near]}
+            edges += [f"  {number[near]} --> {number[name]}" for near in seen if near not in indirect]
         return "\n".join(["flowchart LR", *nodes, *edges])
 
-    def svg(self) -> str:
-        """The graph as a picture: a column for each step of the chain, a line to each hole that it sees."""
-        # A hole stands one column behind the last of those that it sees.
-        depth: dict[str, int] = {}
-        for name in sorted(self.sees, key=lambda name: len(self.sees[name])):
-            depth[name] = 1 + max((depth.get(seen, 0) for seen in self.sees[name]), default=-1)
-        columns: dict[int, list[str]] = {}
-        for name in self.sees:
-            columns.setdefault(depth[name], []).append(name)
-        corners = {
-            name: (10 + 190 * column, 10 + 44 * row)
-            for column, names in columns.items()
-            for row, name in enumerate(names)
-        }
-        width = 190 * len(columns)
-        height = 44 * max(map(len, columns.values()), default=0) + 10
-        parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="12">']
-        for name, (x, y) in corners.items():
-            for near in self._nearest(name):
-                left, top = corners[near]
-                parts.append(f'<path d="M{left + 160} {top + 16}L{x} {y + 16}" stroke="#888" fill="none"/>')
-            parts.append(f'<rect x="{x}" y="{y}" width="160" height="32" rx="4" fill="#e8eef8"/>')
-            text = _escaped(f"{name} ({self.tokens[name]})")
-            parts.append(f'<text x="{x + 8}" y="{y + 20}" fill="#222">{text}</text>')
-        return "".join([*parts, "</svg>"])
-
-    def _nearest(self, name: str) -> list[str]:
-        """The holes that a hole sees, without those that another one of them sees, too."""
-        indirect = {far for near in self.sees[name] for far in self.sees[near]}
-        return [near for near in self.sees[name] if near not in indirect]
-
-    def _repr_svg_(self) -> str:
-        return self.svg()
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        """The text and the diagram, for a notebook."""
+        return {"text/plain": str(self), "text/vnd.mermaid": self.mermaid()}
 
 
 class InvalidPlanError(InvalidRequestError):
@@ -151,9 +125,6 @@ class InvalidPlanError(InvalidRequestError):
         super().__init__(f"the plan cannot be run: {reasons}")
         self.report = report
         """The report of `check`."""
-
-    def __reduce__(self) -> tuple[type[Self], tuple[PlanReport]]:
-        return type(self), (self.report,)
 
 
 def check_plan(
@@ -179,7 +150,7 @@ def check_plan(
         bounds = _bounds(plan)
         findings += _limits(plan, bounds, max_tokens, max_threads, context)
     verdicts = {finding.verdict for finding in findings}
-    verdict: Verdict = "no" if "no" in verdicts else "unknown" if "unknown" in verdicts else "yes"
+    verdict: PlanVerdict = "no" if "no" in verdicts else "unknown" if "unknown" in verdicts else "yes"
     names = [hole.name for hole in plan.holes]
     return PlanReport(
         verdict=verdict,
@@ -192,9 +163,10 @@ def check_plan(
 
 def _names(plan: Plan) -> Iterator[Finding]:
     """Findings about names that no field has, and about circles."""
-    for unknown in plan.unknown:
-        message = f"After({unknown.name!r}) names no field here"
-        yield Finding(code=PlanCode.UNKNOWN_HOLE, verdict="no", hole=unknown.hole, message=message)
+    for hole in plan.holes:
+        for name in hole.unknown:
+            message = f"After({name!r}) names no field here"
+            yield Finding(code=PlanCode.UNKNOWN_HOLE, verdict="no", hole=hole.name, message=message)
     circle = [name for name, seen in plan.seen.items() if name in seen]
     if circle:
         message = f"{', '.join(circle)} wait for one another"
@@ -274,7 +246,7 @@ def _limits(
         usual += [key for key, items in plan.lists.items() if not items.is_bounded]
         message = f"the holes may have {bounds.tokens} tokens together, which is more than {max_tokens}"
         # Where nothing bounds a hole the usual number was taken, and a run may well need less.
-        verdict: Verdict = "unknown" if usual else "no"
+        verdict: PlanVerdict = "unknown" if usual else "no"
         yield Finding(code=PlanCode.BUDGET, verdict=verdict, hole="", message=message)
     if context is not None and bounds.context > context:
         message = f"a hole may need {bounds.context} tokens of context behind the prompt; there are {context}"
@@ -322,42 +294,16 @@ def _fixed_tokens(hole: Hole, is_tagged: bool) -> int:
 
 
 def _width(plan: Plan, copies: Mapping[str, int]) -> int:
-    """The largest number of holes that may be written at once: none of them waits for another.
+    """The most holes that may be written at once: no more than chains of holes that wait for one another.
 
-    By Dilworth's theorem that is the least number of chains that cover the graph, where each hole of a chain
-    sees the one before it. A chain counts as often as its hole with the most copies.
+    A chain counts as often as its hole with the most copies.
     """
-    names = [hole.name for hole in plan.holes]
-    seen_by = {name: [other for other in names if name in plan.seen[other]] for name in names}
-    before: dict[str, str] = {}  # the hole in front of each hole in its chain
-
-    def lengthen(name: str, tried: set[str]) -> bool:
-        """Put a hole behind this one in a chain; if it is taken, the hole before it has to find another."""
-        for other in seen_by[name]:
-            if other not in tried:
-                tried.add(other)
-                if other not in before or lengthen(before[other], tried):
-                    before[other] = name
-                    return True
-        return False
-
-    # At first each hole is a chain by itself. Each pair joins two chains, so a largest matching of holes with
-    # holes that see them leaves the fewest chains; it is found by augmenting paths.
-    for name in names:
-        lengthen(name, set())
-    # Walk along each chain from its first hole.
-    after = {name: other for other, name in before.items()}
-    width = 0
-    for name in names:
-        if name not in before:
-            most_copies = 0
-            current: str | None = name
-            while current is not None:
-                most_copies = max(most_copies, copies[current])
-                current = after.get(current)
-            width += most_copies
-    return width
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    chains: list[list[str]] = []
+    for hole in sorted(plan.holes, key=lambda hole: len(plan.seen[hole.name])):
+        # The hole goes on with a chain whose last hole it sees, if there is one.
+        chain = next((chain for chain in chains if chain[-1] in plan.seen[hole.name]), None)
+        if chain is None:
+            chains.append([hole.name])
+        else:
+            chain.append(hole.name)
+    return sum(max(copies[name] for name in chain) for chain in chains)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from json.decoder import JSONDecodeError
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from pasta_async.grammar import Grammar, GrammarKind
 from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text
 from pasta_async.lang.views import Segment, views
@@ -16,7 +18,6 @@ from pasta_async.plans.plan import Hole, Plan
 from pasta_async.results import FinishReason, RequestRecord
 
 _DECODER = json.JSONDecoder()
-_LONGEST_ESCAPE = 12  # characters: two escapes that are one character
 
 
 class RawValue(NamedTuple):
@@ -29,7 +30,7 @@ class RawValue(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class HolePart:
     """A hole while it is written. A hole of a list's items is one part for each item."""
 
     number: int
@@ -67,8 +68,8 @@ class Part:
         return key if self.item is None else f"{self.hole.list_of}[{self.item}].{key}"
 
 
-class Form:
-    """The form in which a plan's holes stand in a model's context, for a kind of grammar.
+class Layout:
+    """The places of a plan's holes in a model's context and in the answer, for a kind of grammar.
 
     Args:
         plan: The plan.
@@ -92,7 +93,7 @@ class Form:
         fields: Mapping[str, Mapping[str, Any]] = hole.schema["properties"]
         return Grammar.of_values({key: {**fields[key], **shared} for key in hole.keys})
 
-    def context(self, part: Part, parts: Sequence[Part]) -> tuple[str, tuple[Segment, ...]]:
+    def context(self, part: HolePart, parts: Sequence[HolePart]) -> tuple[str, tuple[Segment, ...]]:
         """The context of a part, without the prompt.
 
         Returns:
@@ -104,7 +105,7 @@ class Form:
         shared, rest = self._context(part, parts)
         return shared, (Segment(shared + rest),)
 
-    def main(self, parts: Sequence[Part], last: Hole | None = None) -> Document:
+    def main(self, parts: Sequence[HolePart], last: Hole | None = None) -> Document:
         """The document of a template in rounds, with the tags that main and the threads would have written.
 
         Args:
@@ -138,7 +139,7 @@ class Form:
             nodes.append(Text(self._plan.tail))
         return Document(tuple(nodes))
 
-    def _context(self, part: Part, parts: Sequence[Part]) -> tuple[str, str]:
+    def _context(self, part: HolePart, parts: Sequence[HolePart]) -> tuple[str, str]:
         """The context without tags: the text that parts with equal dependencies share, and the rest."""
         seen = self._plan.seen[part.hole.name]
         visible = [other for other in parts if other.hole.name in seen and other is not part]
@@ -150,13 +151,13 @@ class Form:
             return "", ""  # the whole object is one hole
         # The visible keys of the answer's object, in the order of the schema.
         keys = [key for other in visible if other.hole.list_of is None for key in other.values]
-        outer = {key: self.raw(key, parts) for key in self._order if key in keys}
+        outer = {key: self._value(key, parts)[0] for key in self._order if key in keys}
         if part.hole.list_of is None:
             return self._object(outer, part.hole)
         # A part of an item: the object with the list's outline in it, which the list's parts share.
         key = part.hole.list_of
         outline = next(other for other in visible if other.hole.name == key)
-        shared, _ = self._closed({**outer, key: outline.values[key]})
+        shared = f"{{{_listed({**outer, key: outline.values[key]})}}}\n"
         # Then the item once more, with its own parts that are visible, up to the hole.
         item = json.loads(outline.values[key])[part.item or 0]
         fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
@@ -173,58 +174,14 @@ class Form:
 
     def _object(self, fields: Mapping[str, str], hole: Hole) -> tuple[str, str]:
         """An object with these fields, up to a hole: the text that parts share, and the rest."""
-        if self._kind == "json_schema":
-            return self._closed(fields)
         start = self.start(hole)
         if not fields:
             return "", start
+        if self._kind == "json_schema":
+            return f"{{{_listed(fields)}}}\n", ""
         return f"{{{_listed(fields)}, ", start.removeprefix("{")
 
-    def _closed(self, fields: Mapping[str, str]) -> tuple[str, str]:
-        """A whole object with these fields, which parts share; without fields nothing."""
-        return (f"{{{_listed(fields)}}}\n" if fields else ""), ""
-
-    def raw(self, key: str, parts: Sequence[Part]) -> str:
-        """The JSON text of one of the answer's keys, up to the first gap in it."""
-        if key not in self._plan.lists:
-            for part in parts:
-                if part.item is None:
-                    for value in part.raw_values():
-                        if value.key == key:
-                            return part.values.get(key, value.raw)
-            return ""
-        return self._list(key, parts)
-
-    def _list(self, key: str, parts: Sequence[Part]) -> str:
-        """The JSON text of a list up to its first gap: items put together from outline and parts."""
-        # Without the outline nothing of the list can be shown.
-        outline = next((part for part in parts if part.hole.name == key), None)
-        if outline is None or key not in outline.values:
-            return ""
-        items: list[str] = []
-        for number, item in enumerate(json.loads(outline.values[key])):
-            # The first item with an unfinished part ends the text: what follows is not in order yet.
-            item_parts = [part for part in parts if part.hole.list_of == key and part.item == number]
-            if not all(part.done.is_set() and part.values for part in item_parts):
-                return "[" + "".join(f"{text}, " for text in items)
-            # The outline has some of the item's fields, each part has others; the schema says their order.
-            fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
-            for part in item_parts:
-                fields |= part.values
-            order = [name for name in self._plan.lists[key].order if name in fields]
-            items.append(f"{{{_listed({name: fields[name] for name in order})}}}")
-        return f"[{', '.join(items)}]"
-
-    def is_whole(self, key: str, parts: Sequence[Part]) -> bool:
-        """True if all of one of the answer's keys is written."""
-        owners = [
-            part
-            for part in parts
-            if part.hole.list_of == key or (key in part.hole.keys and part.item is None)
-        ]
-        return bool(owners) and all(part.done.is_set() and part.values for part in owners)
-
-    def document(self, parts: Sequence[Part]) -> str:
+    def document(self, parts: Sequence[HolePart]) -> str:
         """The text of the answer in order, up to the first part that is not written yet."""
         if self._plan.is_text:
             return self._text(parts)
@@ -232,20 +189,50 @@ class Form:
             return parts[0].output.strip() if parts else ""
         written = "{"
         for number, key in enumerate(self._order):
-            name = f"{', ' if number else ''}{json.dumps(key, ensure_ascii=False)}: "
-            raw = self.raw(key, parts)
+            raw, is_whole = self._value(key, parts)
             if raw:
-                written += name + raw
-            if not self.is_whole(key, parts):
+                written += f"{', ' if number else ''}{json.dumps(key, ensure_ascii=False)}: {raw}"
+            if not is_whole:
                 return written
         return written + "}"
 
-    def _text(self, parts: Sequence[Part]) -> str:
+    def _value(self, key: str, parts: Sequence[HolePart]) -> tuple[str, bool]:
+        """The JSON text of one of the answer's keys so far, and True if that is all of it."""
+        part = next((part for part in parts if part.item is None and key in part.hole.keys), None)
+        if part is None:
+            return "", False
+        if key in self._plan.lists:
+            return self._list(key, part, parts)
+        if part.values:
+            return part.values[key], True
+        return next((value.raw for value in part.raw_values() if value.key == key), ""), False
+
+    def _list(self, key: str, outline: HolePart, parts: Sequence[HolePart]) -> tuple[str, bool]:
+        """The same for a list: items put together from outline and parts, up to the first gap."""
+        # Without the outline nothing of the list can be shown.
+        if not outline.values:
+            return "", False
+        holes = [hole.name for hole in self._plan.holes if hole.list_of == key]
+        items: list[str] = []
+        for number, item in enumerate(json.loads(outline.values[key])):
+            # The first item with an unfinished part ends the text: what follows is not in order yet.
+            item_parts = [part for part in parts if part.hole.name in holes and part.item == number]
+            if len(item_parts) < len(holes) or not all(part.values for part in item_parts):
+                return "[" + "".join(f"{text}, " for text in items), False
+            # The outline has some of the item's fields, each part has others; the schema says their order.
+            fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
+            for part in item_parts:
+                fields |= part.values
+            order = [name for name in self._plan.lists[key].order if name in fields]
+            items.append(f"{{{_listed({name: fields[name] for name in order})}}}")
+        return f"[{', '.join(items)}]", True
+
+    def _text(self, parts: Sequence[HolePart]) -> str:
         written = ""
         for hole in self._plan.holes:
             part = next((part for part in parts if part.hole is hole), None)
-            written += hole.head + ("" if part is None else part.values.get(hole.name, part.output))
-            if part is None or not part.done.is_set():
+            written += hole.head + ("" if part is None else part.output)
+            if part is None or not part.values:
                 return written
         return written + self._plan.tail
 
@@ -284,17 +271,7 @@ def value_so_far(raw: str) -> str:
     """The characters of a string whose JSON text may be cut off; for another value its JSON text."""
     if not raw.startswith('"'):
         return raw
-    # The text may end inside an escape: leave out as little as makes it readable again, with the closing
-    # quote if that lacks. Half of a surrogate pair is left out as well.
-    for cut in range(_LONGEST_ESCAPE + 1):
-        for end in ("", '"'):
-            try:
-                value, used = _DECODER.raw_decode(raw[: len(raw) - cut] + end)
-            except JSONDecodeError:
-                continue
-            if isinstance(value, str) and used and not "\ud800" <= value[-1:] <= "\udbff":
-                return value
-    return ""
+    return from_json(raw, allow_partial="trailing-strings")
 
 
 def _behind_space(text: str, position: int) -> int:

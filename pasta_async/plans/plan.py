@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from string import Formatter
 from typing import Any, ClassVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PydanticUserError,
+    ValidationError,
+)
+from pydantic_core import CoreSchema
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.plans.annotations import KEY, Annotation
+
+KEY = "x-pasta"
+"""The keyword for a field's annotations in a JSON schema: an object with `after`, `tokens`, `together`."""
 
 USUAL_TOKENS = 256
 """Token limit of a hole that neither `Tokens` nor its schema bounds."""
@@ -30,6 +39,66 @@ _NO_MEANING = (KEY, "title", "default", "examples", "description", "deprecated",
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
 Schema = Mapping[str, Any]
+
+
+class _Settings(BaseModel):
+    """The object that stands under `x-pasta`."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    after: list[str] = []
+    tokens: int = Field(default=USUAL_TOKENS, ge=1)
+    together: str = ""
+
+
+def _checked(settings: object, source: str) -> dict[str, Any]:
+    """Annotations as `x-pasta` has them, those that are given; `source` names them in the error."""
+    try:
+        return _Settings.model_validate(settings).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise InvalidRequestError(f"{source} cannot be used: {reasons}") from error
+
+
+class Annotation:
+    """A field's annotation: for `typing.Annotated`, or by name beside a template."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings: dict[str, Any] = _checked(settings, type(self).__name__)
+        """Its part of `x-pasta`."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema: dict[str, Any] = handler(core_schema)
+        return {**schema, KEY: {**schema.get(KEY, {}), **self.settings}}
+
+
+class After(Annotation):
+    """The fields that this one sees, and so waits for: ``stars: Annotated[int, After("strengths")]``.
+
+    It also sees the fields that they see. A field without `After` sees the prompt alone, and begins at once.
+
+    In the items of a list it parts the fields. Fields without `After` are the outline of all items, which one
+    thread writes. The others have a thread for each item, which sees the outline; `After()` sees no more.
+    """
+
+    def __init__(self, *fields: str) -> None:
+        super().__init__(after=list(fields))
+
+
+class Tokens(Annotation):
+    """The token limit of a field. A value that is cut off there is closed, so that it stays valid."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(tokens=most)
+
+
+class Together(Annotation):
+    """The group of a field. One thread writes a group; each field sees the group's fields before it."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(together=group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +123,20 @@ class Hole:
     """Fixed text in front of free text."""
     ends: tuple[str, ...] = ()
     """Texts that end free text."""
+    unknown: tuple[str, ...] = ()
+    """Names in its `After` that no field has."""
 
 
 @dataclass(frozen=True, slots=True)
 class ItemList:
     """A list whose items are written in parallel, behind an outline."""
 
-    key: str
     most: int
     """Largest number of items."""
     is_bounded: bool
     """False if nothing bounds the list, so that `most` is the usual number."""
     order: tuple[str, ...]
     """Keys of an item, in the order of the schema."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownName:
-    """A name in an `After` that no field has."""
-
-    hole: str
-    name: str
 
 
 class Plan:
@@ -91,15 +153,18 @@ class Plan:
 
     Raises:
         InvalidRequestError: The template has no hole, or two of one name, or an annotation is for none.
-
-    Attributes:
-        holes: The holes, in the order of the document.
-        lists: Lists with threads for their items, by their keys.
-        unknown: Names in `After` that do not exist.
-        schema: JSON schema of the whole object; None for a template.
-        tail: Fixed text behind the last hole.
-        is_tagged: True for a template with tags, `in_rounds`.
     """
+
+    holes: tuple[Hole, ...]
+    """In the order of the document."""
+    lists: Mapping[str, ItemList] = {}
+    """Lists with threads for their items, by their keys."""
+    schema: Schema | None = None
+    """JSON schema of the whole object; None for a template."""
+    tail: str = ""
+    """Fixed text behind the last hole."""
+    is_tagged: bool = False
+    """True for a template with tags, `in_rounds`."""
 
     def __init__(self, template: str, **annotations: Annotation | Sequence[Annotation]) -> None:
         parts = _parse(template)
@@ -108,21 +173,18 @@ class Plan:
             raise InvalidRequestError("a template needs holes, like {summary}, each with a name of its own")
         if surplus := sorted(annotations.keys() - set(names)):
             raise InvalidRequestError(f"the template has no hole {surplus[0]!r}; it has {', '.join(names)}")
-        self.schema: Schema | None = None
-        self.lists: dict[str, ItemList] = {}
-        self.unknown: list[UnknownName] = []
-        self.tail: str = parts.pop()[0] if parts[-1][1] is None else ""  # a last part without a hole
-        self.is_tagged: bool = False
+        self.tail = parts.pop()[0] if parts[-1][1] is None else ""  # a last part without a hole
         # The fixed text behind each hole, which ends it.
         behind = [text for text, _ in parts[1:]] + [self.tail]
         holes: list[Hole] = []
         for (head, name), following in zip(parts, behind, strict=True):
             settings = _settings(annotations.get(str(name), ()))
             tokens = settings.get("tokens", USUAL_TOKENS)
-            after = self._find_holes(str(name), settings.get("after", ()), {key: key for key in names})
+            after, unknown = _holes_of(settings.get("after", ()), {key: key for key in names})
             ends = _ends(head, following)
-            holes.append(Hole(str(name), after, tokens, "tokens" in settings, head=head, ends=ends))
-        self.holes: tuple[Hole, ...] = tuple(holes)
+            hole = Hole(str(name), after, tokens, "tokens" in settings, head=head, ends=ends, unknown=unknown)
+            holes.append(hole)
+        self.holes = tuple(holes)
 
     @classmethod
     def of(cls, form: PlanForm) -> Plan:
@@ -135,31 +197,7 @@ class Plan:
         """
         if isinstance(form, Plan):
             return form
-        return cls._of_schema(_schema_of(form))
-
-    @classmethod
-    def in_sequence(cls, form: type[BaseModel] | Schema, tokens: int = 4_096) -> Plan:
-        """A plan with a single hole, the whole object: a baseline, or for fields that need each other."""
         schema = _schema_of(form)
-        plan = cls._empty(schema)
-        hole = Hole("object", (), tokens, True, schema=_bare(schema))
-        plan.holes = (hole,)
-        return plan
-
-    @classmethod
-    def _empty(cls, schema: Schema) -> Plan:
-        plan = cls.__new__(cls)
-        plan.schema = schema
-        plan.lists = {}
-        plan.unknown = []
-        plan.tail = ""
-        plan.holes = ()
-        plan.is_tagged = False
-        return plan
-
-    @classmethod
-    def _of_schema(cls, schema: Schema) -> Plan:
-        plan = cls._empty(schema)
         fields = _properties(schema)
         if not fields:
             raise InvalidRequestError("a plan's schema is one of an object with properties")
@@ -168,79 +206,31 @@ class Plan:
         groups = _groups(fields, alone=items)
         hole_of = {key: _name(keys) for keys in groups for key in keys}
         holes: list[Hole] = []
+        lists: dict[str, ItemList] = {}
         for keys in groups:
-            if keys[0] in items:
-                key = keys[0]
-                holes += plan._list_holes(key, fields[key], items[key], hole_of, definitions)
+            key = keys[0]
+            if key in items:
+                most = fields[key].get("maxItems")
+                order = tuple(_properties(items[key]))
+                lists[key] = ItemList(USUAL_ITEMS if most is None else most, most is not None, order)
+                holes += _list_holes(key, fields[key], items[key], lists[key], hole_of, definitions)
             else:
-                holes.append(plan._hole(keys, fields, hole_of, definitions))
+                holes.append(_hole(keys, fields, hole_of, definitions))
+        return cls._of_holes(schema, holes, lists)
+
+    @classmethod
+    def in_sequence(cls, form: type[BaseModel] | Schema, tokens: int = 4_096) -> Plan:
+        """A plan with a single hole, the whole object: a baseline, or for fields that need each other."""
+        schema = _schema_of(form)
+        return cls._of_holes(schema, [Hole("object", (), tokens, True, schema=_bare(schema))], {})
+
+    @classmethod
+    def _of_holes(cls, schema: Schema | None, holes: Iterable[Hole], lists: Mapping[str, ItemList]) -> Plan:
+        plan = cls.__new__(cls)
+        plan.schema = schema
         plan.holes = tuple(holes)
+        plan.lists = lists
         return plan
-
-    def _hole(
-        self,
-        keys: tuple[str, ...],
-        fields: Mapping[str, Schema],
-        hole_of: Mapping[str, str],
-        definitions: Schema,
-        list_of: str | None = None,
-    ) -> Hole:
-        """A hole for some fields of an object."""
-        name = f"{list_of}[].{_name(keys)}" if list_of else _name(keys)
-        settings = [_schema_settings(fields[key], key) for key in keys]
-        # A group's field sees the group's fields before it in any case.
-        after_fields = [
-            field
-            for index, setting in enumerate(settings)
-            for field in setting.get("after", ())
-            if field not in keys[:index]
-        ]
-        after = self._find_holes(name, after_fields, hole_of)
-        tokens = 0
-        is_bounded = True
-        for key, setting in zip(keys, settings, strict=True):
-            most, bounded = _most_tokens(fields[key], setting, definitions)
-            tokens += most
-            is_bounded = is_bounded and bounded
-        schema = _object({key: fields[key] for key in keys}, definitions)
-        return Hole(name, after, tokens, is_bounded, keys, schema, list_of)
-
-    def _list_holes(
-        self,
-        key: str,
-        field: Schema,
-        item: Schema,
-        hole_of: Mapping[str, str],
-        definitions: Schema,
-    ) -> Iterator[Hole]:
-        """The outline of a list, then the holes that each item has."""
-        # Fields with an `After` have threads for each item, the others are the outline.
-        fields = _properties(item)
-        order = tuple(fields)
-        apart = [name for name in fields if "after" in _schema_settings(fields[name], name)]
-        outline = {name: fields[name] for name in fields if name not in apart}
-        most = field.get("maxItems")
-        self.lists[key] = ItemList(key, USUAL_ITEMS if most is None else most, most is not None, order)
-        # The outline is a hole of the answer itself: the list, with items of these fields alone.
-        array = {
-            **{name: field[name] for name in ("minItems", KEY) if name in field},
-            "type": "array",
-            "items": _object(outline, {}),
-            "maxItems": self.lists[key].most,
-        }
-        yield self._hole((key,), {key: array}, hole_of, definitions)
-        # The other fields may name each other in `After`, and those of the outline.
-        groups = _groups({name: fields[name] for name in apart}, alone=())
-        item_holes = {name: f"{key}[].{_name(keys)}" for keys in groups for name in keys}
-        hole_of_field = {**dict.fromkeys(outline, key), **item_holes}
-        for keys in groups:
-            yield self._hole(keys, fields, hole_of_field, definitions, key)
-
-    def _find_holes(self, hole: str, names: Iterable[str], hole_of: Mapping[str, str]) -> tuple[str, ...]:
-        """The holes with these fields; a name that no field has goes to `unknown`, for `check`."""
-        names = list(names)
-        self.unknown += [UnknownName(hole, name) for name in names if name not in hole_of]
-        return tuple(dict.fromkeys(hole_of[name] for name in names if name in hole_of))
 
     def fitted(self, max_tokens: int | None) -> Plan:
         """The plan within a token limit: holes that nothing bounds share the tokens that the others leave."""
@@ -276,10 +266,8 @@ class Plan:
         return plan
 
     def _with(self, holes: Iterable[Hole]) -> Plan:
-        plan = copy(self)
-        plan.holes = tuple(holes)
-        for cached in ("by_name", "seen"):
-            vars(plan).pop(cached, None)
+        plan = self._of_holes(self.schema, holes, self.lists)
+        plan.tail = self.tail
         return plan
 
     @property
@@ -418,24 +406,9 @@ def _properties(schema: Schema) -> dict[str, Schema]:
     return dict(named)
 
 
-class _Settings(BaseModel):
-    """The object that stands under `x-pasta`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
-    after: list[str] = []
-    tokens: int = Field(default=USUAL_TOKENS, ge=1)
-    together: str = ""
-
-
-def _schema_settings(field: Schema, name: str) -> Mapping[str, Any]:
+def _schema_settings(field: Schema, name: str) -> dict[str, Any]:
     """The `x-pasta` of a field."""
-    settings: Any = field.get(KEY, {})
-    try:
-        return _Settings.model_validate(settings).model_dump(exclude_unset=True)
-    except ValidationError as error:
-        reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise InvalidRequestError(f"{KEY} of {name!r} cannot be used: {reasons}") from error
+    return _checked(field.get(KEY, {}), f"{KEY} of {name!r}")
 
 
 def _item_schema(field: Schema, definitions: Schema) -> Schema | None:
@@ -467,6 +440,79 @@ def _groups(fields: Mapping[str, Schema], alone: Iterable[str]) -> list[tuple[st
 
 def _name(keys: tuple[str, ...]) -> str:
     return "+".join(keys)
+
+
+def _hole(
+    keys: tuple[str, ...],
+    fields: Mapping[str, Schema],
+    hole_of: Mapping[str, str],
+    definitions: Schema,
+    list_of: str | None = None,
+) -> Hole:
+    """A hole for some fields of an object."""
+    settings = [_schema_settings(fields[key], key) for key in keys]
+    # A group's field sees the group's fields before it in any case.
+    after_fields = [
+        field
+        for index, setting in enumerate(settings)
+        for field in setting.get("after", ())
+        if field not in keys[:index]
+    ]
+    after, unknown = _holes_of(after_fields, hole_of)
+    limits = [
+        _most_tokens(fields[key], setting, definitions) for key, setting in zip(keys, settings, strict=True)
+    ]
+    return Hole(
+        name=f"{list_of}[].{_name(keys)}" if list_of else _name(keys),
+        after=after,
+        tokens=sum(most for most, _ in limits),
+        is_bounded=all(is_bounded for _, is_bounded in limits),
+        keys=keys,
+        schema=_object({key: fields[key] for key in keys}, definitions),
+        list_of=list_of,
+        unknown=unknown,
+    )
+
+
+def _list_holes(
+    key: str,
+    field: Schema,
+    item: Schema,
+    items: ItemList,
+    hole_of: Mapping[str, str],
+    definitions: Schema,
+) -> Iterator[Hole]:
+    """The outline of a list, then the holes that each item has."""
+    # Fields with an `After` have threads for each item, the others are the outline.
+    fields = _properties(item)
+    apart = [name for name in fields if "after" in _schema_settings(fields[name], name)]
+    outline = {name: fields[name] for name in fields if name not in apart}
+    # The outline is a hole of the answer itself: the list, with items of these fields alone.
+    array = {
+        **{name: field[name] for name in ("minItems", KEY) if name in field},
+        "type": "array",
+        "items": _object(outline, {}),
+        "maxItems": items.most,
+    }
+    yield _hole((key,), {key: array}, hole_of, definitions)
+    # The other fields may name each other in `After`, and those of the outline.
+    groups = _groups({name: fields[name] for name in apart}, alone=())
+    item_holes = {name: f"{key}[].{_name(keys)}" for keys in groups for name in keys}
+    hole_of_field = {**dict.fromkeys(outline, key), **item_holes}
+    for keys in groups:
+        yield _hole(keys, fields, hole_of_field, definitions, key)
+
+
+def _holes_of(names: Iterable[str], hole_of: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The holes with these fields, and the names that no field has, for `check`."""
+    after: dict[str, None] = {}
+    unknown: list[str] = []
+    for name in names:
+        if name in hole_of:
+            after[hole_of[name]] = None
+        else:
+            unknown.append(name)
+    return tuple(after), tuple(unknown)
 
 
 def _object(fields: Mapping[str, Schema], definitions: Schema) -> Schema:
@@ -506,14 +552,14 @@ def _most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema
     """The token limit of a field, and False if nothing bounds it."""
     if "tokens" in settings:
         return settings["tokens"], True
-    if (most := most_bytes(field, definitions)) is not None:  # a token has at least one byte
+    if (most := _most_bytes(field, definitions)) is not None:  # a token has at least one byte
         return min(most + 2, USUAL_TOKENS), most + 2 <= USUAL_TOKENS
     if field.get("type") in ("number", "integer"):
         return _PLAIN_TOKENS, True
     return USUAL_TOKENS, False
 
 
-def most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | None:
+def _most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | None:
     """Bytes of the longest JSON value of a schema; None if there is no longest one, or it is not known.
 
     `depth` levels are looked at: a schema may refer to itself.
@@ -526,7 +572,8 @@ def most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | Non
     if choices is not None:
         return max((len(json.dumps(choice, ensure_ascii=False).encode()) for choice in choices), default=0)
     if "anyOf" in schema:
-        return _longest([most_bytes(choice, definitions, depth - 1) for choice in schema["anyOf"]])
+        sizes = [_most_bytes(choice, definitions, depth - 1) for choice in schema["anyOf"]]
+        return None if None in sizes else max((size or 0 for size in sizes), default=0)
     kind = schema.get("type")
     if kind == "null" or kind == "boolean":
         return 5  # `false`
@@ -541,19 +588,15 @@ def most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | Non
         and isinstance(schema.get("maxItems"), int)
         and isinstance(schema.get("items"), Mapping)
     ):
-        item = most_bytes(schema["items"], definitions, depth - 1)
+        item = _most_bytes(schema["items"], definitions, depth - 1)
         return None if item is None else 2 + schema["maxItems"] * (item + 2)
     # The braces, and each value with its key, a colon, a comma and two spaces.
     if kind == "object" and schema.get("additionalProperties") is False:
         fields = _properties(schema)
-        sizes = [most_bytes(field, definitions, depth - 1) for field in fields.values()]
+        sizes = [_most_bytes(field, definitions, depth - 1) for field in fields.values()]
         if None in sizes:
             return None
         return 2 + sum(len(json.dumps(key).encode()) + 4 for key in fields) + sum(size or 0 for size in sizes)
     if kind == "string" and isinstance(schema.get("maxLength"), int):
         return 2 + 12 * schema["maxLength"]  # the quotes; a character may be written as two escapes
     return None
-
-
-def _longest(sizes: list[int | None]) -> int | None:
-    return None if None in sizes else max((size or 0 for size in sizes), default=0)

@@ -1,5 +1,7 @@
 """Filling a plan: a task for each hole, which begins as soon as the holes that it sees are written.
 
+`PlanRun` does the work, and a `FillStream` hands its events to a reader.
+
 The contract on cancellation is that of answers: when `PlanRun.run` returns or raises, no task of it is left,
 and every request that it opened is over or was aborted.
 """
@@ -8,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic
 
 from pasta_async.clock import Clock
 from pasta_async.errors import (
@@ -28,12 +30,22 @@ from pasta_async.interpreter.retry import retry_delay
 from pasta_async.interpreter.runner import limited_group, thread_seed
 from pasta_async.lang.document import Document, Text
 from pasta_async.lang.views import Segment
-from pasta_async.observers import AnswerObserver, AnswerStart
-from pasta_async.plans.events import EmitFill, FieldDelta, FieldDone, FieldStarted, Filled, FillEvent
-from pasta_async.plans.parts import Form, Part, value_so_far
+from pasta_async.observers import AnswerObserver, AnswerStart, Observation
+from pasta_async.plans.events import (
+    EmitFill,
+    FieldDelta,
+    FieldDone,
+    FieldStarted,
+    FillDone,
+    Filled,
+    FillEvent,
+    T,
+)
+from pasta_async.plans.parts import HolePart, Layout, value_so_far
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import Backend, DecodeRequest, Model
 from pasta_async.results import FinishReason, Generation, RequestRecord, Span, ThreadRecord, Usage
+from pasta_async.streaming import ResultStream
 from pasta_async.tag_tokens import TagGrammar, TagIds
 from pasta_async.tokenizer import run_encoding
 
@@ -69,10 +81,10 @@ class PlanRun:
         self._deadline = deadline
         self._emit = emit
         self._observer = observer
-        self._form = Form(plan, "lark" if "lark" in model.grammars else "json_schema")
+        self._layout = Layout(plan, "lark" if "lark" in model.grammars else "json_schema")
         self._turns = asyncio.Semaphore(1 if start.parallel == "never" else start.limits.max_threads)
         self._tags: TagIds | None = model.tags if plan.is_tagged else None
-        self._parts: list[Part] = []
+        self._parts: list[HolePart] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         # For each context that parts share: set once the first part's request has computed it.
         self._leaders: dict[str, asyncio.Event] = {}
@@ -99,20 +111,19 @@ class PlanRun:
 
     def partial(self, finish_reason: FinishReason = "abort") -> Generation:
         """The answer as far as it is written: its text ends at the first gap."""
-        parts = sorted(self._parts, key=lambda part: part.number)
-        text = self._form.document(self._parts)
+        text = self._layout.document(self._parts)
         # Tokens on the longest chain that ends with each part; the parts that it sees come first.
         chains: dict[str, int] = {}
-        for part in self._in_order():
-            seen = [chains.get(other.path, 0) for other in self._seen_by(part)]
+        for part in sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name])):
+            seen = [chains[other.path] for other in self._seen_by(part)]
             chains[part.path] = part.tokens + max(seen, default=0)
-        requests = [request for part in parts for request in part.requests]
+        requests = [request for part in self._parts for request in part.requests]
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         now = self._now()
         return Generation(
             text=text,
-            document=self._form.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
-            threads=tuple(_record(part) for part in parts),
+            document=self._layout.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
+            threads=tuple(_record(part) for part in self._parts),
             usage=Usage.of(
                 requests,
                 prompt_tokens=len(self._prompt),
@@ -124,7 +135,7 @@ class PlanRun:
             elapsed=now,
             timeline=tuple(
                 Span(thread=part.number, start=part.started, end=now if part.ended is None else part.ended)
-                for part in parts
+                for part in self._parts
                 if part.started is not None
             ),
             width="full",
@@ -140,7 +151,7 @@ class PlanRun:
 
     def document(self) -> str:
         """The text in order, up to the first part that is not written yet."""
-        return self._form.document(self._parts)
+        return self._layout.document(self._parts)
 
     def snapshot(self) -> dict[str, Any]:
         """The values so far, by path. A string may be a beginning; fields that are not begun are left out."""
@@ -157,12 +168,12 @@ class PlanRun:
         return values
 
     def _filled(self) -> Filled[dict[str, Any]]:
-        text = self._form.document(self._parts)
+        text = self._layout.document(self._parts)
         if self._plan.is_text:
             value = {part.hole.name: part.values[part.hole.name] for part in self._parts}
         else:
             value = json.loads(text)
-        closed = [part.path for part in sorted(self._parts, key=lambda part: part.number) if part.is_closed]
+        closed = [part.path for part in self._parts if part.is_closed]
         generation = self.partial("length" if closed else "stop")
         return Filled(value=value, text=text, closed=tuple(closed), generation=generation)
 
@@ -171,11 +182,11 @@ class PlanRun:
 
     # Order ------------------------------------------------------------------------------------------------
 
-    def _part(self, hole: Hole, item: int | None = None) -> Part:
+    def _part(self, hole: Hole, item: int | None = None) -> HolePart:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
         # Promises are numbered from 1, since 0 is main.
         number = len(self._parts) + (1 if self._plan.is_tagged else 0)
-        part = Part(number, hole, name, item, start=self._form.start(hole), opened=self._now())
+        part = HolePart(number, hole, name, item, start=self._layout.start(hole), opened=self._now())
         self._parts.append(part)
         return part
 
@@ -189,7 +200,7 @@ class PlanRun:
             await self._items(part)
         self._written[hole.name].set()
 
-    async def _items(self, outline: Part) -> None:
+    async def _items(self, outline: HolePart) -> None:
         """Write the holes that each item of a list has."""
         key = outline.hole.name
         holes = [hole for hole in self._plan.holes if hole.list_of == key]
@@ -201,13 +212,13 @@ class PlanRun:
         if tasks:  # a list may have no items
             await asyncio.wait(tasks)
 
-    async def _item_hole(self, part: Part, parts: dict[str, Part]) -> None:
+    async def _item_hole(self, part: HolePart, parts: dict[str, HolePart]) -> None:
         for name in part.hole.after:
             if name in parts:
                 await parts[name].done.wait()
         await self._write(part)
 
-    def _seen_by(self, part: Part) -> list[Part]:
+    def _seen_by(self, part: HolePart) -> list[HolePart]:
         """The parts that a part sees: all items of other lists, but of its own list only its own item's."""
         seen = self._plan.seen[part.hole.name]
         return [
@@ -221,15 +232,11 @@ class PlanRun:
             )
         ]
 
-    def _in_order(self) -> list[Part]:
-        """The parts, each behind the parts that it sees."""
-        return sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name]))
-
     # Requests ---------------------------------------------------------------------------------------------
 
-    async def _write(self, part: Part) -> None:
+    async def _write(self, part: HolePart) -> None:
         """Decode a part, and send its request again after a failure that may pass."""
-        shared, context = self._form.context(part, sorted(self._seen_by(part), key=_document_order))
+        shared, context = self._layout.context(part, sorted(self._seen_by(part), key=_document_order))
         request = await self._request(part, context)
         failures = 0
         # The first part with a context computes it; the others begin when it is in the prefix cache.
@@ -260,7 +267,7 @@ class PlanRun:
             value = raw if part.hole.schema is None else json.loads(raw)
             await self._hand_on(FieldDone(part.key_path(key), value))
 
-    async def _in_turn(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
+    async def _in_turn(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
         """Hold one of the answer's turns, and a slot of the client, while a part is decoded."""
         self._observer.turn(part.number, "waiting")
         try:
@@ -270,7 +277,7 @@ class PlanRun:
         finally:
             self._observer.turn(part.number, "over")
 
-    async def _request(self, part: Part, context: Sequence[Segment]) -> DecodeRequest:
+    async def _request(self, part: HolePart, context: Sequence[Segment]) -> DecodeRequest:
         """The request that decodes a part.
 
         Raises:
@@ -299,10 +306,10 @@ class PlanRun:
             banned_ids=tags.wrong_in_chunk if tags else self._model.tags or (),
             tag_grammar=tags
             and TagGrammar(tags, self._model.end_ids, self._model.tokenizer.token_bytes, chunk=True),
-            grammar=self._form.grammar(part.hole),
+            grammar=self._layout.grammar(part.hole),
         )
 
-    async def _exchange(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
+    async def _exchange(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
         """Send a part's request, decode its output, and keep its record, however it ends."""
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
@@ -323,7 +330,7 @@ class PlanRun:
             part.ended = self._now()
             _update(part, finish_reason=part.finish_reason)
 
-    async def _decode(self, part: Part, request: DecodeRequest, leading: asyncio.Event) -> None:
+    async def _decode(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
         detokenizer = self._model.tokenizer.detokenizer()
         ends = {*self._model.end_ids, *request.stop_ids}
         finished: FinishReason | None = None
@@ -345,7 +352,7 @@ class PlanRun:
         part.finish_reason = finished
         await self._finish(part, request.grammar, is_ended)
 
-    async def _add(self, part: Part, new: str) -> bool:
+    async def _add(self, part: HolePart, new: str) -> bool:
         """Add decoded text to a part, and hand it on; True if that ends it."""
         if part.hole.schema is not None:
             if self._emit is None:  # no reader: the fields are read once, at the end
@@ -372,7 +379,7 @@ class PlanRun:
             await self._hand_on(FieldDelta(part.path, delta))
         return bool(end_positions)
 
-    async def _finish(self, part: Part, grammar: Grammar | None, is_ended: bool) -> None:
+    async def _finish(self, part: HolePart, grammar: Grammar | None, is_ended: bool) -> None:
         """Take a part's values from its output, which is closed first if it was cut off."""
         if grammar is None:
             if not is_ended and (rest := part.held.rstrip()):
@@ -393,17 +400,17 @@ class PlanRun:
             await wait
 
 
-def _document_order(part: Part) -> tuple[int, int]:
+def _document_order(part: HolePart) -> tuple[int, int]:
     return (-1 if part.item is None else part.item), part.number
 
 
-def _update(part: Part, **changes: Any) -> None:
+def _update(part: HolePart, **changes: Any) -> None:
     """Change the record of a part's last request; None leaves a field as it is."""
     update = {name: value for name, value in changes.items() if value is not None}
     part.requests[-1] = part.requests[-1].model_copy(update=update)
 
 
-def _record(part: Part) -> ThreadRecord:
+def _record(part: HolePart) -> ThreadRecord:
     return ThreadRecord(
         thread=part.number,
         topic=part.path,
@@ -418,3 +425,45 @@ def _record(part: Part) -> ThreadRecord:
         closed_by="budget" if part.is_closed else None,
         requests=tuple(part.requests),
     )
+
+
+FillWork = Callable[["FillStream[Any] | None", EmitFill | None], Coroutine[Any, Any, Filled[T]]]
+"""Fills a plan, and gives the stream its run."""
+
+
+class FillStream(ResultStream[FillEvent, Filled[T]], Generic[T]):
+    """The events of one plan. Made by `Client.fill_stream`.
+
+    Attributes:
+        run: The run; None until the prompt is encoded.
+    """
+
+    def __init__(self, work: FillWork[T], observation: Observation) -> None:
+        async def run(emit: EmitFill) -> Filled[T]:
+            filled = await work(self, emit)
+            if wait := emit([FillDone(filled)]):
+                await wait
+            return filled
+
+        super().__init__(run, observation)
+        self.run: PlanRun | None = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """The values so far, by path. A string that is being written has its beginning here.
+
+        Fields that are not begun are left out, which tells them from null.
+        """
+        return self.run.snapshot() if self.run else {}
+
+    @property
+    def text(self) -> str:
+        """The text in order, up to the first part that is not written yet: a beginning of the final text."""
+        return self.run.document() if self.run else ""
+
+    async def json_deltas(self) -> AsyncIterator[str]:
+        """The text in order, piece by piece: the pieces so far are always a beginning of the final JSON."""
+        written = 0
+        async for _ in self:
+            if delta := self.text[written:]:
+                written += len(delta)
+                yield delta

@@ -30,7 +30,7 @@ from pasta_async.errors import (
 )
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.plans import FieldDelta, FillDone, FillEvent, FillStream, Plan
-from pasta_async.plans.annotations import KEY
+from pasta_async.plans.plan import KEY
 from pasta_async.prompts import check_json, most_tokens
 from pasta_async.results import Generation
 from pasta_async.server.errors import ApiError, log_failure, stopping

@@ -19,7 +19,6 @@ from pasta_async.testing.clock import VirtualClock
 from pasta_async.testing.script import (
     AnswerState,
     Passage,
-    Passages,
     ScriptLike,
     ScriptSource,
     encode_tagged,
@@ -27,9 +26,6 @@ from pasta_async.testing.script import (
 )
 from pasta_async.testing.tokenizer import word_tokenizer
 from pasta_async.tokenizer import Tokenizer
-
-_MOST_ANSWERS = 500
-"""Number of answers whose requests are remembered; the oldest are forgotten first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +94,11 @@ class ScriptedBackend:
         trained: bool = True,
         clock: Clock | None = None,
         latency: float = 0.0,
-        prefill: float = 0.0,
         thread_latency: Mapping[int, float] | None = None,
         faults: Sequence[Fault] = (),
         piece: int = 1,
         honours_seeds: bool = True,
         context_length: int = 131_072,
-        name: str = "scripted",
-        record: bool = True,
     ) -> None:
         """Make a backend that plays a script.
 
@@ -117,23 +110,20 @@ class ScriptedBackend:
                 visible text, and with a context that is made of some of its lines it goes on there.
             clock: The clock on which latencies are spent.
             latency: Seconds that a token takes.
-            prefill: Seconds before a request's first token.
             thread_latency: Seconds that a token of thread k takes, where that differs.
             faults: Failures of requests.
             piece: Tokens in one piece.
             honours_seeds: The value of `Model.honours_seeds`.
             context_length: Longest prompt with output, in tokens.
-            name: The model's name.
-            record: Keep `played` and the prefix cache. False saves their memory in a long run.
 
         Raises:
             InvalidRequestError: A number is out of range.
         """
         speeds = dict(thread_latency or {})
-        if min(latency, prefill, *speeds.values()) < 0 or piece < 1:
+        if min(latency, *speeds.values()) < 0 or piece < 1:
             raise InvalidRequestError("latencies must not be negative, and piece at least 1")
         if clock is None:
-            clock = VirtualClock() if latency or prefill or any(speeds.values()) else REAL_CLOCK
+            clock = VirtualClock() if latency or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
         """The clock on which the latencies are spent."""
         self.tokenizer: Tokenizer = tokenizer or word_tokenizer(_texts(script, faults), tags=trained)
@@ -147,16 +137,14 @@ class ScriptedBackend:
         self._chat = _Chat(self.tokenizer)
         self._latency = latency
         self._speeds = speeds
-        self._prefill = prefill
         self._piece = piece
         self._faults = tuple(faults)
         self._request_counts = Counter[int]()  # requests of each thread so far
-        self._cache = PrefixCache() if record else None
+        self._cache = PrefixCache()
         self._answers: dict[str, AnswerState] = {}
-        self._tokenized: dict[tuple[int, bool], Passages] = {}
         self._closed = asyncio.Event()
         self._model = Model(
-            name=name,
+            name="scripted",
             tokenizer=self.tokenizer,
             context_length=context_length,
             vocab_size=self.tokenizer.vocab_size,
@@ -197,8 +185,6 @@ class ScriptedBackend:
         play = self._enter(request)
         speed = self._speeds.get(request.thread, self._latency)
         try:
-            if self._prefill:
-                await self.clock.sleep(self._prefill)
             for piece in self._pieces(passage, play, fault):
                 await (self.clock.sleep(speed * len(piece.ids)) if speed else asyncio.sleep(0))
                 self._check_open()
@@ -240,8 +226,6 @@ class ScriptedBackend:
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(ids)
-            if len(self._answers) > _MOST_ANSWERS:
-                del self._answers[next(iter(self._answers))]
         passage = answer.find(thread, ids)
         number = self._request_counts[thread]
         self._request_counts[thread] += 1
@@ -264,19 +248,15 @@ class ScriptedBackend:
             script = script(question) if callable(script) else script.get(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
-        key = (id(script), plain)
-        passages = self._tokenized.get(key) or read_script(script, self.tokenizer, plain=plain)
-        if not callable(self._script):  # a script made on demand is freed, and a later one may have its id
-            self._tokenized[key] = passages
+        passages = read_script(script, self.tokenizer, plain=plain)
         untrained = None if self.tokenizer.tags else self.tokenizer
         return AnswerState(passages, self.tokenizer.end_ids[0], untrained)
 
     def _enter(self, request: DecodeRequest) -> Play:
-        play = Play(request, self.clock.time())
-        if self._cache is not None:
-            self.played.append(play)
-            # A prompt's KV is cached when its request begins; the last token is computed in any case.
-            play.cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
+        # A prompt's KV is cached when its request begins; the last token is computed in any case.
+        cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
+        play = Play(request, self.clock.time(), cached_tokens=cached_tokens)
+        self.played.append(play)
         self.open.add(play)
         self.max_open = max(self.max_open, len(self.open))
         return play
@@ -285,8 +265,7 @@ class ScriptedBackend:
         play.finish_reason = finish_reason
         play.ended = self.clock.time()
         self.open.remove(play)
-        if self._cache is not None:  # the last token was never fed to the model, so it has no KV
-            self._cache.add((*play.request.ids, *play.ids[:-1]))
+        self._cache.add((*play.request.ids, *play.ids[:-1]))  # the last token was never fed to the model
 
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a passage into pieces, up to the end of the request or its failure."""

@@ -7,8 +7,8 @@ import random
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import get_args
 
-from pasta_async.errors import BackendError, InvalidRequestError
-from pasta_async.grammar import GrammarKind, GrammarVocabulary
+from pasta_async.errors import InvalidRequestError
+from pasta_async.grammar import GrammarKind, grammar_vocabulary
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.results import FinishReason
@@ -23,7 +23,6 @@ class RandomBackend:
     Args:
         seed: Seed of the random choices.
         endless: Never end where more is allowed, so that every request is cut off at its token limit.
-        words: Texts whose words are tokens; other text is written byte by byte.
         grammars: Kinds of grammars that it takes; a server takes `json_schema` alone.
         context_length: Longest prompt with output, in tokens.
     """
@@ -33,14 +32,13 @@ class RandomBackend:
         seed: int = 0,
         *,
         endless: bool = False,
-        words: Iterable[str] = (),
         grammars: Sequence[GrammarKind] = get_args(GrammarKind),
         context_length: int = 131_072,
     ) -> None:
-        tokenizer = word_tokenizer(words, tags=False)
+        tokenizer = word_tokenizer((), tags=False)
         self._seed = seed
         self._endless = endless
-        self._vocabulary = GrammarVocabulary(tokenizer)
+        self._vocabulary = grammar_vocabulary(tokenizer)
         self._model = Model(
             name="random",
             tokenizer=tokenizer,
@@ -51,7 +49,6 @@ class RandomBackend:
             honours_seeds=True,
             grammars=frozenset(grammars),
         )
-        self._closed = False
         self.requests: list[DecodeRequest] = []
         """Every request that was made, in order."""
         self.open: int = 0
@@ -71,11 +68,8 @@ class RandomBackend:
         """Write a token in each piece. Closing it early or cancelling its task ends the request at once.
 
         Raises:
-            InvalidRequestError: The context is empty or too long, or the grammar is of a kind not taken.
-            BackendError: It was closed.
+            InvalidRequestError: The grammar is of a kind that is not taken.
         """
-        if not 0 < len(request.ids) < self._model.context_length:
-            raise InvalidRequestError(f"a context of {len(request.ids)} tokens leaves no room")
         if request.grammar and request.grammar.kind not in self._model.grammars:
             raise InvalidRequestError(f"no grammar of the kind {request.grammar.kind} is taken here")
         self.requests.append(request)
@@ -84,30 +78,28 @@ class RandomBackend:
         try:
             for token, finish_reason in self._tokens(request):
                 await asyncio.sleep(0)
-                if self._closed:
-                    raise BackendError("random: this backend was closed; make another one")
                 yield Piece((token,), finish_reason, 0)
         finally:
             self.open -= 1
 
     async def aclose(self) -> None:
-        """End every open request with an error. Never waits, so there is nothing to cancel."""
-        self._closed = True
+        """Nothing is to be released. Never waits, so there is nothing to cancel."""
 
     def _tokens(self, request: DecodeRequest) -> Iterable[tuple[int, FinishReason | None]]:
         """The output of a request, with the reason of its end at the last token."""
         chance = random.Random(f"{self._seed}/{request.seed}/{request.ids}")
-        state = self._vocabulary.begin(request.grammar) if request.grammar else None
+        matcher = request.grammar.matcher(self._vocabulary) if request.grammar else None
         end = self._model.end_ids[0]
         commands = self._model.tokenizer.commands
         every = [token for token in range(self._model.vocab_size) if token not in commands]
         for count in range(1, request.max_tokens + 1):
-            allowed = _set_bits(state.allowed()) if state else [*every, end]
+            allowed = _set_bits(matcher.compute_bitmask()) if matcher else [*every, end]
             if self._endless and len(allowed) > 1 and end in allowed:
                 allowed.remove(end)
             token = chance.choice(allowed)
-            over = token in (end, *request.stop_ids) or bool(state and state.add(token) and state.over)
-            if over:
+            if matcher:
+                matcher.consume_token(token)
+            if token in (end, *request.stop_ids) or (matcher and matcher.is_stopped()):
                 yield token, "stop"
                 return
             yield token, "length" if count == request.max_tokens else None

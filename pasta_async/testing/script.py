@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from pasta_async.lang.checks import parse
 from pasta_async.lang.document import TAG_TOKENS, Document
@@ -19,8 +19,8 @@ ScriptSource = ScriptLike | Mapping[str, ScriptLike] | Callable[[str], ScriptLik
 Passage = tuple[int, ...]
 """Ids that a thread writes up to the next join; end-of-text is the last one."""
 
-Passages = Mapping[int, Sequence[Passage]]
-"""The passages of each thread (only main has several). Shared by answers: never changed."""
+Passages = dict[int, list[Passage]]
+"""The passages of each thread; only main has several."""
 
 _TAG = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 
@@ -36,8 +36,8 @@ def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Pas
     document = parse(script) if isinstance(script, str) else script
     end = tokenizer.end_ids[:1]
     if plain or tokenizer.tags is None:
-        return {0: [tuple(tokenizer.encode(document.text)) + end]}
-    passages: dict[int, list[Passage]] = {}
+        return {0: [(*tokenizer.encode(document.text), *end)]}
+    passages: Passages = {}
     for view in views(document):
         passages.setdefault(view.thread, []).append(tokenizer.encode_segments(view.target) + end)
     return passages
@@ -80,7 +80,7 @@ class AnswerState:
 
     def __init__(self, passages: Passages, end: int, plain: Tokenizer | None = None) -> None:
         self._plain = plain
-        self._passages: dict[int, list[Passage]] = {thread: [*listed] for thread, listed in passages.items()}
+        self._passages = passages
         self._nothing: Passage = (end,)
         self._starts: dict[int, list[tuple[int, ...]]] = {}  # contexts in which a thread's passages began
 

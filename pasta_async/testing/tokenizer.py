@@ -10,7 +10,7 @@ from typing import Any, cast
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.tokenizer import Tokenizer
 
-END = "<|endoftext|>"
+_END_OF_TEXT = "<|endoftext|>"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MARKERS = (*(f"<|{role}|>" for role in _ROLES), "<|end|>", "<|answer|>", "<|plain answer|>")
 _TEMPLATE = """\
@@ -36,13 +36,13 @@ def chat_tokenizer(vocabulary: Mapping[str, Any], *, tags: bool = True) -> Token
         vocabulary: A parsed `tokenizer.json`. End-of-text, tags and markers are added to it.
         tags: True if the tags are tokens of it, as in a model that was trained to annotate.
     """
-    names = [END, *(TAG_TOKENS if tags else ()), *_MARKERS]
+    names = [_END_OF_TEXT, *(TAG_TOKENS if tags else ()), *_MARKERS]
     first = len(vocabulary["model"]["vocab"])
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
         {"id": first + index, "content": name, "special": True, **flags} for index, name in enumerate(names)
     ]
-    return Tokenizer.from_json({**vocabulary, "added_tokens": added}, {"eos_token": END}, _TEMPLATE)
+    return Tokenizer.from_json({**vocabulary, "added_tokens": added}, {"eos_token": _END_OF_TEXT}, _TEMPLATE)
 
 
 def word_tokenizer(texts: Iterable[str], *, tags: bool = True) -> Tokenizer:

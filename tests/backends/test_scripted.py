@@ -170,13 +170,13 @@ async def test_what_cannot_be_decoded_is_refused() -> None:
 
 @pytest.mark.loop_matrix
 async def test_tokens_take_their_time_on_the_clock() -> None:
-    backend = ScriptedBackend(WARS, latency=1, prefill=0.5, thread_latency={2: 0.25})
+    backend = ScriptedBackend(WARS, latency=1, thread_latency={2: 0.25})
     player = await Player.ask(backend)
     await asyncio.gather(*(player.text(thread) for thread in (0, 1, 2)))
     assert isinstance(backend.clock, VirtualClock)
     ended = {play.request.thread: play.ended for play in backend.played}
     tokens = {play.request.thread: len(play.ids) for play in backend.played}
-    assert ended == {0: 0.5 + tokens[0], 1: 0.5 + tokens[1], 2: 0.5 + tokens[2] / 4}
+    assert ended == {0: tokens[0], 1: tokens[1], 2: tokens[2] / 4}
     assert backend.max_open == 3
 
 
