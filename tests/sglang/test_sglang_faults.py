@@ -12,25 +12,24 @@ from pasta_async import Client, Generation
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import BackendConnectError, BackendProtocolError, BackendTransportError
 from tests.torture.cancellation import ServerEngine, break_off
-from tests.torture.faults import check_error, through_proxy
-from tests.torture.plan import Plan, draw_prompt
-from tests.torture.proxy import Fault, FaultProxy
+from tests.torture.faults import Accident, FaultProxy, check_error, through_proxy
+from tests.torture.trials import Trials, draw_prompt
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
-PROMPTS = [draw_prompt(Plan().random(number)) for number in range(2)]
+PROMPTS = [draw_prompt(Trials().random(number)) for number in range(2)]
 
 
 async def test_a_fault_ends_its_own_answer_by_name_and_no_other(server: RealServer) -> None:
     faults = {
-        Fault("dropped", 2): "right",  # sent again
-        Fault("status 503", 1): "right",
-        Fault("html", 1): "right",
-        Fault("cut", 0, 3100): "right",  # sent again, behind what had come
-        Fault("reset", 0, 3100): "right",
-        Fault("garbage", 0, 3100): "right",
-        Fault("status 400", 2): "BackendStatusError",
-        Fault("stalled", 0, 3100): "BackendTimeoutError",
+        Accident("dropped", 2): "right",  # sent again
+        Accident("status 503", 1): "right",
+        Accident("html", 1): "right",
+        Accident("cut", 0, 3100): "right",  # sent again, behind what had come
+        Accident("reset", 0, 3100): "right",
+        Accident("garbage", 0, 3100): "right",
+        Accident("status 400", 2): "BackendStatusError",
+        Accident("stalled", 0, 3100): "BackendTimeoutError",
     }
     async with through_proxy(server.url, PROMPTS) as trials:
         for fault, expected in faults.items():
@@ -52,7 +51,7 @@ async def test_answers_end_by_name_when_their_server_is_lost_and_the_client_goes
             proxy = FaultProxy(server.url)
             await lost.enter_async_context(proxy.listening(port))
             expected = await ask()
-            fault = Fault("stalled", at=1200)
+            fault = Accident("stalled", at=1200)
             proxy.expect(fault)
             answering = asyncio.create_task(ask())
             await fault.struck.wait()
@@ -70,5 +69,5 @@ async def test_answers_end_by_name_when_their_server_is_lost_and_the_client_goes
 
 
 async def test_answers_that_are_broken_off_leave_nothing_on_the_server(server: RealServer) -> None:
-    outcomes = await break_off(Plan(count=8), ServerEngine(server.url), at_once=4)
+    outcomes = await break_off(Trials(count=8), ServerEngine(server.url), at_once=4)
     assert sum(count for way, count in outcomes.items() if way != "ended before") > 3

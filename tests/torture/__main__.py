@@ -20,28 +20,27 @@ from tests.pasta_tiny import PASTA_TINY
 from tests.sglang.real_server import running_server
 from tests.torture.cancellation import LocalEngine, ServerEngine, break_off
 from tests.torture.faults import inject
-from tests.torture.inputs import generate
-from tests.torture.plan import Figures, Plan
-from tests.torture.plans import fill_forms
+from tests.torture.inputs import fill_forms, generate
 from tests.torture.soak import soak
+from tests.torture.trials import Figures, Trials
 
-Part = Callable[[Plan], Awaitable[Figures]]
+TorturePart = Callable[[Trials], Awaitable[Figures]]
 
 
-def on_sglang(part: Callable[[Plan, str], Awaitable[Figures]]) -> Part:
+def on_sglang(part: Callable[[Trials, str], Awaitable[Figures]]) -> TorturePart:
     """A part that needs the URL of a real SGLang server, whose start does not count as time of the part."""
 
-    async def run(plan: Plan) -> Figures:
+    async def run(trials: Trials) -> Figures:
         with tempfile.TemporaryDirectory() as folder:
             with running_server(PASTA_TINY, Path(folder) / "log") as (url, _):
-                return await part(replace(plan, began=time.monotonic()), url)
+                return await part(replace(trials, began=time.monotonic()), url)
 
     return run
 
 
-PARTS: dict[str, Part] = {
-    "cancel-local": lambda plan: break_off(plan, LocalEngine()),
-    "cancel-sglang": on_sglang(lambda plan, url: break_off(plan, ServerEngine(url))),
+PARTS: dict[str, TorturePart] = {
+    "cancel-local": lambda trials: break_off(trials, LocalEngine()),
+    "cancel-sglang": on_sglang(lambda trials, url: break_off(trials, ServerEngine(url))),
     "inputs": generate,
     "faults": on_sglang(inject),
     "plans": fill_forms,
@@ -61,8 +60,8 @@ async def main() -> None:
     logging.getLogger("pasta_async").setLevel(logging.CRITICAL)
     names = options.part or [*PARTS]
     for name in names:
-        plan = Plan(options.seed, options.count, options.hours * 3600 / len(names), options.first)
-        print(json.dumps({"part": name, "seed": plan.seed} | await PARTS[name](plan)), flush=True)
+        trials = Trials(options.seed, options.count, options.hours * 3600 / len(names), options.first)
+        print(json.dumps({"part": name, "seed": trials.seed} | await PARTS[name](trials)), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pasta_async.server import ServerSettings, create_app
 from tests.backends.cache_checks import check_scheduler
 from tests.pasta_tiny import PASTA_TINY
 from tests.server.live_server import http_request, serving_in_loop
-from tests.torture.plan import Figures, Plan, draw_prompt
+from tests.torture.trials import Figures, Trials, draw_prompt
 
 BATCH = 200
 """Answers, after which nothing of them may be left."""
@@ -88,11 +88,13 @@ class VLLMEngine:
 Engine = LocalEngine | ServerEngine | VLLMEngine
 
 
-async def break_off(plan: Plan, engine: Engine, at_once: int = 16, within: float | None = None) -> Figures:
+async def break_off(
+    trials: Trials, engine: Engine, at_once: int = 16, within: float | None = None
+) -> Figures:
     """Break answers off; fails where something is left of one.
 
     Args:
-        plan: The answers.
+        trials: The answers.
         engine: What decodes them.
         at_once: Answers at a time.
         within: Seconds, or a twentieth of so many events, after which an answer is broken off at the latest;
@@ -101,13 +103,13 @@ async def break_off(plan: Plan, engine: Engine, at_once: int = 16, within: float
     async with Client(engine.backend) as client:
         app = create_app(client, ServerSettings(max_answers=2 * at_once))
         async with serving_in_loop(app) as url:
-            breaker = _Breaker(plan, client, httpx.URL(url))
+            breaker = _Breaker(trials, client, httpx.URL(url))
             began = time.monotonic()
             await asyncio.gather(*(client.generate(breaker.prompt(k)) for k in range(at_once)))
             breaker.usual = within or time.monotonic() - began
             breaker.events = int(20 * within) if within else breaker.events
             before = asyncio.all_tasks()
-            numbers = plan.numbers()
+            numbers = trials.numbers()
             while batch := [*itertools.islice(numbers, BATCH)]:
                 queue = iter(batch)
                 async with asyncio.TaskGroup() as group:
@@ -139,18 +141,18 @@ class _Breaker:
         outcomes: How many were broken off in which way, and how many ended before.
     """
 
-    def __init__(self, plan: Plan, client: Client, server: httpx.URL) -> None:
-        self._plan, self._client, self._server = plan, client, server
+    def __init__(self, trials: Trials, client: Client, server: httpx.URL) -> None:
+        self._trials, self._client, self._server = trials, client, server
         self.usual, self.events = 1.0, 120
         self.outcomes = Counter[str]()
 
     def prompt(self, number: int) -> str:
-        return draw_prompt(self._plan.random("usual", number))
+        return draw_prompt(self._trials.random("usual", number))
 
     async def work(self, numbers: Iterator[int]) -> None:
         ways = (self._cancel, self._time_out, self._leave, self._disconnect)
         for number in numbers:
-            drawn = self._plan.random(number)
+            drawn = self._trials.random(number)
             way = drawn.choice(ways)
             try:
                 whole = await way(drawn)

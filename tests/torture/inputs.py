@@ -20,7 +20,8 @@ from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
 from tests.lang.language_texts import PIECES
 from tests.pasta_tiny import PASTA_TINY
-from tests.torture.plan import Figures, Plan
+from tests.plans.forms import KINDS, draw_form, keep_promise
+from tests.torture.trials import Figures, Trials
 
 HANGS = 60.0
 """Seconds after which an input counts as a hang: the process says where it is, and ends."""
@@ -104,7 +105,7 @@ async def send(http: httpx.AsyncClient, body: bytes) -> None:
             assert reply.json()["error"]["message"]
 
 
-async def generate(plan: Plan) -> Figures:
+async def generate(trials: Trials) -> Figures:
     """Try typed texts and requests, for as long as is planned.
 
     Fails with the first that is handled wrongly, and ends the process if an input takes `HANGS` seconds.
@@ -114,17 +115,31 @@ async def generate(plan: Plan) -> Figures:
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app):
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-            for number in plan.numbers():
-                drawn = plan.random(number)
+            for number in trials.numbers():
+                drawn = trials.random(number)
                 faulthandler.dump_traceback_later(HANGS, exit=True)
                 try:
                     for _ in range(BLOCK):
                         check_typed(draw_typed(drawn))
                     await send(http, draw_body(drawn))
                 except Exception as error:
-                    error.add_note(f"--seed {plan.seed} --first {number} --count 1")
+                    error.add_note(f"--seed {trials.seed} --first {number} --count 1")
                     raise
                 finally:
                     faulthandler.cancel_dump_traceback_later()
                 tried.update(texts=BLOCK, bodies=1)
     return dict(tried)
+
+
+async def fill_forms(trials: Trials) -> Figures:
+    """Fill forms; each that `check` says yes to has to become a valid object within the bounds."""
+    outcomes = {"filled": 0, "refused": 0}
+    for number in trials.numbers():
+        drawn = trials.random("plans", number)
+        form, endless, kinds = draw_form(drawn), drawn.random() < 0.5, drawn.choice(KINDS)
+        try:
+            promised = await keep_promise(form, number, endless=endless, kinds=kinds)
+        except Exception as error:
+            raise AssertionError(f"plans item {number}: {form}") from error
+        outcomes["filled" if promised else "refused"] += 1
+    return outcomes

@@ -18,7 +18,7 @@ from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.running import http_protocol
 from tests.pasta_tiny import PASTA_TINY
 from tests.server.live_server import PATIENCE, WatchedBackend, http_request, serving
-from tests.torture.plan import Figures, Plan, draw_prompt
+from tests.torture.trials import Figures, Trials, draw_prompt
 
 AT_ONCE = 24
 """Clients: more than the answers that decode and wait, so some are told to come again."""
@@ -26,11 +26,11 @@ AT_ONCE = 24
 SETTINGS = ServerSettings(max_answers=8, max_queue=8, timeout=20, stall_timeout=2, body_timeout=2)
 
 
-async def soak(plan: Plan) -> Figures:
+async def soak(trials: Trials) -> Figures:
     """Send clients to a server for as long as is planned; in the end nothing may be left of them."""
     engine = WatchedBackend(LocalBackend(PASTA_TINY, threads=1))
     with serving(create_app(engine, SETTINGS), http=http_protocol(SETTINGS)) as url:
-        clients, numbers = _Clients(plan, httpx.URL(url)), plan.numbers()
+        clients, numbers = _Clients(trials, httpx.URL(url)), trials.numbers()
         await asyncio.gather(*(clients.work(numbers) for _ in range(AT_ONCE)))
         await asyncio.to_thread(engine.wait, lambda engine: engine.open == 0)
     return dict(clients.outcomes)
@@ -39,14 +39,14 @@ async def soak(plan: Plan) -> Figures:
 class _Clients:
     """Clients of a server at a URL, and counts of what became of them."""
 
-    def __init__(self, plan: Plan, url: httpx.URL) -> None:
-        self._plan, self._url = plan, url
+    def __init__(self, trials: Trials, url: httpx.URL) -> None:
+        self._trials, self._url = trials, url
         self.outcomes = Counter[str]()
 
     async def work(self, numbers: Iterator[int]) -> None:
         ways = (self._reads, self._reads, self._reads, self._leaves, self._stalls)
         for number in numbers:
-            drawn = self._plan.random(number)
+            drawn = self._trials.random(number)
             way = drawn.choice((*ways, self._says_nothing, self._sends_garbage))
             outcome = await way(drawn) or way.__name__.strip("_")
             self.outcomes[outcome] += 1

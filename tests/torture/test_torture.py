@@ -10,26 +10,21 @@ from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
 from tests.torture.cancellation import LocalEngine, break_off
 from tests.torture.inputs import generate, send
-from tests.torture.plan import Plan
-from tests.torture.plans import fill_forms
 from tests.torture.soak import soak
+from tests.torture.trials import Trials
 
 
 async def test_answers_that_are_broken_off_leave_nothing() -> None:
-    outcomes = await break_off(Plan(count=16), LocalEngine(), at_once=4)
+    outcomes = await break_off(Trials(count=16), LocalEngine(), at_once=4)
     assert sum(count for way, count in outcomes.items() if way != "ended before") > 8
 
 
 async def test_generated_inputs() -> None:
-    assert await generate(Plan(count=5)) == {"texts": 500, "bodies": 5}
-
-
-async def test_random_forms() -> None:
-    assert (await fill_forms(Plan(count=20)))["filled"]
+    assert await generate(Trials(count=5)) == {"texts": 500, "bodies": 5}
 
 
 async def test_clients_that_come_and_go() -> None:
-    assert (await soak(Plan(count=30)))["whole streams"]
+    assert (await soak(Trials(count=30)))["whole streams"]
 
 
 @pytest.mark.parametrize(

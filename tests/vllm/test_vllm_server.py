@@ -20,7 +20,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.errors import BackendTransportError, PastaError, UnsupportedModelError
 from tests.torture.cancellation import VLLMEngine, break_off
-from tests.torture.plan import Plan
+from tests.torture.trials import Trials
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
@@ -47,7 +47,7 @@ async def test_an_unknown_model_is_refused_with_those_there_are(server: RealServ
 
 
 async def test_500_answers_that_are_broken_off_leave_nothing_on_the_server(server: RealServer) -> None:
-    outcomes = await break_off(Plan(count=500, seconds=500), VLLMEngine(server.url), at_once=32, within=1)
+    outcomes = await break_off(Trials(count=500, seconds=500), VLLMEngine(server.url), at_once=32, within=1)
     assert sum(outcomes.values()) == 500 and outcomes["ended before"] < 250
 
 

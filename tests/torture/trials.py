@@ -14,7 +14,7 @@ SUBJECTS = ("tea", "old clocks", "a tent", "two boats", "red bikes", "the moon",
 
 
 @dataclass
-class Plan:
+class Trials:
     """The items to try, and their seed.
 
     Attributes:
