@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.decoder import JSONDecodeError
@@ -50,6 +51,8 @@ class HolePart:
     is_closed: bool = False
     """True if it was cut off at its token limit, and closed."""
     tokens: int = 0
+    shown: Counter[str] = field(default_factory=Counter[str])
+    """Characters of each key's value that a reader has seen."""
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
     opened: float = 0.0
     started: float | None = None
@@ -271,7 +274,10 @@ def value_so_far(raw: str) -> str:
     """The characters of a string whose JSON text may be cut off; for another value its JSON text."""
     if not raw.startswith('"'):
         return raw
-    return from_json(raw, allow_partial="trailing-strings")
+    try:
+        return from_json(raw, allow_partial="trailing-strings")
+    except ValueError:  # a backend that does not keep to the grammar; the end of the output shows it
+        return ""
 
 
 def _behind_space(text: str, position: int) -> int:

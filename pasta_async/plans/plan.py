@@ -590,13 +590,6 @@ def _most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | No
     ):
         item = _most_bytes(schema["items"], definitions, depth - 1)
         return None if item is None else 2 + schema["maxItems"] * (item + 2)
-    # The braces, and each value with its key, a colon, a comma and two spaces.
-    if kind == "object" and schema.get("additionalProperties") is False:
-        fields = _properties(schema)
-        sizes = [_most_bytes(field, definitions, depth - 1) for field in fields.values()]
-        if None in sizes:
-            return None
-        return 2 + sum(len(json.dumps(key).encode()) + 4 for key in fields) + sum(size or 0 for size in sizes)
     if kind == "string" and isinstance(schema.get("maxLength"), int):
         return 2 + 12 * schema["maxLength"]  # the quotes; a character may be written as two escapes
     return None

@@ -250,10 +250,8 @@ class PlanRun:
                     await self._in_turn(part, request, leading)
                     break
                 except BackendError as error:
-                    shown = (
-                        self._emit is not None and part.output
-                    )  # text that a reader has cannot be taken back
-                    if not error.retryable or failures >= self._start.limits.retries or shown:
+                    is_shown = self._emit and part.output  # what a reader has cannot be taken back
+                    if is_shown or not error.retryable or failures >= self._start.limits.retries:
                         message = f"{part.path} failed: {error}"
                         raise ThreadFailedError(message, thread=part.number) from error
                     part.output = ""
@@ -355,15 +353,13 @@ class PlanRun:
     async def _add(self, part: HolePart, new: str) -> bool:
         """Add decoded text to a part, and hand it on; True if that ends it."""
         if part.hole.schema is not None:
+            part.output += new
             if self._emit is None:  # no reader: the fields are read once, at the end
-                part.output += new
                 return False
             # A delta for each field that the new text makes longer.
-            before = {value.key: value.raw for value in part.raw_values()}
-            part.output += new
             for value in part.raw_values():
-                shown = value_so_far(before[value.key]) if value.key in before else ""
-                if delta := value_so_far(value.raw)[len(shown) :]:
+                if delta := value_so_far(value.raw)[part.shown[value.key] :]:
+                    part.shown[value.key] += len(delta)
                     await self._hand_on(FieldDelta(part.key_path(value.key), delta))
             return False
         # Free text. White space at its end, and the beginning of a text that ends the hole, are held back:

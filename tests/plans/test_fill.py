@@ -67,36 +67,22 @@ class Failing(RandomBackend):
 
 
 class Waiting(RandomBackend):
-    """Writes one token, then waits for ever."""
+    """Some threads write one token, then wait for ever."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self, *threads: int) -> None:
+        super().__init__(1)
+        self.threads = threads
         self.both = asyncio.Event()
         """Set when two requests are open."""
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         async for piece in super().decode(request):
-            yield piece._replace(finish_reason=None)
-            if self.open == 2:
-                self.both.set()
-            await asyncio.Event().wait()
-
-
-@pytest.mark.parametrize("kinds", KINDS, ids=KIND_NAMES)
-@pytest.mark.parametrize("endless", [False, True])
-@pytest.mark.parametrize("form", [Review, Report], ids=["fields", "list"])
-async def test_a_form_becomes_an_instance(
-    form: type[BaseModel], endless: bool, kinds: tuple[GrammarKind, ...]
-) -> None:
-    async with Client(RandomBackend(1, endless=endless, grammars=kinds)) as client:
-        filled = await client.fill("Write it.", form)
-    assert type(filled.value) is form
-    assert form.model_validate_json(filled.text) == filled.value
-    assert bool(filled.closed) == (filled.generation.finish_reason == "length")
-    bounds = (await Client(RandomBackend()).check(form)).bounds
-    assert bounds
-    assert filled.critical_path <= bounds.critical_path
-    assert filled.usage.completion_tokens <= bounds.tokens
+            if request.thread in self.threads:
+                yield piece._replace(finish_reason=None)
+                if self.open == 2:
+                    self.both.set()
+                await asyncio.Event().wait()
+            yield piece
 
 
 @pytest.mark.parametrize("form", [Review, Report, REVIEW_TEXT], ids=["fields", "list", "template"])
@@ -200,6 +186,8 @@ class Everything(BaseModel):
     points: Annotated[list[Point], Field(min_length=1, max_length=3), Tokens(30)]
     either: Annotated[Point | int | None, Tokens(20)]
     table: Annotated[dict[str, int], Tokens(30)]
+    rows: Annotated[list[list[int]], Tokens(30)]
+    none: Annotated[list[str], Field(max_length=0)]
     words: Annotated[list[Annotated[str, Field(max_length=6)]], Field(min_length=2, max_length=5)]
     long: Annotated[str, Field(min_length=30), Tokens(4)]
     flag: bool
@@ -349,7 +337,7 @@ async def test_a_backend_that_does_not_keep_to_the_grammar_is_named() -> None:
 
 
 async def test_leaving_a_stream_ends_every_request() -> None:
-    backend = Waiting(1)
+    backend = Waiting(0, 1)
     async with Client(backend) as client:
         async with client.fill_stream("x", Review) as stream:
             async for _ in stream:
@@ -361,7 +349,7 @@ async def test_leaving_a_stream_ends_every_request() -> None:
 
 
 async def test_cancelling_ends_every_request() -> None:
-    backend = Waiting(1)
+    backend = Waiting(0, 1)
     async with Client(backend) as client:
         task = asyncio.create_task(client.fill("x", Review))
         await backend.both.wait()
@@ -373,7 +361,7 @@ async def test_cancelling_ends_every_request() -> None:
 
 async def test_the_time_limit_holds() -> None:
     clock = VirtualClock()
-    async with Client(Waiting(1), clock=clock, limits=Limits(timeout=5)) as client:
+    async with Client(Waiting(0, 1), clock=clock, limits=Limits(timeout=5)) as client:
         with pytest.raises(GenerationTimeoutError) as caught:
             await client.fill("x", Review)
     assert caught.value.partial
@@ -418,3 +406,48 @@ async def test_a_whole_object_in_sequence_is_one_thread() -> None:
         filled = await client.fill("x", Plan.in_sequence(Review))
     assert len(filled.threads) == 1
     Review.model_validate(filled.value)
+
+
+# Troubles of other libraries' users, by the numbers of their issues ----------------------------------------
+
+
+async def test_a_field_that_never_ends_stalls_no_other() -> None:  # BAML 1685
+    class Form(BaseModel):
+        a: Annotated[str, Tokens(9)]
+        b: Annotated[str, Tokens(9)]
+        c: Annotated[str, Tokens(9), After("b")]
+
+    done: set[str] = set()
+    async with Client(Waiting(0)) as client, client.fill_stream("x", Form) as stream:
+        async for event in stream:
+            if isinstance(event, FieldDone):
+                done.add(event.path)
+            if done == {"b", "c"}:
+                break
+        assert stream.snapshot().keys() >= {"b", "c"}
+
+
+async def test_half_of_a_nested_object_is_never_shown() -> None:  # pydantic-ai 681, instructor 1993 and 2452
+    class Form(BaseModel):
+        point: Annotated[Point, Tokens(40)]
+        text: Annotated[str, Tokens(9)]
+
+    async with Client(RandomBackend(1)) as client, client.fill_stream("x", Form) as stream:
+        snapshots = [stream.snapshot() async for _ in stream]
+    whole = json.loads((await stream.result()).text)
+    assert {} in snapshots
+    for snapshot in snapshots:
+        assert snapshot.get("point", whole["point"]) == whole["point"]
+        assert whole["text"].startswith(snapshot.get("text", ""))
+
+
+async def test_keys_keep_their_order_whatever_is_written_first() -> None:  # outlines 733, python-genai 397
+    class Form(BaseModel):
+        rating: Annotated[int, Field(ge=1, le=5), After("reason")]
+        reason: Annotated[str, Tokens(9)]
+
+    async with Client(RandomBackend(1)) as client, client.fill_stream("x", Form) as stream:
+        done = [event.path async for event in stream if isinstance(event, FieldDone)]
+    assert done == ["reason", "rating"]  # lm-format-enforcer 38: the rating came first
+    assert [*json.loads((await stream.result()).text)] == ["rating", "reason"]
+    assert [hole.name for hole in Plan.of(Form).holes] == ["rating", "reason"]
