@@ -137,11 +137,11 @@ def grammar_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     """
     guidance = _guidance()
     return guidance.LLTokenizer(
-        guidance.TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=tokenizer.vocab_size
+        guidance.TokenizerWrapper(_GuidanceTokenizer(tokenizer)), n_vocab=tokenizer.vocab_size
     )
 
 
-class _Vocabulary:
+class _GuidanceTokenizer:
     """A tokenizer in the form that llguidance asks for."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -15,38 +15,6 @@ from pasta_async.lang.diagnostics import Code
 from pasta_async.lang.document import MAX_TAG, TAG_REST, TAG_START, Promise, unquoted
 
 
-class Place(NamedTuple):
-    """A place in a text."""
-
-    offset: int
-    """Number of characters before it."""
-    line: int
-    """Number of the line, counted from 1."""
-    column: int
-    """Place in the line in characters, counted from 1."""
-
-
-class Position:
-    """The place behind all text that was read."""
-
-    def __init__(self) -> None:
-        self._offset = 0
-        self._line = 1
-        self._line_start = 0
-
-    @property
-    def place(self) -> Place:
-        """The position at which the text goes on."""
-        return Place(self._offset, self._line, self._offset - self._line_start + 1)
-
-    def advance(self, text: str) -> None:
-        """Read more text."""
-        if "\n" in text:
-            self._line += text.count("\n")
-            self._line_start = self._offset + text.rindex("\n") + 1
-        self._offset += len(text)
-
-
 class Tag(NamedTuple):
     """A complete tag."""
 
@@ -56,14 +24,15 @@ class Tag(NamedTuple):
     """True if it starts with `</`."""
     rest: str
     """Text between the name and `>`."""
-    place: Place
+    offset: int
+    """Number of characters before it."""
 
 
 class Broken(NamedTuple):
     """The place of a broken tag. A broken tag is text, which follows as a lexeme of its own."""
 
     code: Code
-    place: Place
+    offset: int
 
 
 Lexeme = str | Tag | Broken
@@ -76,39 +45,34 @@ _UNFINISHED = re.compile(rf"</?(?:(?:promise|async|sync)[\s/]{TAG_REST}|{_PREFIX
 def lex(text: str) -> Iterator[Lexeme]:
     """Cut a text into tags and the text between them, in time linear in its length."""
     done = 0  # characters that have come out
-    walked = 0  # characters that `position` has read
-    position = Position()
     for candidate in _CANDIDATE.finditer(text):
         start, end = candidate.span()
         escapes, slash, name, rest, complete = candidate.groups()
         if end == len(text) and not complete:
             break  # the text ends inside of the tag
-        position.advance(text[walked:start])
-        walked = start
         # A candidate that a `<` or its length breaks off, and one with backslashes, is text.
         if not complete or end - start - len(escapes) > MAX_TAG:
             if not escapes:
-                yield Broken(Code.TAG_BROKEN, position.place)
+                yield Broken(Code.TAG_BROKEN, start)
         elif escapes:
             yield text[done : start + 1]
             done = start + 2  # one backslash is dropped; the rest comes out with the text behind it
         else:
             if start > done:
                 yield text[done:start]
-            yield Tag(candidate[0], name, slash != "", rest, position.place)
+            yield Tag(candidate[0], name, slash != "", rest, start)
             done = end
     # The text may end inside of a tag, maybe inside of its name.
     last = text.rfind("<", done)
     if last >= 0 and _UNFINISHED.fullmatch(text, last):
-        position.advance(text[walked:last])
-        yield Broken(Code.TAG_CUT if len(text) - last < MAX_TAG else Code.TAG_BROKEN, position.place)
+        yield Broken(Code.TAG_CUT if len(text) - last < MAX_TAG else Code.TAG_BROKEN, last)
     if done < len(text):
         yield text[done:]
 
 
 # List markers ---------------------------------------------------------------------------------------------
 
-_MARKER = re.compile(r"\s*(?:\n[ \t]*(?:[-*+\u2022]|\d{1,3}[.)]?)[ \t]*)?\Z")
+_MARKER_AT_END = re.compile(r"\s*(?:\n[ \t]*(?:[-*+\u2022]|\d{1,3}[.)]?)[ \t]*)?\Z")
 _LONGEST_MARKER = 32
 
 
@@ -117,7 +81,7 @@ def split_marker(text: str) -> tuple[str, str]:
 
     Every prefix of a marker is itself held back, so the text before it can be released.
     """
-    marker = _MARKER.search(text, max(0, len(text) - _LONGEST_MARKER))
+    marker = _MARKER_AT_END.search(text, max(0, len(text) - _LONGEST_MARKER))
     start = marker.start() if marker else len(text)
     return text[:start], text[start:]
 

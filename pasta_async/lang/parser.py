@@ -26,8 +26,6 @@ from pasta_async.lang.document import (
 )
 from pasta_async.lang.lexer import (
     Broken,
-    Place,
-    Position,
     Tag,
     lex,
     make_promise,
@@ -52,17 +50,11 @@ Reading = str | Promise | Sync | ChunkEnded
 
 
 class _Nodes:
-    """Collects nodes and diagnostics while a text is read."""
+    """Collects nodes while a text is read."""
 
     def __init__(self) -> None:
-        self.diagnostics: list[Diagnostic] = []
-        """The diagnostics in the order in which they were found; at most `MAX_DIAGNOSTICS`."""
         self._nodes: list[Node] = []
         self._text: list[str] = []  # pieces of text since the last node
-
-    def _report(self, code: Code, place: Place) -> None:
-        if len(self.diagnostics) < MAX_DIAGNOSTICS:
-            self.diagnostics.append(Diagnostic(code, *place))
 
     def _append(self, node: Node) -> None:
         self._end_text()
@@ -72,6 +64,32 @@ class _Nodes:
         if self._text:
             self._nodes.append(Text("".join(self._text)))
             self._text.clear()
+
+
+_Place = tuple[int, int, int]
+"""Number of characters before it, line and column from 1: the fields of a `Diagnostic`."""
+
+
+class _Position:
+    """The place behind all text that was read."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        """Number of characters before it."""
+        self._line = 1
+        self._line_start = 0
+
+    @property
+    def place(self) -> _Place:
+        """The position at which the text goes on."""
+        return self.offset, self._line, self.offset - self._line_start + 1
+
+    def advance(self, text: str) -> None:
+        """Read more text."""
+        if "\n" in text:
+            self._line += text.count("\n")
+            self._line_start = self.offset + text.rindex("\n") + 1
+        self.offset += len(text)
 
 
 # Documents ------------------------------------------------------------------------------------------------
@@ -87,17 +105,16 @@ class _DocumentReader(_Nodes):
 
     def __init__(self) -> None:
         super().__init__()
+        self._found: list[tuple[int, Code]] = []  # diagnostics, by the characters before their places
         self._open = False  # a promise was made since the last sync
         self._gap: str | None = None  # white space since a promise that `<async>` may still follow
-        self._promise_place = Place(0, 1, 1)
+        self._promise_offset = 0
         self._outside: list[Node] | None = None  # the document's nodes, while those of a chunk are collected
         self._opened = ASYNC_OPEN  # the tag that opened the chunk
         self._opened_gap = ""  # white space between the promise and that tag
 
     def read(self, text: str) -> Document:
         """Read a whole text."""
-        end = Position()
-        end.advance(text)
         for lexeme in lex(text):
             if isinstance(lexeme, str):
                 if self._gap is not None and lexeme.isspace():
@@ -107,25 +124,33 @@ class _DocumentReader(_Nodes):
                     self._text.append(lexeme)
             elif isinstance(lexeme, Broken):
                 self._end_gap()
-                self._report(lexeme.code, lexeme.place)
+                self._report(lexeme.code, lexeme.offset)
             elif code := self._read_tag(lexeme):
                 self._end_gap()
-                self._report(code, lexeme.place)
+                self._report(code, lexeme.offset)
                 self._append(_ignored(lexeme.source))
         self._end_gap()
         if self._outside is not None:
-            self._report(Code.ASYNC_UNCLOSED, end.place)
+            self._report(Code.ASYNC_UNCLOSED, len(text))
             self._end_chunk("end")
         self._end_text()
         # That a promise has no chunk is known only behind it, so the diagnostics are sorted by their places.
-        diagnostics = sorted(self.diagnostics, key=lambda diagnostic: diagnostic.offset)
+        position = _Position()
+        diagnostics: list[Diagnostic] = []
+        for offset, code in sorted(self._found, key=lambda found: found[0]):
+            position.advance(text[position.offset : offset])
+            diagnostics.append(Diagnostic(code, *position.place))
         return Document(tuple(self._nodes), tuple(diagnostics))
+
+    def _report(self, code: Code, offset: int) -> None:
+        if len(self._found) < MAX_DIAGNOSTICS:
+            self._found.append((offset, code))
 
     def _end_gap(self) -> None:
         """Take the white space behind a promise as text: no chunk follows."""
         if self._gap is None:
             return
-        self._report(Code.PROMISE_OPEN, self._promise_place)
+        self._report(Code.PROMISE_OPEN, self._promise_offset)
         if self._gap:
             self._text.append(self._gap)
         self._gap = None
@@ -146,11 +171,11 @@ class _DocumentReader(_Nodes):
             return codes[0]
         self._end_gap()
         for code in codes:
-            self._report(code, tag.place)
+            self._report(code, tag.offset)
         self._append(promise)
         self._open = True
         self._gap = ""
-        self._promise_place = tag.place
+        self._promise_offset = tag.offset
         return None
 
     def _begin_chunk(self, tag: Tag) -> Code | None:
@@ -166,9 +191,9 @@ class _DocumentReader(_Nodes):
         self._opened_gap = self._gap
         self._gap = None
         if self._opened_gap:
-            self._report(Code.ASYNC_APART, tag.place)
+            self._report(Code.ASYNC_APART, tag.offset)
         if tag.source != ASYNC_OPEN:
-            self._report(Code.TAG_FORM, tag.place)
+            self._report(Code.TAG_FORM, tag.offset)
         self._outside = self._nodes
         self._nodes = []
         return None
@@ -204,7 +229,7 @@ class _DocumentReader(_Nodes):
             return Code.SYNC_IDLE
         self._end_gap()
         if tag.source != SYNC:
-            self._report(Code.TAG_FORM, tag.place)
+            self._report(Code.TAG_FORM, tag.offset)
         self._append(Sync(tag.source))
         self._open = False
         return None
@@ -218,14 +243,20 @@ class _ThreadNodes(_Nodes):
 
     def __init__(self) -> None:
         super().__init__()
-        self._position = Position()
+        self.diagnostics: list[Diagnostic] = []
+        """The diagnostics in the order in which they were found; at most `MAX_DIAGNOSTICS`."""
+        self._position = _Position()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes so far; text that is held back is not in them."""
         return (*self._nodes, Text("".join(self._text))) if self._text else tuple(self._nodes)
 
-    def _ignore(self, code: Code, tag: str, place: Place) -> None:
+    def _report(self, code: Code, place: _Place) -> None:
+        if len(self.diagnostics) < MAX_DIAGNOSTICS:
+            self.diagnostics.append(Diagnostic(code, *place))
+
+    def _ignore(self, code: Code, tag: str, place: _Place) -> None:
         self._report(code, place)
         self._append(_ignored(tag))
 

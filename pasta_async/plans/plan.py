@@ -34,7 +34,7 @@ LEAST_TOKENS = 8
 USUAL_ITEMS = 16
 """Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
-_PLAIN_TOKENS = 24  # token limit of a number that nothing bounds
+_NUMBER_TOKENS = 24  # token limit of a number that nothing bounds
 _NO_MEANING = (KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly")
 _NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
 
@@ -555,7 +555,7 @@ def _most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema
     if (most := _most_bytes(field, definitions)) is not None:  # a token has at least one byte
         return min(most + 2, USUAL_TOKENS), most + 2 <= USUAL_TOKENS
     if field.get("type") in ("number", "integer"):
-        return _PLAIN_TOKENS, True
+        return _NUMBER_TOKENS, True
     return USUAL_TOKENS, False
 
 

@@ -22,12 +22,12 @@ Passage = tuple[int, ...]
 Passages = dict[int, list[Passage]]
 """The passages of each thread; only main has several."""
 
-_TAG = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
+_TAG_TOKEN = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 
 
 def encode_tagged(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Ids of a text whose tags become tag tokens, which the text of a user never does."""
-    segments = [Segment(part, is_tag=part in TAG_TOKENS) for part in _TAG.split(text) if part]
+    segments = [Segment(part, is_tag=part in TAG_TOKENS) for part in _TAG_TOKEN.split(text) if part]
     return tokenizer.encode_segments(segments)
 
 
@@ -43,7 +43,7 @@ def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Pas
     return passages
 
 
-_LINE = re.compile(r"\n+(?=\S)")
+_NEXT_LINE = re.compile(r"\n+(?=\S)")
 
 
 def read_on(text: str, context: str) -> str:
@@ -62,7 +62,7 @@ def read_on(text: str, context: str) -> str:
             end = start + len(line)
     rest = text[end:]
     if context.endswith("\n"):
-        next_line = _LINE.search(rest)
+        next_line = _NEXT_LINE.search(rest)
         return rest[next_line.end() :] if next_line else ""
     return rest
 

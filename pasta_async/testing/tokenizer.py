@@ -11,8 +11,8 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.tokenizer import Tokenizer
 
 _END_OF_TEXT = "<|endoftext|>"
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_MARKERS = (*(f"<|{role}|>" for role in _ROLES), "<|end|>", "<|answer|>", "<|plain answer|>")
+_CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MARKERS = (*(f"<|{role}|>" for role in _CHAT_ROLES), "<|end|>", "<|answer|>", "<|plain answer|>")
 _TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role not in ROLES or message.content is not string -%}
@@ -21,9 +21,9 @@ _TEMPLATE = """\
 {{- "<|" ~ message.role ~ "|>" ~ message.content ~ "<|end|>" -}}
 {%- endfor -%}
 {{- "<|answer|>" if pasta is undefined or pasta else "<|plain answer|>" -}}
-""".replace("ROLES", repr(_ROLES))
+""".replace("ROLES", repr(_CHAT_ROLES))
 
-_WORD = r" ?[^\W\d_]{1,12}| ?\d{1,3}| ?[^\w\s]|_|\s"
+_WORD_TOKEN = r" ?[^\W\d_]{1,12}| ?\d{1,3}| ?[^\w\s]|_|\s"
 
 
 def chat_tokenizer(vocabulary: Mapping[str, Any], *, tags: bool = True) -> Tokenizer:
@@ -51,7 +51,7 @@ def word_tokenizer(texts: Iterable[str], *, tags: bool = True) -> Tokenizer:
     Numbers of up to three digits and single signs in the texts are tokens, too. Other text is encoded byte by
     byte.
     """
-    words = {word for text in texts for word in re.findall(_WORD, text)}
+    words = {word for text in texts for word in re.findall(_WORD_TOKEN, text)}
     return _word_tokenizer(tuple(sorted(words)), tags)
 
 
@@ -65,7 +65,7 @@ def _word_tokenizer(words: tuple[str, ...], tags: bool) -> Tokenizer:
     # A unigram model takes the likeliest cut: with these scores whole words where there are any, else bytes.
     vocab: list[list[Any]] = [[character, -10.0] for character in alphabet]
     vocab += [[word, -1.0] for word in spelled if len(word) > 1]
-    by_words = {"type": "Split", "pattern": {"Regex": _WORD}, "behavior": "Isolated", "invert": False}
+    by_words = {"type": "Split", "pattern": {"Regex": _WORD_TOKEN}, "behavior": "Isolated", "invert": False}
     by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocabulary: dict[str, Any] = {
         "version": "1.0",
