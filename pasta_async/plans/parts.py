@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.decoder import JSONDecodeError
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -19,15 +19,6 @@ from pasta_async.plans.plan import Hole, Plan
 from pasta_async.results import FinishReason, RequestRecord
 
 _DECODER = json.JSONDecoder()
-
-
-class RawValue(NamedTuple):
-    """A value in an object that is being written."""
-
-    key: str
-    raw: str
-    """Its JSON text so far."""
-    is_whole: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -61,10 +52,9 @@ class HolePart:
     finish_reason: FinishReason = "abort"
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def raw_values(self) -> Iterator[RawValue]:
-        """The values so far; none for free text."""
-        if self.hole.schema is not None:
-            yield from split_object(self.start + self.output)
+    def raw_values(self) -> dict[str, str]:
+        """The JSON text of each key so far; none for free text."""
+        return {} if self.hole.schema is None else dict(split_object(self.start + self.output))
 
     def key_path(self, key: str) -> str:
         """The path of one of its keys: `sections[2].text`."""
@@ -208,7 +198,7 @@ class Layout:
             return self._list(key, part, parts)
         if part.values:
             return part.values[key], True
-        return next((value.raw for value in part.raw_values() if value.key == key), ""), False
+        return part.raw_values().get(key, ""), False
 
     def _list(self, key: str, outline: HolePart, parts: Sequence[HolePart]) -> tuple[str, bool]:
         """The same for a list: items put together from outline and parts, up to the first gap."""
@@ -240,11 +230,8 @@ class Layout:
         return written + self._plan.tail
 
 
-def split_object(text: str) -> Iterator[RawValue]:
-    """The values in the JSON text of an object whose end may be missing.
-
-    A value is whole when a comma or a brace stands behind it: before that a number could go on.
-    """
+def split_object(text: str) -> Iterator[tuple[str, str]]:
+    """The keys in the JSON text of an object whose end may be missing, with the texts of their values."""
     position = text.find("{") + 1
     while position:
         # The key, and the colon behind it.
@@ -262,12 +249,9 @@ def split_object(text: str) -> Iterator[RawValue]:
             _, end = _DECODER.raw_decode(text, begin)
         except JSONDecodeError:
             end = len(text)
+        yield str(key), text[begin:end]
         behind = _behind_space(text, end)
-        if text[behind : behind + 1] not in (",", "}") or end == len(text):
-            yield RawValue(str(key), text[begin:end], False)
-            return
-        yield RawValue(str(key), text[begin:end], True)
-        position = behind + 1 if text[behind] == "," else 0  # a brace ends the object
+        position = behind + 1 if text[behind : behind + 1] == "," else 0  # a brace ends the object
 
 
 def value_so_far(raw: str) -> str:

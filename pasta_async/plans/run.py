@@ -161,10 +161,10 @@ class PlanRun:
                 values[part.key_path(key)] = text if self._plan.is_text else json.loads(text)
             if self._plan.is_text and part.output:
                 values.setdefault(part.path, part.output)
-            for value in part.raw_values():
-                path = part.key_path(value.key)
-                if path not in values and value.raw.startswith('"'):
-                    values[path] = value_so_far(value.raw)
+            for key, raw in part.raw_values().items():
+                path = part.key_path(key)
+                if path not in values and raw.startswith('"'):
+                    values[path] = value_so_far(raw)
         return values
 
     def _filled(self) -> Filled[dict[str, Any]]:
@@ -357,10 +357,10 @@ class PlanRun:
             if self._emit is None:  # no reader: the fields are read once, at the end
                 return False
             # A delta for each field that the new text makes longer.
-            for value in part.raw_values():
-                if delta := value_so_far(value.raw)[part.shown[value.key] :]:
-                    part.shown[value.key] += len(delta)
-                    await self._hand_on(FieldDelta(part.key_path(value.key), delta))
+            for key, raw in part.raw_values().items():
+                if delta := value_so_far(raw)[part.shown[key] :]:
+                    part.shown[key] += len(delta)
+                    await self._hand_on(FieldDelta(part.key_path(key), delta))
             return False
         # Free text. White space at its end, and the beginning of a text that ends the hole, are held back:
         # they are shown when more text follows.
@@ -389,7 +389,7 @@ class PlanRun:
             part.is_closed = True
         elif not grammar.accepts(part.output):
             raise BackendProtocolError(f"the backend did not keep to the grammar: {part.output[:80]!r}")
-        part.values = {value.key: value.raw for value in part.raw_values()}
+        part.values = part.raw_values()
 
     async def _hand_on(self, event: FillEvent) -> None:
         if self._emit and (wait := self._emit([event])):

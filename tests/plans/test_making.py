@@ -99,9 +99,7 @@ def test_holes_that_nothing_bounds_share_what_the_others_leave() -> None:
         lambda: Plan.of({"properties": {"a": {"x-pasta": {"tokens": 0}}}}),
         lambda: Plan.of(3),  # pyright: ignore[reportArgumentType]
         lambda: Tokens(0),
-        lambda: Tokens("9"),  # pyright: ignore[reportArgumentType]
         lambda: After(3),  # pyright: ignore[reportArgumentType]
-        lambda: Together(3),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_what_is_no_plan_is_refused(make: Any) -> None:
