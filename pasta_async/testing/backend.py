@@ -120,7 +120,7 @@ class ScriptedBackend:
             InvalidRequestError: A number is out of range.
         """
         speeds = dict(thread_latency or {})
-        if min(latency, *speeds.values()) < 0 or piece < 1:
+        if min([latency, *speeds.values()]) < 0 or piece < 1:
             raise InvalidRequestError("latencies must not be negative, and piece at least 1")
         if clock is None:
             clock = VirtualClock() if latency or any(speeds.values()) else REAL_CLOCK
