@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
+from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import InvalidRequestError
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
 
-class BackendOptions(TypedDict, total=False):
+class BackendOptions(EngineOptions, total=False):
     """Options of the backends that a URL names. A backend refuses an option that it does not have."""
 
     api_key: str | None
@@ -30,29 +31,12 @@ class BackendOptions(TypedDict, total=False):
     that of the model that the server loaded, if it is on this machine or on the hub."""
     model: str | None
     """`vllm:`: the model to ask, a LoRA adapter for instance; None: the one that it serves."""
-    device: str | None
-    """`local:` and `sglang:`: "cpu", "cuda"; None: a GPU if there is one."""
-    dtype: str | None
-    """`local:`: "auto", "float32", "int8", "bfloat16", "float16"; None: "auto"."""
-    slots: int | None
-    """`local:`: tokens that the KV cache holds."""
-    context_length: int | None
-    """`local:`: tokens of prompt and answer together, if fewer than the model allows."""
-    max_running: int
-    """`local:`: threads that decode in one batch."""
-    max_prefill_tokens: int
-    """`local:`: prompt tokens in one step."""
-    threads: int | None
-    """`local:`: processor threads."""
     server_args: Mapping[str, Any]
     """`sglang:`: further options of SGLang's server."""
 
 
 _OPTIONS = {
-    "local": {
-        *("device", "dtype", "slots", "context_length"),
-        *("max_running", "max_prefill_tokens", "threads"),
-    },
+    "local": EngineOptions.__optional_keys__,
     "http": {"api_key", "timeout", "tokenizer"},
     "vllm": {"api_key", "timeout", "tokenizer", "model"},
     "sglang": {"device", "server_args"},

@@ -91,7 +91,7 @@ class Reader:
 
         from pasta_async.training.likelihood import load_frozen
 
-        self._model: Any = load_frozen(AutoModel, folder, "a judge cannot read with it")
+        self._model: Any = load_frozen(AutoModel, folder)
         self._tokenizer = Tokenizer.from_folder(folder)
         self._tokens = tokens
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pasta_async.backends.local.cache import keep_freed_memory
-from pasta_async.backends.local.checkpoint import CheckpointFolder
+from pasta_async.backends.local.checkpoint import open_folder
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
@@ -24,13 +24,13 @@ from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.views import Trie
 
 
-def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
+def load_frozen(kind: Any, folder: Path | str) -> Any:
     """A model of transformers' class `kind` that is not trained, in bfloat16 on CUDA.
 
     Raises:
-        UnsupportedModelError: The folder cannot be used; `refusal` ends the message (`CheckpointFolder`).
+        UnsupportedModelError: The folder cannot be used.
     """
-    CheckpointFolder(Path(folder), refusal)
+    open_folder(Path(folder))
     keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = kind.from_pretrained(folder, dtype=torch.float32)
@@ -48,7 +48,7 @@ class LanguageModel(Codec):
     """
 
     def __init__(self, folder: Path | str, row_tokens: int = 1024) -> None:
-        self._model = load_frozen(AutoModelForCausalLM, folder, "likelihoods are not computed with it")
+        self._model = load_frozen(AutoModelForCausalLM, folder)
         super().__init__(folder)
         self.context: int = self._model.config.max_position_embeddings
         """Most tokens of a prompt and its answer."""

@@ -25,7 +25,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, grown_rows
-from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes, read_json
+from pasta_async.backends.local.checkpoint import expected_shapes, open_folder, read_json
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import write_json
 from pasta_async.lang.document import TAG_TOKENS
@@ -166,8 +166,6 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
 
 # --- the weights
 
-REFUSAL = "training does not support it"
-
 _MEANINGS = (
     " I promise to write about the topic",
     " with a length of so many tokens",
@@ -203,7 +201,7 @@ class BaseModel:
         Raises:
             UnsupportedModelError: Weights are missing, unknown or of a wrong shape.
         """
-        checkpoint = CheckpointFolder(self.folder, REFUSAL)
+        checkpoint = open_folder(self.folder)
         shape = checkpoint.config
         weights = {name: checkpoint.tensor(name).to(torch.float32) for name in expected_shapes(shape)}
         for name in {"model.embed_tokens.weight", "lm_head.weight"} & weights.keys():
@@ -272,7 +270,7 @@ class BaseModel:
         if self.adapter is not None:
             learned = load_file(self.adapter / ADAPTER_WEIGHTS)
             if set_peft_model_state_dict(adapted, learned).unexpected_keys:
-                raise UnsupportedModelError(f"{self.adapter} is no adapter of this trainer; {REFUSAL}")
+                raise UnsupportedModelError(f"{self.adapter} is no adapter of this trainer")
         embedding = adapted.get_input_embeddings().token_adapter
         embedding.forward = partial(embed, embedding)
         return adapted

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
-from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, AdapterFolder, open_checkpoint
+from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, open_adapter, open_checkpoint
 from pasta_async.backends.local.checkpoint import Checkpoint, read_json
 from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import Command, CommandSettings, command
@@ -51,7 +51,7 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
         InvalidRequestError: Its tokenizer is not the base's with the tags, or a weight is too large.
     """
     base = open_checkpoint(settings.base)
-    trained = AdapterFolder(settings.adapter, base)
+    trained = open_adapter(settings.adapter, base)
     tensors = load_file(settings.adapter / ADAPTER_WEIGHTS)
     rounded = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     error = max(float((rounded[name].float() - value.float()).abs().max()) for name, value in tensors.items())
@@ -73,7 +73,7 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     write_json(out / "generation_config.json", generation)
     if template := find_template(settings.adapter, {}):
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")
-    _compare(trained, AdapterFolder(out, base))
+    _compare(trained, open_adapter(out, base))
     return {"bytes": sum(file.stat().st_size for file in out.iterdir()), "largest_rounding": error}
 
 

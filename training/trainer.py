@@ -34,7 +34,7 @@ from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.jobs import progress
 from pasta_async.training.identity import model_digest
-from pasta_async.training.model import REFUSAL, BaseModel, ModelCodec, export_model, write_tokenizer
+from pasta_async.training.model import BaseModel, ModelCodec, export_model, write_tokenizer
 from pasta_async.training.rows import Row, deal_rows, log_probabilities, pack_row, row_length
 from pasta_async.training.views import Trie
 
@@ -430,7 +430,7 @@ def train(
         codec = ModelCodec(tokenizer, settings.template_kwargs)
         settings, base = _base_model(settings, codec)
         task = make_task(codec)
-        sizes, ids = _usable(task, settings, read_config(base.folder, REFUSAL).positions, first)
+        sizes, ids = _usable(task, settings, read_config(base.folder).positions, first)
         base = replace(base, unused=frozenset(codec.tag_ids) - ids)
         identity = settings.model_dump(mode="json", exclude=_MAY_CHANGE | _BY_CONTENT) | {
             "data": task.fingerprint,

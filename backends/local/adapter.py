@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -11,13 +12,12 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from pasta_async.backends.local.checkpoint import (
     Checkpoint,
-    CheckpointFolder,
     File,
-    GenerationDefaults,
     ModelConfig,
     TokenizerFiles,
     compare_shapes,
     expected_shapes,
+    open_folder,
     open_safetensors,
     read_json,
     validated,
@@ -60,21 +60,21 @@ def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
     with well_formed(path):
         if (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file():
             base = base or base_of(path, read_json(path / ADAPTER_CONFIG))
-            return AdapterFolder(path, _open_whole(base))
+            return open_adapter(path, _open_whole(base))
         return _open_whole(model_weights(path) if base is None else base)
 
 
 def _open_whole(path: Path) -> Checkpoint:
     if path.is_file():
-        from pasta_async.backends.local.gguf_file import GGUFFile
+        from pasta_async.backends.local.gguf_file import open_gguf
 
-        return GGUFFile(path)
+        return open_gguf(path)
     if not path.is_dir():
         named = ", ".join(shipped_models())
         raise UnsupportedModelError(
             f"there is no model folder or GGUF file {path}, nor a model that ships ({named})"
         )
-    return CheckpointFolder(path)
+    return open_folder(path)
 
 
 def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
@@ -147,8 +147,8 @@ class _AdapterConfig(File):
         return validated(cls, {key: value for key, value in raw.items() if value is not None}, path)
 
 
-class AdapterFolder(Checkpoint):
-    """A folder with an adapter as peft writes it, together with its base, as one checkpoint.
+def open_adapter(path: Path, base: Checkpoint) -> Checkpoint:
+    """Open a folder with an adapter as peft writes it, together with its base, as one checkpoint.
 
     A matrix becomes `W + scale * B A`, and the adapter's rows take the places of the base's, in float32. In a
     vocabulary that grows, a row without a token is the mean of the base's, so that it is never the best.
@@ -160,57 +160,65 @@ class AdapterFolder(Checkpoint):
         UnsupportedModelError: A file is missing or broken; the adapter has something else than LoRA of one
             rank and rows of the vocabulary; or it does not fit the base.
     """
+    config = _AdapterConfig.read(path / ADAPTER_CONFIG)
+    opened, shapes = open_safetensors(path / ADAPTER_WEIGHTS)
+    expected = _expected_shapes(shapes, base.config, config.r, config.rows)
+    compare_shapes(path / ADAPTER_WEIGHTS, expected, shapes)
+    needed = max((token for ids in config.rows.values() for token in ids), default=-1) + 1
+    rows = grown_rows(base.config.vocab_size, needed)
+    adapter = _Adapter(path, base, config, rows, opened, shapes.keys())
+    generation_file = path / base.generation_file.name
+    return Checkpoint(
+        path=path,
+        raw={**base.raw, "vocab_size": rows},
+        config=base.config.model_copy(update={"vocab_size": rows}),
+        sources=(*base.sources, path / ADAPTER_CONFIG, path / ADAPTER_WEIGHTS),
+        tensor=adapter.merged,
+        tokenizer_files=adapter.tokenizer_files,
+        generation_file=generation_file if generation_file.is_file() else base.generation_file,
+    )
 
-    def __init__(self, path: Path, base: Checkpoint) -> None:
-        self.path = path
-        self.base: Checkpoint = base
-        given = _AdapterConfig.read(path / ADAPTER_CONFIG)
-        self._rows = given.rows
-        self._scale = given.scale
-        needed = max((token for ids in self._rows.values() for token in ids), default=-1) + 1
-        rows = grown_rows(base.config.vocab_size, needed)
-        self.config: ModelConfig = base.config.model_copy(update={"vocab_size": rows})
-        self.raw: dict[str, Any] = {**base.raw, "vocab_size": rows}
-        self._file, self._shapes = open_safetensors(path / ADAPTER_WEIGHTS)
-        expected = _expected_shapes(self._shapes, base.config, given.r, self._rows)
-        compare_shapes(path / ADAPTER_WEIGHTS, expected, self._shapes)
 
-    def sources(self) -> tuple[Path, ...]:
-        """See `Checkpoint`."""
-        return (*self.base.sources(), self.path / ADAPTER_CONFIG, self.path / ADAPTER_WEIGHTS)
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """An opened adapter."""
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """See `Checkpoint`; tensors that the adapter changes are float32."""
+    path: Path
+    base: Checkpoint
+    config: _AdapterConfig
+    vocab_size: int
+    """Rows of the vocabulary with the adapter."""
+    file: Any
+    names: Collection[str]
+    """Names of the tensors in its file."""
+
+    def merged(self, name: str) -> torch.Tensor:
+        """A tensor of the base, in float32 if the adapter changes it."""
         weight = self.base.tensor(name)
         module = name.removesuffix(".weight")
         if module in _TABLES.values():
             return self._table(weight, module)
-        if _lora(module, "A") not in self._shapes:
+        if _lora(module, "A") not in self.names:
             return weight
         up, down = self._read(_lora(module, "B")), self._read(_lora(module, "A"))
-        return weight.float().addmm(up, down, alpha=self._scale)
+        return weight.float().addmm(up, down, alpha=self.config.scale)
 
     def tokenizer_files(self) -> TokenizerFiles:
-        """See `Checkpoint`."""
+        """The folder's files, completed by the base's."""
         base = self.base.tokenizer_files()
         complete = (self.path / "tokenizer.json").is_file()
         files = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
         ends = tuple(dict.fromkeys([*files.end_ids, *base.end_ids]))
         return files._replace(template=files.template or base.template, end_ids=ends)
 
-    def generation_defaults(self) -> GenerationDefaults:
-        """See `Checkpoint`; the base's, unless the folder has a `generation_config.json`."""
-        has_file = (self.path / "generation_config.json").is_file()
-        return super().generation_defaults() if has_file else self.base.generation_defaults()
-
     def _with_tags(self, base: TokenizerFiles) -> TokenizerFiles:
         """The base's tokenizer, with tags if the adapter has rows for them."""
         files = base._replace(template=find_template(self.path, {}), end_ids=tuple(named_ends(self.path)))
-        if not self._rows:
+        if not self.config.rows:
             return files
         add_tags(files.tokenizer, files.config)
         tags = {entry["id"] for entry in files.tokenizer["added_tokens"] if entry["content"] in TAG_TOKENS}
-        rows = set[int]().union(*self._rows.values())
+        rows = set[int]().union(*self.config.rows.values())
         if rows != tags:
             raise UnsupportedModelError(
                 f"{self.path}: its rows {sorted(rows)} are not those of the tags behind its base's tokens, "
@@ -221,14 +229,14 @@ class AdapterFolder(Checkpoint):
     def _table(self, weight: torch.Tensor, module: str) -> torch.Tensor:
         """The embedding, or the output layer, `[rows, hidden]`."""
         old = weight.float()
-        more = self.config.vocab_size - len(weight)
+        more = self.vocab_size - len(weight)
         grown = torch.cat([old, old.mean(0, keepdim=True).expand(more, -1)]) if more else old.clone()
-        if ids := self._rows.get(module):
+        if ids := self.config.rows.get(module):
             grown[ids] = self._read(_row_name(module))
         return grown
 
     def _read(self, name: str) -> torch.Tensor:
-        return self._file.get_tensor(name).float()
+        return self.file.get_tensor(name).float()
 
 
 def _lora(module: str, part: str) -> str:

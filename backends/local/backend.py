@@ -11,21 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Unpack, get_args
 
 from anyio import to_thread
 
-from pasta_async.backends.local.options import DType, EngineOptions
 from pasta_async.backends.local.pull import default_model, find_model
+from pasta_async.backends.options import EngineOptions, checked_options
 from pasta_async.errors import BackendError, InvalidRequestError, missing_extra
 from pasta_async.grammar import Grammar, GrammarKind, grammar_vocabulary
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece
 
 if TYPE_CHECKING:
-    import numpy as np
     from llguidance import LLMatcher, LLTokenizer
-    from numpy.typing import NDArray
 
     from pasta_async.backends.local.session import Engine, Stream
 
@@ -47,40 +45,15 @@ class LocalBackend:
             file, or the folder of an adapter in peft's layout whose base is there; or the name of a model
             that ships, pasta-smol or qwen-1.5b for instance. None: pasta-qwen if its base is there, else
             pasta-smol.
-        device: See `EngineOptions`, as for all that follow.
-        dtype: The number format.
-        slots: Tokens in the KV cache.
-        context_length: Limit of prompt and output together.
-        max_running: Requests that decode at the same time.
-        max_prefill_tokens: Prompt tokens in one step.
-        threads: CPU threads.
+        options: See `EngineOptions`.
 
     Raises:
         InvalidRequestError: An option is of the wrong type or out of range, or no model is named and the base
             of neither is there.
     """
 
-    def __init__(
-        self,
-        path: str | Path | None = None,
-        *,
-        device: str | None = None,
-        dtype: DType | Literal["auto"] | None = None,
-        slots: int | None = None,
-        context_length: int | None = None,
-        max_running: int = 256,
-        max_prefill_tokens: int = 256,
-        threads: int | None = None,
-    ) -> None:
-        self._options = EngineOptions(
-            device=device,
-            dtype=dtype,
-            slots=slots,
-            context_length=context_length,
-            max_running=max_running,
-            max_prefill_tokens=max_prefill_tokens,
-            threads=threads,
-        )
+    def __init__(self, path: str | Path | None = None, **options: Unpack[EngineOptions]) -> None:
+        self._options = checked_options(options)
         self._path = default_model() if path is None else find_model(path)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
         self._loaded: _LoadedModel | None = None
@@ -178,10 +151,10 @@ class _LoadedModel:
         tokenizer = checkpoint.tokenizer()
         self._defaults = checkpoint.generation_defaults()
         is_small = weight_count(checkpoint.config) < _SMALL_MODEL
-        threads = options.threads or (1 if is_small else torch.get_num_threads())
+        threads = options.get("threads") or (1 if is_small else torch.get_num_threads())
         # This thread loads with `threads`, then decodes with `torch_threads`; all others keep their number.
         usual_threads = use_threads(threads)
-        self.engine = Engine(checkpoint, options.model_copy(update={"threads": threads}))
+        self.engine = Engine(checkpoint, {**options, "threads": threads})
         use_threads(self.engine.torch_threads, usual_threads)
         self.engine_loop = EngineLoop(self.engine, executor)
         self._vocabulary: LLTokenizer | None = None
@@ -212,7 +185,7 @@ class _LoadedModel:
         from pasta_async.backends.local.scheduler import Job
         from pasta_async.backends.local.session import Stream
 
-        ids = _checked_ids(request, self.model)
+        _check_ids(request, self.model)
         sampler = TokenSampler(
             request.sampling,
             request.seed,
@@ -224,7 +197,7 @@ class _LoadedModel:
             grammar=grammar,
         )
         stops = (*request.stop_ids, *self.model.end_ids)
-        job = Job(request.answer, ids, request.max_tokens, sampler, stops)
+        job = Job(request.answer, request.ids, request.max_tokens, sampler, stops)
         return Stream(job, watched=request.stream)
 
 
@@ -240,25 +213,15 @@ def _uncollected() -> Generator[None]:
             gc.enable()
 
 
-def _checked_ids(request: DecodeRequest, model: Model) -> NDArray[np.int64]:
-    """The ids of a request, int64 `[length]`, if the engine can decode it."""
-    import numpy as np
-
-    try:
-        ids = np.array(request.ids, np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequestError(f"token ids must be integers that fit in 64 bits: {error}") from error
-    if not len(ids):
-        raise InvalidRequestError("the context is empty: decoding needs at least one token")
-    if len(outside := ids[(ids < 0) | (ids >= model.vocab_size)]):
+def _check_ids(request: DecodeRequest, model: Model) -> None:
+    """Refuse a request that the engine cannot decode (`InvalidRequestError`)."""
+    ids = request.ids
+    if set(map(type, ids)) - {int} or not 0 <= min(ids, default=0) <= max(ids, default=0) < model.vocab_size:
         raise InvalidRequestError(
-            f"token id {outside[0]} is outside the vocabulary of {model.name} ({model.vocab_size})"
+            f"the context has ids that {model.name} has not (0 to {model.vocab_size - 1})"
         )
-    if request.max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens must be at least 1, not {request.max_tokens}")
-    if len(ids) + request.max_tokens > model.context_length:
+    if not ids or request.max_tokens < 1 or len(ids) + request.max_tokens > model.context_length:
         raise InvalidRequestError(
-            f"{len(ids)} context tokens and max_tokens {request.max_tokens} exceed the context length of "
+            f"{len(ids)} context tokens and max_tokens {request.max_tokens} do not fit the context length of "
             f"{model.name} ({model.context_length}): shorten the prompt or lower max_tokens"
         )
-    return ids

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import shutil
-from abc import ABC, abstractmethod
+import struct
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import huggingface_hub
 import torch
@@ -27,7 +29,10 @@ from pasta_async.tokenizer_files import TokenizerFiles, read_object
 
 _Validated = TypeVar("_Validated", bound=BaseModel)
 
-_REFUSAL = "the embedded engine does not support it. SGLang may."
+Read: TypeAlias = Callable[[str], torch.Tensor]
+"""Gives a tensor for its Hugging Face name, of any floating type, on the CPU."""
+
+_REFUSAL = "neither the embedded engine nor the training supports it; SGLang may"
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -122,8 +127,8 @@ class _ListedRope(_Rope):
 _ROPES = {"default": _Rope, "linear": _LinearRope, "llama3": _Llama3Rope, "longrope": _ListedRope}
 
 
-def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
-    """Read and check `config.json` of a checkpoint folder; `refusal` is as for `CheckpointFolder`.
+def read_config(folder: Path) -> ModelConfig:
+    """Read and check `config.json` of a checkpoint folder.
 
     Raises:
         UnsupportedModelError: The folder or file is missing or malformed, or the model needs something else
@@ -131,14 +136,14 @@ def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
             are plain, divided by factors, or Llama 3's.
     """
     path = folder / "config.json"
-    return model_config(read_json(path), path, refusal)
+    return model_config(read_json(path), path)
 
 
-def model_config(raw: Mapping[str, Any], path: Path, refusal: str = _REFUSAL) -> ModelConfig:
+def model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     """The shape that a parsed config.json says; `path` is where it comes from. Raises as `read_config`."""
     with well_formed(path):
         if reason := _unsupported(raw):
-            raise UnsupportedModelError(f"{path}: {reason}; {refusal}")
+            raise UnsupportedModelError(f"{path}: {reason}; {_REFUSAL}")
         architecture = raw["architectures"][0]
         heads = raw.get("num_attention_heads")
         bias = bool(raw.get("attention_bias"))
@@ -165,7 +170,7 @@ def model_config(raw: Mapping[str, Any], path: Path, refusal: str = _REFUSAL) ->
         scaling: dict[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind not in _ROPES:
-            raise UnsupportedModelError(f"{path}: rope_scaling is of type {kind!r}; {refusal}")
+            raise UnsupportedModelError(f"{path}: rope_scaling is of type {kind!r}; {_REFUSAL}")
         rope = validated(_ROPES[kind], {**given, **scaling}, path)
         return config.model_copy(
             update={"rope_theta": rope.rope_theta, "rope_divisors": rope.divisors(config.head_dim // 2)}
@@ -203,29 +208,22 @@ class GenerationDefaults(File):
     """Ids that are never chosen."""
 
 
-class Checkpoint(ABC):
+@dataclass
+class Checkpoint:
     """A model that can be loaded. All of it is checked when it is opened, before memory is taken."""
 
     path: Path
-    config: ModelConfig
     raw: dict[str, Any]
     """The parsed config.json."""
-
-    @abstractmethod
-    def sources(self) -> tuple[Path, ...]:
-        """The files that the shape and the tensors come from."""
-
-    @abstractmethod
-    def tensor(self, name: str) -> torch.Tensor:
-        """A tensor by its Hugging Face name, of any floating type, on the CPU."""
-
-    @abstractmethod
-    def tokenizer_files(self) -> TokenizerFiles:
-        """The tokenizer with the chat template, as parsed files in Hugging Face's form.
-
-        Raises:
-            UnsupportedModelError: It is missing or malformed.
-        """
+    config: ModelConfig
+    sources: tuple[Path, ...]
+    """The files that the shape and the tensors come from."""
+    tensor: Read
+    tokenizer_files: Callable[[], TokenizerFiles]
+    """Reads the tokenizer with the chat template, in the form of Hugging Face's files; raises an
+    `UnsupportedModelError` if it is missing or malformed."""
+    generation_file: Path
+    """The generation_config.json, which need not be there."""
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer.
@@ -256,7 +254,7 @@ class Checkpoint(ABC):
             UnsupportedModelError: The file is malformed, the penalty not above 0 and at most 2, or an id not
                 in the vocabulary.
         """
-        path = self.path / "generation_config.json"
+        path = self.generation_file
         raw = {key: value for key, value in (read_object(path) or {}).items() if value is not None}
         defaults = validated(GenerationDefaults, raw, path)
         if any(token >= self.config.vocab_size for token in defaults.suppress_tokens):
@@ -264,47 +262,39 @@ class Checkpoint(ABC):
         return defaults
 
 
-class CheckpointFolder(Checkpoint):
-    """A checkpoint in Hugging Face's layout: config.json, safetensors, tokenizer.json.
-
-    Args:
-        path: The folder.
-        refusal: The end of a message about something that is not supported.
+def open_folder(path: Path) -> Checkpoint:
+    """Open a checkpoint in Hugging Face's layout: config.json, safetensors, tokenizer.json.
 
     Raises:
         UnsupportedModelError: `read_config` raises it; there is no safetensors file, or a broken one; or
             tensors are missing, unknown, of another shape than config.json says, or not of floating-point
             numbers.
     """
+    config = read_config(path)
+    with well_formed(path):
+        weights = _weight_files(path)
+    files: dict[str, Any] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in weights:
+        opened, in_file = open_safetensors(file)
+        files |= dict.fromkeys(in_file, opened)
+        shapes |= in_file
+    if config.tied:  # some writers save it, though it is the embedding
+        shapes.pop("lm_head.weight", None)
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
+    compare_shapes(path, expected_shapes(config), shapes)
+    return Checkpoint(
+        path=path,
+        raw=read_json(path / "config.json"),
+        config=config,
+        sources=(path / "config.json", *weights),
+        tensor=lambda name: files[name].get_tensor(name),  # the file's own pages, not a copy
+        tokenizer_files=partial(TokenizerFiles.read, path),
+        generation_file=path / "generation_config.json",
+    )
 
-    def __init__(self, path: Path, refusal: str = _REFUSAL) -> None:
-        self.path = path
-        self.config: ModelConfig = read_config(path, refusal)
-        self.raw: dict[str, Any] = read_json(path / "config.json")
-        self._files: dict[str, Any] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-        with well_formed(path):
-            self._weights = _weight_files(path)
-        for file in self._weights:
-            opened, in_file = open_safetensors(file, refusal)
-            self._files |= dict.fromkeys(in_file, opened)
-            shapes |= in_file
-        if self.config.tied:  # some writers save it, though it is the embedding
-            shapes.pop("lm_head.weight", None)
-        shapes = {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
-        compare_shapes(path, expected_shapes(self.config), shapes)
 
-    def sources(self) -> tuple[Path, ...]:
-        """See `Checkpoint`."""
-        return (self.path / "config.json", *self._weights)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """See `Checkpoint`; the file's own pages, not a copy."""
-        return self._files[name].get_tensor(name)
-
-    def tokenizer_files(self) -> TokenizerFiles:
-        """See `Checkpoint`."""
-        return TokenizerFiles.read(self.path)
+_MALFORMED = (OSError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, struct.error)
 
 
 @contextmanager
@@ -312,7 +302,7 @@ def well_formed(path: Path) -> Generator[None]:
     """Turn errors of reading a malformed file into an `UnsupportedModelError` that names it."""
     try:
         yield
-    except (OSError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+    except _MALFORMED as error:
         raise UnsupportedModelError(f"{path} is malformed: {error!r:.300}") from error
 
 
@@ -405,7 +395,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return paths
 
 
-def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str, tuple[int, ...]]]:
+def open_safetensors(path: Path) -> tuple[Any, dict[str, tuple[int, ...]]]:
     """Open a safetensors file.
 
     Returns the opened file, as `safe_open` gives it, and the shape of each tensor.
@@ -421,7 +411,7 @@ def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str
     parts: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}
     for name, part in parts.items():
         if part.get_dtype() not in _FLOATS:
-            raise UnsupportedModelError(f"{path}: {name} is of type {part.get_dtype()}; {refusal}")
+            raise UnsupportedModelError(f"{path}: {name} is of type {part.get_dtype()}; {_REFUSAL}")
     return file, {name: tuple(part.get_shape()) for name, part in parts.items()}
 
 
@@ -447,8 +437,6 @@ def compare_shapes(
 # Writing a folder ------------------------------------------------------------------------------------------
 
 ExportDType = Literal["float32", "bfloat16", "float16"]
-Files = dict[str, Mapping[str, Any] | str]
-"""Files of a model folder beside the weights, by name: text, or an object that is written as JSON."""
 
 FILE_BYTES = 10**9
 """Most bytes of weights in one file, and in memory while it is written, unless one tensor has more."""
@@ -457,80 +445,10 @@ _save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has 
 _split: Any = getattr(huggingface_hub, "split_state_dict_into_shards_factory")  # noqa: B009 (neither)
 
 
-def model_files(config: Mapping[str, Any], tokenizer: TokenizerFiles, generation: Mapping[str, Any]) -> Files:
-    """The files of a model folder beside the weights.
-
-    Args:
-        config: The content of config.json.
-        tokenizer: The content of tokenizer.json, tokenizer_config.json and the chat template.
-        generation: The content of generation_config.json; empty values are left out.
-    """
-    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    named = {key: value for key, value in tokenizer.config.items() if key != "chat_template"}
-    files: Files = {
-        "config.json": {key: value for key, value in config.items() if value is not None},
-        "generation_config.json": {key: value for key, value in generation.items() if value},
-        "tokenizer.json": {"version": "1.0", "truncation": None, "padding": None, **tokenizer.tokenizer},
-        "tokenizer_config.json": {**plain, **named},
-    }
-    return {**files, "chat_template.jinja": tokenizer.template} if tokenizer.template else files
-
-
-def write_folder(
-    out: Path, files: Files, sizes: Mapping[str, int], read: Callable[[str], torch.Tensor], label: str
-) -> None:
-    """Write a model folder, which appears when it is complete. Weights are read and written file by file.
-
-    Args:
-        out: The new folder.
-        files: All but the weights.
-        sizes: Bytes of each tensor, by name.
-        read: Gives the tensor of a name.
-        label: Text beside the progress bar.
-    """
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # a process that was killed may have left it
-    partial.mkdir(parents=True)
-    try:
-        for name, content in files.items():
-            if isinstance(content, str):
-                (partial / name).write_text(content, encoding="utf-8")
-            else:
-                write_json(partial / name, content)
-        _write_weights(partial, sizes, read, label)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write_weights(
-    folder: Path, sizes: Mapping[str, int], read: Callable[[str], torch.Tensor], label: str
-) -> None:
-    split = _split(
-        dict(sizes),
-        get_storage_size=int,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=FILE_BYTES,
-    )
-    with progress(len(sizes), label) as advance:
-        for file, names in split.filename_to_tensors.items():
-            tensors: dict[str, torch.Tensor] = {}
-            for name in names:
-                tensors[name] = read(name).contiguous()
-                advance()
-            try:
-                _save_file(tensors, folder / file, {"format": "pt"})
-            except SafetensorError as error:  # a full disk, say
-                raise OSError(f"{file}: {error}") from error
-    if split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        write_json(folder / "model.safetensors.index.json", index)
-
-
 def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float32") -> None:
     """Write config, weights, tokenizer with chat template, and ids that end an answer; adapters are merged.
 
-    transformers and SGLang load the folder.
+    transformers and SGLang load the folder. Weights are read and written file by file.
 
     Args:
         checkpoint: The model.
@@ -543,12 +461,57 @@ def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float
     """
     if out.exists():
         raise InvalidRequestError(f"{out} is there already: name a new folder")
-    ends = checkpoint.tokenizer().end_ids  # raises before anything is written
+    files = _text_files(checkpoint, dtype)  # raises before anything is written
+    partial_out = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial_out, ignore_errors=True)  # a process that was killed may have left it
+    partial_out.mkdir(parents=True)
+    try:
+        for name, content in files.items():
+            write_json(partial_out / name, content)
+        if template := checkpoint.tokenizer_files().template:
+            (partial_out / "chat_template.jinja").write_text(template, encoding="utf-8")
+        _write_weights(checkpoint, partial_out, getattr(torch, dtype), f"writing {out.name}")
+        partial_out.rename(out)
+    finally:
+        shutil.rmtree(partial_out, ignore_errors=True)
+
+
+def _text_files(checkpoint: Checkpoint, dtype: ExportDType) -> dict[str, dict[str, Any]]:
+    """The JSON files of a model folder, by name."""
     config = {key: value for key, value in checkpoint.raw.items() if key != "torch_dtype"}
-    generation = {"eos_token_id": [*ends], **checkpoint.generation_defaults().model_dump()}
-    files = model_files({**config, "dtype": dtype}, checkpoint.tokenizer_files(), generation)
-    stored: torch.dtype = getattr(torch, dtype)
-    sizes = {
-        name: math.prod(shape) * stored.itemsize for name, shape in expected_shapes(checkpoint.config).items()
+    generation = {
+        "eos_token_id": [*checkpoint.tokenizer().end_ids],
+        **checkpoint.generation_defaults().model_dump(exclude_defaults=True),
     }
-    write_folder(out, files, sizes, lambda name: checkpoint.tensor(name).to(stored), f"writing {out.name}")
+    tokenizer = checkpoint.tokenizer_files()
+    named = {key: value for key, value in tokenizer.config.items() if key != "chat_template"}
+    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    return {
+        "config.json": {**config, "dtype": dtype},
+        "generation_config.json": generation,
+        "tokenizer.json": {"version": "1.0", "truncation": None, "padding": None, **tokenizer.tokenizer},
+        "tokenizer_config.json": {**plain, **named},
+    }
+
+
+def _write_weights(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype, label: str) -> None:
+    shapes = expected_shapes(checkpoint.config)
+    split = _split(
+        {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()},
+        get_storage_size=int,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=FILE_BYTES,
+    )
+    with progress(len(shapes), label) as advance:
+        for file, names in split.filename_to_tensors.items():
+            tensors: dict[str, torch.Tensor] = {}
+            for name in names:
+                tensors[name] = checkpoint.tensor(name).to(dtype).contiguous()
+                advance()
+            try:
+                _save_file(tensors, folder / file, {"format": "pt"})
+            except SafetensorError as error:  # a full disk, say
+                raise OSError(f"{file}: {error}") from error
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / "model.safetensors.index.json", index)

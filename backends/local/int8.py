@@ -18,10 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.checkpoint import ModelConfig
-
-Read: TypeAlias = Callable[[str], torch.Tensor]
-"""Gives a checkpoint's tensor, of any floating type, for its Hugging Face name."""
+from pasta_async.backends.local.checkpoint import ModelConfig, Read
 
 Array: TypeAlias = NDArray[Any]
 Part: TypeAlias = list[tuple[str, Array]]  # arrays with their names

@@ -32,7 +32,7 @@ from pasta_async.backends.local.int8 import (
     rotations,
     taken,
 )
-from pasta_async.backends.local.options import DType
+from pasta_async.backends.options import DType
 from pasta_async.errors import InvalidRequestError
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]

@@ -26,10 +26,10 @@ from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expec
 from pasta_async.backends.local.compiled import CompiledLM
 from pasta_async.backends.local.int8 import MOST_LAYERS, Array, Read, int8_arrays, int8_layout
 from pasta_async.backends.local.model import CausalLM, choose_dtype, kv_dtype, storage_dtype
-from pasta_async.backends.local.options import DType, EngineOptions
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Job, Scheduler
 from pasta_async.backends.local.stored import stored_arrays
+from pasta_async.backends.options import DType, EngineOptions
 from pasta_async.clock import wait_out
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.jobs import progress
@@ -70,18 +70,18 @@ class Engine:
         self.config: ModelConfig = checkpoint.config
         self.weights: int = weight_count(self.config)
         self._options = options
-        self._device = _usable_device(options.device)
-        self._threads = options.threads or torch.get_num_threads()
-        self.dtype: DType = choose_dtype(options.dtype or "auto", self.config, self._device)
+        self._device = _usable_device(options.get("device"))
+        self._threads = options.get("threads") or torch.get_num_threads()
+        self.dtype: DType = choose_dtype(options.get("dtype") or "auto", self.config, self._device)
         self._kv_dtype = kv_dtype(self.dtype, self._device)
         self.slots: int = affordable_slots(
             checkpoint,
             weight_bytes=1 if self.dtype == "int8" else storage_dtype(self.dtype).itemsize,
             kv_bytes=self._kv_dtype.itemsize,
-            wanted=options.slots,
+            wanted=options.get("slots"),
             device=self._device,
         )
-        limit = options.context_length or self.slots
+        limit = options.get("context_length") or self.slots
         self.context_length: int = min(self.config.positions, self.slots, limit)
         keep_freed_memory()
         self._model = self._compiled(checkpoint) if self.dtype == "int8" else self._plain(checkpoint)
@@ -104,8 +104,11 @@ class Engine:
 
     def reset(self) -> None:
         """Forget every job and everything cached."""
-        options = self._options
-        self.scheduler: Scheduler = Scheduler(self.slots, options.max_running, options.max_prefill_tokens)
+        self.scheduler: Scheduler = Scheduler(
+            self.slots,
+            self._options.get("max_running", 256),
+            self._options.get("max_prefill_tokens", 256),
+        )
         self._batches = BatchMaker(self.slots, self._device, self._kv_dtype)
         vars(self).pop("_cache", None)  # before the new one is made: there may be no memory for two
         self._cache = KVCache(self.config, self.slots, self._device, self._kv_dtype)

@@ -13,7 +13,6 @@ import logging
 import math
 import mmap
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -32,7 +31,7 @@ _VERSION = 1
 """Raise it when the arrays are made in another way: older files are then made anew."""
 
 _POPULATE_READ = 22  # for Linux's madvise: map all pages at once, in a tenth of the time
-_LINE = 64  # bytes of a line of the processor's cache
+_ALIGNMENT = 64  # bytes of a line of the processor's cache
 
 Make = Callable[[], Iterable[tuple[str, Array]]]
 
@@ -76,7 +75,7 @@ def _places(layout: Mapping[str, Form]) -> dict[str, tuple[int, int]]:
     places: dict[str, tuple[int, int]] = {}
     end = 0
     for name, (dtype, shape) in layout.items():
-        start = -(-end // _LINE) * _LINE
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
         size = math.prod(shape) * np.dtype(dtype).itemsize
         end = start + size
         places[name] = (start, size)
@@ -90,7 +89,7 @@ def _end(places: Mapping[str, tuple[int, int]]) -> int:
 def _index(
     checkpoint: Checkpoint, layout: Mapping[str, Form], places: Mapping[str, tuple[int, int]]
 ) -> bytes:
-    sources = [(str(path.resolve()), *_state(path)) for path in checkpoint.sources()]
+    sources = [(str(path.resolve()), *_state(path)) for path in checkpoint.sources]
     arrays = {name: [*layout[name], start] for name, (start, _) in places.items()}
     return json.dumps({"version": _VERSION, "sources": sources, "arrays": arrays}).encode()
 
@@ -103,7 +102,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 def _path(checkpoint: Checkpoint) -> Path:
     """The file of a checkpoint for CPUs with this one's `PANEL`."""
-    identity = json.dumps([PANEL, *(str(path.resolve()) for path in checkpoint.sources())])
+    identity = json.dumps([PANEL, *(str(path.resolve()) for path in checkpoint.sources)])
     key = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return cache_folder() / "int8" / f"{checkpoint.path.name.removesuffix('.gguf')[:64]}-{key}.int8"
 
@@ -126,10 +125,6 @@ def _opened(path: Path, index: bytes, places: Mapping[str, tuple[int, int]]) -> 
 
 
 def _write(path: Path, index: bytes, places: Mapping[str, tuple[int, int]], make: Make) -> None:
-    needed = _end(places)
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise OSError(f"{path} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there")
     partial = path.with_name(f"{path.name}.partial")  # one of a killed process is overwritten
     try:
         with partial.open("wb") as file:

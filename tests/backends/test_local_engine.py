@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from pasta_async.backends.local.cache import PAGE
-from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
+from pasta_async.backends.options import EngineOptions
 from pasta_async.options import Sampling
 
 torch.set_num_threads(1)

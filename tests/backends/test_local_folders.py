@@ -16,8 +16,8 @@ import torch
 from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.cache import available_memory
-from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.session import Engine
+from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.protocol import DecodeRequest
 

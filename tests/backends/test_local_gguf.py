@@ -20,8 +20,8 @@ from local_models import tk
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.session import Engine
+from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.prompts import Message
 from pasta_async.tokenizer import Tokenizer
@@ -265,12 +265,7 @@ def test_byte_level_tokenizers_encode_as_hugging_faces(pre: str, tmp_path: Path)
 KEY = "tokenizer.ggml."
 NONE = 2**32 - 1
 WILD: dict[str, Metadata] = {
-    "ends that are none": {f"{KEY}{name}_token_id": NONE for name in ("eos", "eot", "bos", "padding")},
-    "a padding outside": {f"{KEY}padding_token_id": 10_000},
-    "sizes by layer, all alike": {
-        "llama.attention.head_count_kv": [2, 2, 2],
-        "llama.feed_forward_length": [160, 160, 160],
-    },
+    "ends that are none": {f"{KEY}{name}_token_id": NONE for name in ("eos", "eot", "bos")},
 }
 
 
@@ -288,7 +283,7 @@ def test_what_says_nothing_is_no_reason_to_refuse(wild: str, tmp_path: Path) -> 
 def test_an_id_outside_the_vocabulary_is_named(name: str, tmp_path: Path) -> None:
     file = write(tmp_path / "a.gguf", local_models.model(), changes={f"{KEY}{name}_token_id": 10_000})
     with pytest.raises(UnsupportedModelError, match=f"{name}_token_id is 10000"):
-        open_checkpoint(file)
+        open_checkpoint(file).tokenizer()
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}", None])
@@ -306,8 +301,7 @@ def test_a_text_begins_once_whoever_writes_the_beginning(template: str | None, t
 REFUSED: dict[str, tuple[Metadata, str]] = {
     "architecture": ({"general.architecture": "gemma3"}, "general.architecture is 'gemma3'"),
     "split": ({"split.count": 2}, "split.count"),
-    "no layers": ({"llama.block_count": None}, "llama.block_count"),
-    "heads by layer": ({"llama.attention.head_count": [4, 4, 2]}, "head_count must be a positive number"),
+    "no layers": ({"llama.block_count": None}, "block_count"),
     "billions of layers": ({"llama.block_count": 2**31 - 1}, "num_hidden_layers is 2147483647"),
     "one enormous head": ({"llama.attention.key_length": 2**30}, "value_length is 16, not 1073741824"),
     "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn'"),
@@ -316,7 +310,7 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     "missing tensor": ({"blk.1.ffn_up.weight": None}, r"missing tensors .*layers\.1\.mlp\.up_proj"),
     "unknown tensor": ({"extra.weight": (np.zeros(1, np.float32), Type.F32)}, "unknown tensors .*extra"),
     "type": ({"output_norm.weight": (np.zeros(64, np.int8), Type.I8)}, "of the type I8"),
-    "alignment": ({"general.alignment": "none"}, "not a readable GGUF file"),
+    "alignment": ({"general.alignment": "none"}, "is malformed"),
     "tokenizer": ({"tokenizer.ggml.model": "llama"}, "'llama'; only 'gpt2'"),
     "no types of tokens": ({"tokenizer.ggml.token_type": None}, "token_type"),
     "pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, "'tekken', not one of gpt-2, smollm, llama-bpe"),
@@ -341,13 +335,12 @@ async def refuses(file: Path, message: str) -> None:
 
 
 HEADS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "empty": (lambda data: b"", "not a readable GGUF file"),
-    "another kind of file": (lambda data: b"PK" + data[2:], "does not begin with GGUF"),
-    "big-endian": (lambda data: data[:4] + data[4:8][::-1] + data[8:], "big-endian"),
-    "old": (lambda data: data[:4] + b"\1\0\0\0" + data[8:], "version is 1"),
+    "empty": (lambda data: b"", "is malformed"),
+    "another kind of file": (lambda data: b"PK" + data[2:], "not a little-endian GGUF file"),
+    "big-endian": (lambda data: data[:4] + data[4:8][::-1] + data[8:], "not a little-endian GGUF file"),
     "cut in its tensors": (lambda data: data[:-1], "truncated"),
-    "cut in its header": (lambda data: data[:400], "not a readable GGUF file"),
-    "billions of tensors": (lambda data: data[:8] + b"\xff" * 8 + data[16:], "not a readable GGUF file"),
+    "cut in its header": (lambda data: data[:400], "is malformed"),
+    "billions of tensors": (lambda data: data[:8] + b"\xff" * 8 + data[16:], "is malformed"),
 }
 
 

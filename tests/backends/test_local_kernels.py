@@ -17,8 +17,8 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.checkpoint import model_config
 from pasta_async.backends.local.int8 import AVX2
 from pasta_async.backends.local.model import choose_dtype
-from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.session import Engine
+from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import InvalidRequestError
 
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")

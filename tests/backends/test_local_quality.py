@@ -12,10 +12,10 @@ from engine_jobs import run
 from trained import require_model
 
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.options import EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
+from pasta_async.backends.options import EngineOptions
 from pasta_async.options import Sampling
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,0 +1,53 @@
+"""Options of backends, each declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
+
+from pasta_async.errors import InvalidRequestError
+
+DType = Literal["float32", "bfloat16", "float16", "int8"]
+"""A number format to compute in."""
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class EngineOptions(TypedDict, total=False):
+    """Device, number format and limits of the embedded engine; None takes what suits model and machine."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
+
+    device: Annotated[str, StringConstraints(pattern=r"^(cpu|cuda)(:\d+)?$")] | None
+    """`"cpu"`, `"cuda"`, `"cuda:1"`, ...; None: a GPU if there is one."""
+    dtype: DType | Literal["auto"] | None
+    """The number format to compute in, whatever the files hold. `"float32"` is exact. `"int8"` is for
+    CPUs: 8-bit weights, and activations quantised at run time, more than twice as fast, at less than 1% more
+    bits a token. None or `"auto"`: float32 for models of fewer than 50 million weights, else int8 on a CPU
+    and bfloat16 on CUDA."""
+    slots: Count | None
+    """Tokens whose keys and values are kept; None: as many as a gibibyte holds, at most 32768."""
+    context_length: Count | None
+    """Limit of prompt and output together; None: the model's own, at most `slots`."""
+    max_running: Count
+    """Requests that decode at the same time, 256 by default; the others wait."""
+    max_prefill_tokens: Count
+    """Prompt tokens computed in one step, 256 by default; a long prompt takes several, and the others go
+    on."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None
+    """CPU threads of the engine; None: one if the model is small (more would wait for each other), else
+    torch's own number. The rest of the process keeps its setting."""
+
+
+def checked_options(options: EngineOptions) -> EngineOptions:
+    """Options whose names, types and ranges are right.
+
+    Raises:
+        InvalidRequestError: One is unknown, of the wrong type or out of range.
+    """
+    try:
+        return TypeAdapter(EngineOptions).validate_python(options)
+    except ValidationError as error:
+        raise InvalidRequestError(f"an option of the embedded engine is wrong: {error}") from error
