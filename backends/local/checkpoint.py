@@ -34,7 +34,7 @@ Read: TypeAlias = Callable[[str], torch.Tensor]
 
 _REFUSAL = "neither the embedded engine nor the training supports it; SGLang may"
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 
 # The shape ------------------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ def open_safetensors(path: Path) -> tuple[Any, dict[str, tuple[int, ...]]]:
         raise UnsupportedModelError(f"{path} is not a readable safetensors file: {error}") from error
     parts: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}
     for name, part in parts.items():
-        if part.get_dtype() not in _FLOATS:
+        if part.get_dtype() not in _FLOAT_TYPES:
             raise UnsupportedModelError(f"{path}: {name} is of type {part.get_dtype()}; {_REFUSAL}")
     return file, {name: tuple(part.get_shape()) for name, part in parts.items()}
 

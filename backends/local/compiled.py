@@ -19,9 +19,9 @@ from pasta_async.backends.local.batch import RowBatch
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import ModelConfig
 from pasta_async.backends.local.int8 import (
-    BLOCK,
-    GROUP,
+    KEY_BLOCK,
     LANES,
+    OUTPUT_GROUP,
     PRODUCT_ARRAYS,
     PRODUCTS,
     VNNI,
@@ -29,7 +29,7 @@ from pasta_async.backends.local.int8 import (
     rotations,
 )
 
-Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
+Call = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 
 
 class Team:
@@ -45,7 +45,7 @@ class Team:
         self.size = size
         self._sync = np.zeros(16, np.int64)  # two counts, of waits and of calls; see `kernels._CALLS`
         self._turn = 0  # waits of each thread so far
-        self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
+        self._queues: list[queue.SimpleQueue[Call | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
         for tasks in self._queues:
             threading.Thread(target=_work, args=(tasks,), name="pasta-kernels", daemon=True).start()
         weakref.finalize(self, _dismiss, self._queues)
@@ -61,14 +61,14 @@ class Team:
         self._turn = kernel(0, self.size, self._sync.ctypes.data, self._turn, *args)
 
 
-def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
+def _work(tasks: queue.SimpleQueue[Call | None]) -> None:
     while (task := tasks.get()) is not None:
         kernel, number, size, sync, turn, args = task
         kernel(number, size, sync.ctypes.data, turn, *args)
         del task, args  # else a thread that waits would keep the model in memory
 
 
-def _dismiss(queues: list[queue.SimpleQueue[Task | None]]) -> None:
+def _dismiss(queues: list[queue.SimpleQueue[Call | None]]) -> None:
     for tasks in queues:
         tasks.put(None)
 
@@ -91,7 +91,7 @@ class CompiledLM:
         self._config = config
         self._arrays = arrays
         self._kernel = step
-        self._team = Team(min(threads, config.hidden // GROUP))  # each has outputs of every product
+        self._team = Team(min(threads, config.hidden // OUTPUT_GROUP))  # each has outputs of every product
         layers = range(config.layers)
         table = [[self._product(f"{i}.{name}") for name in PRODUCTS] for i in layers]
         self._table = np.array(table, np.int64)
@@ -152,10 +152,10 @@ class CompiledLM:
         return [*(array.ctypes.data for array in arrays), arrays[0].shape[1]]
 
     def _transposed(self, batch: RowBatch) -> NDArray[np.float32]:
-        """Memory for the transposed keys of a prompt, `[kv_heads, blocks, head_dim, BLOCK]`."""
+        """Memory for the transposed keys of a prompt, `[kv_heads, blocks, head_dim, KEY_BLOCK]`."""
         seen = batch.positions[batch.prompts[:, 1] - 1]
-        blocks = (int(seen.max()) // BLOCK + 1) if len(seen) else 0
-        return _room((self._config.kv_heads, blocks, self._config.head_dim, BLOCK), np.float32)
+        blocks = (int(seen.max()) // KEY_BLOCK + 1) if len(seen) else 0
+        return _room((self._config.kv_heads, blocks, self._config.head_dim, KEY_BLOCK), np.float32)
 
     def _private(self, rows: int) -> tuple[NDArray[Any], ...]:
         """Scratch memory of each thread: quantised rows, their sizes and zeros, scores of a row's heads."""
@@ -168,7 +168,7 @@ class CompiledLM:
                 _room((threads, rows, widest), np.uint8 if VNNI else np.int16),
                 _room((threads, rows), np.float32),
                 _room((threads, rows), np.int32),
-                _room((threads, c.heads // c.kv_heads, len(self._rotations) + BLOCK), np.float32),
+                _room((threads, c.heads // c.kv_heads, len(self._rotations) + KEY_BLOCK), np.float32),
             )
         return self._scratch
 

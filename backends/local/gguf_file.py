@@ -51,7 +51,7 @@ _FURTHER_SIZES = {  # the same for those that a file may lack
     "rope_theta": "rope.freq_base",
 }
 _ROPE_DIVISORS = "rope_freqs.weight"
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class _Tensor(NamedTuple):
@@ -109,7 +109,7 @@ def open_gguf(path: Path) -> Checkpoint:
 def _values(data: mmap.mmap, entry: _Tensor) -> torch.Tensor:
     """A tensor's numbers: float types where they lie in the file, others dequantised to float32."""
     count = math.prod(entry.shape)
-    if (dtype := _FLOATS.get(entry.kind.name)) is not None:
+    if (dtype := _TORCH_TYPES.get(entry.kind.name)) is not None:
         return torch.frombuffer(data, dtype=dtype, count=count, offset=entry.offset).view(entry.shape)
     block, size = GGML_QUANT_SIZES[entry.kind]
     raw = np.frombuffer(data, np.uint8, entry.size, entry.offset)
@@ -168,7 +168,7 @@ class _Header:
         if not shape or shape[-1] % block or 0 in shape:
             raise ValueError(f"{name} is of the shape {list(shape)}, in blocks of {block}")
         try:
-            if stored.name not in _FLOATS:
+            if stored.name not in _TORCH_TYPES:
                 dequantize(np.zeros((1, size), np.uint8), stored)
         except NotImplementedError:
             raise ValueError(f"{name} is of the type {stored.name}, which cannot be dequantised") from None

@@ -23,10 +23,10 @@ from pasta_async.backends.local.checkpoint import ModelConfig, Read
 Array: TypeAlias = NDArray[Any]
 Part: TypeAlias = list[tuple[str, Array]]  # arrays with their names
 
-GROUP = 64
+OUTPUT_GROUP = 64
 """Outputs that the kernels compute in one thread."""
 
-BLOCK = 64
+KEY_BLOCK = 64
 """Keys of a prompt that the kernels multiply a query with at once."""
 
 
@@ -42,7 +42,7 @@ VNNI: bool = cpu_has("vnni")
 AVX2: bool = cpu_has("avx2")
 """AVX2 adds two products of 16-bit numbers at once."""
 
-PANEL: int = GROUP if VNNI else 8
+PANEL: int = OUTPUT_GROUP if VNNI else 8
 """Outputs whose weights stand together for the kernels, as many as registers hold results of."""
 
 LANES = 16
@@ -53,15 +53,17 @@ MOST_LAYERS = 4
 
 _setting_threads = threading.Lock()
 
-_COLUMNS = 64  # columns of a matrix whose basis is changed at a time
-_BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
-_QUANTISED = 2**17  # weights quantised at a time, in one thread anyway
+_COLUMNS_AT_ONCE = 64  # of a matrix whose basis is changed
+_CONVERTED_AT_ONCE = (
+    2**15 - 1
+)  # weights converted at a time: they stay in the processor's cache, and in one thread
+_QUANTISED_AT_ONCE = 2**17  # weights, in one thread anyway
 
 
 def computes_int8(config: ModelConfig) -> bool:
     """True if the kernels can compute this model here: a CPU with AVX2, numba, and sizes that fit."""
     sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
-    fits = all(size % GROUP == 0 for size in sizes) and config.head_dim % LANES == 0
+    fits = all(size % OUTPUT_GROUP == 0 for size in sizes) and config.head_dim % LANES == 0
     return fits and AVX2 and _has_numba()
 
 
@@ -104,14 +106,14 @@ class Basis:
         """A matrix `[hidden, in]`, or a bias `[hidden]`, that writes into this basis; float32."""
         columns = matrix.view(len(matrix), -1)
         written = torch.empty_like(columns, dtype=torch.float32)
-        for first in range(0, columns.shape[1], _COLUMNS):
-            part = slice(first, first + _COLUMNS)
+        for first in range(0, columns.shape[1], _COLUMNS_AT_ONCE):
+            part = slice(first, first + _COLUMNS_AT_ONCE)
             written[:, part] = self.inputs(columns[:, part].float().T.contiguous()).T
         return written.view(matrix.shape)
 
 
-def blocks(
-    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None, weights: int = _BLOCK
+def row_chunks(
+    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None, weights: int = _CONVERTED_AT_ONCE
 ) -> Generator[tuple[slice, torch.Tensor]]:
     """The rows of all matrices in order, a few at a time in float32, with their numbers."""
     start = 0
@@ -129,7 +131,7 @@ def quantised(
     """The matrices as one, int8 `[sum of out, in]`, and each row's step size, float32 `[sum of out, 1]`."""
     rounded = torch.empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=torch.int8)
     steps = torch.empty(len(rounded), 1)
-    for rows, part in blocks(matrices, scale, _QUANTISED):
+    for rows, part in row_chunks(matrices, scale, _QUANTISED_AT_ONCE):
         exact = part if basis is None else basis.inputs(part)
         steps[rows] = exact.abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
         rounded[rows] = (exact / steps[rows]).round_()
@@ -222,7 +224,7 @@ def int8_layout(config: ModelConfig) -> dict[str, Form]:
 
 
 def _product_layout(name: str, outputs: int, inputs: int) -> dict[str, Form]:
-    padded = -(-outputs // GROUP) * GROUP
+    padded = -(-outputs // OUTPUT_GROUP) * OUTPUT_GROUP
     forms = (
         Form("int32", (padded // PANEL, inputs // 4, PANEL)),
         Form("float32", (padded,)),
@@ -328,7 +330,7 @@ def _product(
 
 def _padded(array: Array, dtype: Any, size: int | None = None) -> Array:
     """The array with zeros behind it, up to whole groups."""
-    padded = -(-(size or len(array)) // GROUP) * GROUP
+    padded = -(-(size or len(array)) // OUTPUT_GROUP) * OUTPUT_GROUP
     if len(array) == padded:  # no copy: the largest is a vocabulary's
         return array.astype(dtype, copy=False)
     result = np.zeros((padded, *array.shape[1:]), dtype)

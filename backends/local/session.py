@@ -375,10 +375,8 @@ class EngineLoop:
         failure = BackendError(f"the embedded engine failed: {error!r}")
         failure.__cause__ = error
         self._broken = True
-        try:
+        with suppress(Exception):  # no memory, say; the next request tries it again
             self._reset()
-        except Exception as again:  # no memory, say; the next request tries it again
-            failure.add_note(f"its reset failed: {again!r}")
         streams = [*self._streams.values()]
         self._streams.clear()
         for stream in streams:

@@ -16,7 +16,7 @@ from llvmlite import ir as _ir
 from numba.core import types as _types
 from numba.extending import intrinsic as _intrinsic
 
-from pasta_async.backends.local.int8 import BLOCK, LANES, PANEL, VNNI
+from pasta_async.backends.local.int8 import KEY_BLOCK, LANES, PANEL, VNNI
 
 ir: Any = _ir
 types: Any = _types
@@ -192,19 +192,19 @@ def attention_scores(
 
 @intrinsic
 def block_scores(_: Any, group: Any, parts: Any, queries: Any, keys: Any, out: Any, stride: Any) -> Any:
-    """Products of the queries that share a key-value head with `BLOCK` keys, which stand in columns.
+    """Products of the queries that share a key-value head with `KEY_BLOCK` keys, which stand in columns.
 
     `group`, `parts`, `queries`, `out` and `stride` as for `attention_scores`; `keys` is the address of
-    float32 `[head_dim, BLOCK]`.
+    float32 `[head_dim, KEY_BLOCK]`.
     """
-    heads, vectors = group.count, BLOCK // LANES
+    heads, vectors = group.count, KEY_BLOCK // LANES
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
         queries, keys, out, stride = args[2:]
         size = _I64(LANES * parts.count)
         for some in _shares(heads, vectors):
             with _Loop(b, size, [ir.Constant(_FLOATS, None)] * (heads * len(some))) as loop:
-                row = b.add(keys, b.mul(loop.index, _I64(4 * BLOCK)))
+                row = b.add(keys, b.mul(loop.index, _I64(4 * KEY_BLOCK)))
                 key = [_load(b, row, _FLOATS, 64 * i) for i in some]
                 for h in range(heads):
                     place = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
