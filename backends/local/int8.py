@@ -54,9 +54,7 @@ MOST_LAYERS = 4
 _setting_threads = threading.Lock()
 
 _COLUMNS_AT_ONCE = 64  # of a matrix whose basis is changed
-_CONVERTED_AT_ONCE = (
-    2**15 - 1
-)  # weights converted at a time: they stay in the processor's cache, and in one thread
+_CONVERTED_AT_ONCE = 2**15 - 1  # weights: they stay in the processor's cache, and in one thread
 _QUANTISED_AT_ONCE = 2**17  # weights, in one thread anyway
 
 

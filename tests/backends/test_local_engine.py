@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from pasta_async.backends.local.cache import PAGE
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
@@ -133,23 +132,6 @@ def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, engine:
     for task in (parent, *forks):
         ids = task.ids[: task.prompt].tolist()
         assert decoded(task) == reference(original, ids, task.limit - task.prompt)
-
-
-def test_many_long_threads_beside_their_parent_decode_as_each_alone(original: Any, folder: Path) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=40 * PAGE + 7))
-    parent = job(prompt(40), 90)
-    engine.add(parent)
-    threads: list[Job] = []
-    for extra in range(12):  # a fork every third step, so each shares more of the parent
-        for _ in range(3):
-            engine.step()
-        threads.append(job([*parent.ids[: parent.length].tolist(), extra], 40 + 5 * extra))
-        engine.add(threads[-1])
-    run(engine)
-    for task in (parent, *threads):
-        assert decoded(task) == reference(
-            original, task.ids[: task.prompt].tolist(), task.limit - task.prompt
-        )
 
 
 def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:

@@ -20,6 +20,7 @@ from local_models import tk
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.adapter import open_checkpoint
+from pasta_async.backends.local.checkpoint import model_config
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
@@ -83,7 +84,8 @@ def write(
             data = in_pairs(data, config.head_dim)
         tensors[renamed(name)] = (data, stored)
     if config.rope_parameters["rope_type"] == "llama3":
-        tensors["rope_freqs.weight"] = (divisors(config.rope_parameters, config.head_dim), Type.F32)
+        divisors = model_config(config.to_dict(), path).rope_divisors
+        tensors["rope_freqs.weight"] = (np.array(divisors, np.float32), Type.F32)
     tensors |= {key: value for key, value in changes.items() if key.endswith((".weight", ".bias"))}
     for name, entry in tensors.items():
         if entry is not None:
@@ -106,7 +108,6 @@ def kinds(value: Any) -> list[GGUFValueType]:
 
 def metadata(config: Any) -> Metadata:
     rope = config.rope_parameters
-    linear = rope["rope_type"] == "linear"
     values = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -119,8 +120,6 @@ def metadata(config: Any) -> Metadata:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": float(rope["rope_theta"]),
-        "rope.scaling.type": "linear" if linear else None,
-        "rope.scaling.factor": rope["factor"] if linear else None,
     }
     return {f"{config.model_type}.{key}": value for key, value in values.items()}
 
@@ -134,25 +133,6 @@ def renamed(name: str) -> str:
 def in_pairs(rows: Any, head_dim: int) -> Any:
     """Rows of heads as llama.cpp has them: those that are rotated together next to each other."""
     return rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def divisors(rope: dict[str, Any], head_dim: int) -> Any:
-    """Divisors of the frequencies, by the formula of llama.cpp's converter."""
-    factors: list[float] = []
-    for i in range(0, head_dim, 2):
-        wavelength = 2 * np.pi * rope["rope_theta"] ** (i / head_dim)
-        low, high = (
-            rope["original_max_position_embeddings"] / rope[f"{k}_freq_factor"] for k in ("low", "high")
-        )
-        smooth = (rope["original_max_position_embeddings"] / wavelength - rope["low_freq_factor"]) / (
-            rope["high_freq_factor"] - rope["low_freq_factor"]
-        )
-        blended = 1 / ((1 - smooth) / rope["factor"] + smooth)
-        if wavelength < high:
-            factors.append(1.0)
-        else:
-            factors.append(rope["factor"] if wavelength > low else blended)
-    return np.array(factors, np.float32)
 
 
 def vocabulary(tokenizer: Any) -> Metadata:
@@ -263,27 +243,14 @@ def test_byte_level_tokenizers_encode_as_hugging_faces(pre: str, tmp_path: Path)
 # As found in the wild --------------------------------------------------------------------------------------
 
 KEY = "tokenizer.ggml."
-NONE = 2**32 - 1
-WILD: dict[str, Metadata] = {
-    "ends that are none": {f"{KEY}{name}_token_id": NONE for name in ("eos", "eot", "bos")},
-}
 
 
-@pytest.mark.parametrize("wild", WILD)
-def test_what_says_nothing_is_no_reason_to_refuse(wild: str, tmp_path: Path) -> None:
+def test_ends_that_are_none_are_no_reason_to_refuse(tmp_path: Path) -> None:
     model = local_models.model()
-    plain = open_checkpoint(write(tmp_path / "plain.gguf", model))
-    file = open_checkpoint(write(tmp_path / "wild.gguf", model, changes={**WILD[wild]}))
-    assert file.config == plain.config
-    assert set(file.tokenizer().end_ids) == set(plain.tokenizer().end_ids)  # they are special tokens as well
-    assert file.tokenizer().encode_chat([{"role": "user", "content": "x"}], {})
-
-
-@pytest.mark.parametrize("name", ["eos", "eot", "bos"])
-def test_an_id_outside_the_vocabulary_is_named(name: str, tmp_path: Path) -> None:
-    file = write(tmp_path / "a.gguf", local_models.model(), changes={f"{KEY}{name}_token_id": 10_000})
-    with pytest.raises(UnsupportedModelError, match=f"{name}_token_id is 10000"):
-        open_checkpoint(file).tokenizer()
+    plain = open_checkpoint(write(tmp_path / "plain.gguf", model)).tokenizer()
+    changes: Metadata = {f"{KEY}{name}_token_id": 2**32 - 1 for name in ("eos", "eot", "bos")}
+    tokenizer = open_checkpoint(write(tmp_path / "wild.gguf", model, changes=changes)).tokenizer()
+    assert {*tokenizer.end_ids} == {*plain.end_ids}  # they are special tokens as well
 
 
 @pytest.mark.parametrize("template", ["{{ bos_token }}{{ messages[0].content }}", None])
@@ -312,6 +279,7 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     "type": ({"output_norm.weight": (np.zeros(64, np.int8), Type.I8)}, "of the type I8"),
     "alignment": ({"general.alignment": "none"}, "is malformed"),
     "tokenizer": ({"tokenizer.ggml.model": "llama"}, "'llama'; only 'gpt2'"),
+    "an id outside the vocabulary": ({"tokenizer.ggml.eot_token_id": 10_000}, "eot_token_id is 10000"),
     "no types of tokens": ({"tokenizer.ggml.token_type": None}, "token_type"),
     "pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, "'tekken', not one of gpt-2, smollm, llama-bpe"),
 }
