@@ -108,7 +108,6 @@ class _AdapterConfig(File):
     init_lora_weights: Literal[True, False, "gaussian", "orthogonal"] = True  # these leave the base as it was
     r: PositiveInt
     lora_alpha: PositiveFloat
-    use_rslora: bool = False
     trainable_token_indices: dict[Literal["embed_tokens", "lm_head"], list[_RowId]] = Field(
         default_factory=dict[Literal["embed_tokens", "lm_head"], list[int]]
     )
@@ -129,7 +128,7 @@ class _AdapterConfig(File):
     @property
     def scale(self) -> float:
         """The factor of the product of a layer's two matrices."""
-        return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
+        return self.lora_alpha / self.r
 
     @property
     def rows(self) -> dict[str, list[int]]:

@@ -11,7 +11,6 @@ import ctypes
 import heapq
 import math
 import mmap
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -316,17 +315,12 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int | None
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    if device.type != "cpu":
-        return None
     return min([*_system_memory(root), *_group_rooms(root)], default=None)
 
 
 def _system_memory(root: Path) -> Iterator[int]:
-    try:
+    with suppress(OSError, KeyError):  # not Linux
         yield _table(root / "proc/meminfo")["MemAvailable:"] * 1024
-    except (OSError, KeyError):
-        with suppress(AttributeError, OSError, ValueError):  # the whole memory, rather than what is free
-            yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _group_rooms(root: Path) -> Iterator[int]:

@@ -78,7 +78,7 @@ class CompiledLM:
 
     Args:
         config: The model's shape.
-        arrays: Those that `int8_layout` names. They are only read.
+        arrays: Those that `int8_arrays` makes. They are only read.
         positions: Rotary tables are made for this many.
         threads: CPU threads of the kernels.
     """

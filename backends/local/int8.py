@@ -1,6 +1,6 @@
 """Weights as 8-bit integers, the basis in which that loses little, and the CPUs that compute with them.
 
-The arrays that the kernels read (`int8_layout`) are made of a checkpoint's tensors (`int8_arrays`).
+The arrays that the kernels read are made of a checkpoint's tensors (`int8_arrays`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -180,13 +180,6 @@ def use_threads(count: int, others: int | None = None) -> int:
 # The kernels' arrays ----------------------------------------------------------------------------------------
 
 
-class Form(NamedTuple):
-    """The type and the shape of an array."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
 PRODUCTS = ("qkv", "out", "gate_up", "down")
 """The products of a layer: queries, keys and values; out; gate and up; down."""
 
@@ -197,39 +190,6 @@ Weights are int8 in the kernels' order: `[groups of PANEL outputs, inputs / 4, P
 inputs that one instruction takes together. A scale is the step size of an output, a sum that of its weights.
 Outputs are rounded up to whole groups, with zeros behind them.
 """
-
-
-def int8_layout(config: ModelConfig) -> dict[str, Form]:
-    """The arrays that a model becomes, in the order in which `int8_arrays` gives them."""
-    c = config
-    layout = {
-        "embedding.weights": Form("int8", (c.vocab_size, c.hidden)),
-        "embedding.scales": Form("float32", (c.vocab_size, 1)),
-    }
-    queries = c.heads * c.head_dim
-    sizes = {  # outputs and inputs
-        "qkv": (queries + 2 * c.kv_heads * c.head_dim, c.hidden),
-        "out": (c.hidden, queries),
-        "gate_up": (2 * c.intermediate, c.hidden),
-        "down": (c.hidden, c.intermediate),
-    }
-    for i in range(c.layers):
-        for name in PRODUCTS:
-            layout |= _product_layout(f"{i}.{name}", *sizes[name])
-        if c.qk_norm:
-            layout[f"{i}.qk_norm"] = Form("float32", (c.heads + c.kv_heads, c.head_dim))
-    return layout | _product_layout("head", c.vocab_size, c.hidden)
-
-
-def _product_layout(name: str, outputs: int, inputs: int) -> dict[str, Form]:
-    padded = -(-outputs // OUTPUT_GROUP) * OUTPUT_GROUP
-    forms = (
-        Form("int32", (padded // PANEL, inputs // 4, PANEL)),
-        Form("float32", (padded,)),
-        Form("int32", (padded,)),
-        Form("float32", (padded,)),
-    )
-    return {f"{name}.{array}": form for array, form in zip(PRODUCT_ARRAYS, forms, strict=True)}
 
 
 def int8_arrays(config: ModelConfig, read: Read, threads: int) -> Iterator[tuple[str, Array]]:

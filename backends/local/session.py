@@ -24,7 +24,7 @@ from pasta_async.backends.local.batch import BatchMaker, Entry, RowBatch
 from pasta_async.backends.local.cache import KVCache, affordable_slots, keep_freed_memory
 from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes, weight_count
 from pasta_async.backends.local.compiled import CompiledLM
-from pasta_async.backends.local.int8 import MOST_LAYERS, Array, Read, int8_arrays, int8_layout
+from pasta_async.backends.local.int8 import MOST_LAYERS, Array, Read, int8_arrays
 from pasta_async.backends.local.model import CausalLM, choose_dtype, kv_dtype, storage_dtype
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Job, Scheduler
@@ -165,7 +165,7 @@ class Engine:
             with self._reading(checkpoint, "converting", _SLOW_TO_CONVERT) as read:
                 yield from int8_arrays(self.config, read, min(self._threads, MOST_LAYERS))
 
-        arrays = stored_arrays(checkpoint, int8_layout(self.config), make)
+        arrays = stored_arrays(checkpoint, make)
         return CompiledLM(self.config, arrays, self.context_length, self._threads)
 
     def _plain(self, checkpoint: Checkpoint) -> CausalLM:
