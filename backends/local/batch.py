@@ -2,15 +2,14 @@
 
 Threads of one answer share most of their context. So attention runs over *groups*: all queries of an answer
 meet the union of its threads' slots, and a mask says which of them each query may see. Keys and values of the
-shared part are read once, and one product serves all threads. Slots that only one thread sees are attended to
-apart (`PrivatePart`), so that the other threads' queries skip them.
+shared part are read once, and one product serves all threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from pasta_async.backends.local.cache import PAGE
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_FEW_GROUPS = 4  # if there are no more, each gets one or two products of its own
-_HOLES = 0.2  # largest share of unused pages in a contiguous range that is read in place instead of copied
 _TOGETHER = 16  # new tokens of an entry that attend together in the compiled step; fewer attend one by one
 _MOST_QUERIES = 64  # queries of a prompt in one product: so that a part reads no keys of later parts
 _MANY_QUERIES = 32  # queries of a group from which on it gets a product of its own
@@ -46,23 +43,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class PrivatePart:
-    """The keys that each query alone sees."""
-
-    table: torch.Tensor  # pages to copy, int64 `[queries * pages]`
-    mask: torch.Tensor  # 0 or -inf, `[queries, 1, keys]`
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """Groups of one shape (padded), whose attention is one product."""
 
     rows: slice | torch.Tensor  # the block's rows of the batch, `[groups * queries]`
     groups: int
     queries: int
-    table: slice | torch.Tensor  # the one group's slots, in place; or pages to copy, int64 `[groups * pages]`
-    mask: torch.Tensor | None  # 0 or -inf, `[groups, 1, queries, keys]`; None: all is seen
-    private: PrivatePart | None = None  # further keys, for one group of one query for each thread
+    table: torch.Tensor  # the pages that are seen, int64 `[groups * pages]`
+    mask: torch.Tensor  # 0 or -inf, `[groups, 1, queries, keys]`
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +97,8 @@ class _Group(NamedTuple):
     """A group's attention before padding."""
 
     rows: Ints
-    table: slice | Ints  # slots that stand together, or pages
-    mask: Floats | None  # `[rows, keys]`
-    private: PrivatePart | None = None
-
-    @property
-    def pages(self) -> int:
-        """The number of pages to copy."""
-        return 0 if isinstance(self.table, slice) else len(self.table)
+    pages: Ints
+    mask: Floats  # `[rows, keys]`
 
 
 class BatchMaker:
@@ -136,24 +118,18 @@ class BatchMaker:
             for part, behind in _parts(entry):
                 group = entry.group if part is entry else (entry.group, end, behind)
                 members.setdefault(group, []).append((part, end - behind))
-        few = len(members) <= _FEW_GROUPS
-        groups = [self._group(chosen, few) for chosen in members.values()]
+        groups = [self._group(chosen) for chosen in members.values()]
         ids, positions, slots = map(self._tensor, _new_tokens(entries))
         blocks = [self._block(chosen) for chosen in _similar(groups)]
         return Batch(ids, positions, slots, self._tensor(ends - 1), blocks)
 
-    def _group(self, members: list[tuple[Entry, int]], few: bool) -> _Group:
+    def _group(self, members: list[tuple[Entry, int]]) -> _Group:
         """The attention of entries that share slots, each given with the end of its rows in the batch."""
         rows = np.concatenate([np.arange(end - entry.count, end) for entry, end in members])
-        private = None
         entries = [entry for entry, _ in members]
-        if few:
-            private, entries = self._private_part(entries)
-        table, keys = self._table(entries, in_place=few)
-        if len(rows) == len(entries) and all(len(entry.slots) == keys for entry in entries):
-            return _Group(rows, table, None, private)
-        # A row per query, a column per slot of the table: 0 where the query may look, -inf elsewhere.
-        mask = np.full((len(rows), keys), -np.inf, np.float32)
+        pages = self._pages(np.concatenate([entry.slots for entry in entries]))
+        # A row per query, a column per slot of the pages: 0 where the query may look, -inf elsewhere.
+        mask = np.full((len(rows), len(pages) * PAGE), -np.inf, np.float32)
         top = 0
         for entry in entries:
             columns, count = self._column[entry.slots], entry.count
@@ -162,46 +138,7 @@ class BatchMaker:
             if count > 1:  # a new token does not see those behind it
                 visible[:, columns[entry.start :]] = np.triu(np.full((count, count), -np.inf, np.float32), 1)
             top += count
-        return _Group(rows, table, mask, private)
-
-    def _private_part(self, entries: list[Entry]) -> tuple[PrivatePart | None, list[Entry]]:
-        """The slots that single threads alone see, where that pays, and the entries without them."""
-        if len(entries) == 1 or any(entry.count > 1 for entry in entries):
-            return None, entries
-        # Count for each slot how many threads see it. Slots behind the last shared one are a thread's own.
-        slots = np.concatenate([entry.slots for entry in entries])
-        lowest = int(slots.min())
-        readers = np.bincount(slots - lowest)
-        shared = [_shared_length(readers[entry.slots - lowest]) for entry in entries]
-        if not all(shared):
-            return None, entries
-        # Each thread's own slots, by their pages (which threads may share) and their columns within these.
-        private_slots = [entry.slots[length:] for entry, length in zip(entries, shared, strict=True)]
-        private_pages = [(self._pages(of_thread), self._column[of_thread]) for of_thread in private_slots]
-        if not (most := max(len(pages) for pages, _ in private_pages)):
-            return None, entries
-        table = np.concatenate([_pad(pages, most) for pages, _ in private_pages])
-        mask = np.full((len(entries), 1, most * PAGE), -np.inf, np.float32)
-        for query, (_, columns) in enumerate(private_pages):
-            mask[query, 0, columns] = 0
-        rest = [
-            replace(entry, slots=entry.slots[:length], start=length - 1)
-            for entry, length in zip(entries, shared, strict=True)
-        ]
-        return PrivatePart(self._tensor(table), self._tensor(mask)), rest
-
-    def _table(self, entries: list[Entry], *, in_place: bool) -> tuple[slice | Ints, int]:
-        """The slots that any entry sees, as a slice or as pages, and their number; sets each slot's column.
-
-        Pages that nobody sees may be among them, if they are few (a mask hides them).
-        """
-        pages = self._pages(np.concatenate([entry.slots for entry in entries]))
-        first, end = int(pages[0]), int(pages[-1]) + 1
-        span = end - first
-        if not in_place or span - len(pages) > _HOLES * span:
-            return pages, len(pages) * PAGE
-        self._column[first * PAGE : end * PAGE] = np.arange(span * PAGE)
-        return slice(first * PAGE, end * PAGE), span * PAGE
+        return _Group(rows, pages, mask)
 
     def _pages(self, slots: Ints) -> Ints:
         """The pages that slots are on; sets the column of each of their slots."""
@@ -211,22 +148,15 @@ class BatchMaker:
 
     def _block(self, groups: list[_Group]) -> Block:
         queries = max(len(group.rows) for group in groups)
-        pages = max(group.pages for group in groups)
-        if len(groups) == 1:
-            (group,) = groups
-            mask = None if group.mask is None else self._tensor(group.mask[None, None])
-            table = group.table if isinstance(group.table, slice) else self._tensor(group.table)
-            return Block(self._row_index(group.rows), 1, queries, table, mask, group.private)
+        most = max(len(group.pages) for group in groups)
         # Padding repeats a group's first row, which is then computed several times alike, and masks slots.
-        index = np.stack([_pad(group.rows, queries) for group in groups])
-        table = np.stack([_pad(cast("Ints", group.table), pages) for group in groups])
-        mask = np.full((len(groups), 1, queries, pages * PAGE), -np.inf, np.float32)
+        index = np.concatenate([_pad(group.rows, queries) for group in groups])
+        table = np.concatenate([_pad(group.pages, most) for group in groups])
+        mask = np.full((len(groups), 1, queries, most * PAGE), -np.inf, np.float32)
         for i, group in enumerate(groups):
-            shown = 0 if group.mask is None else group.mask
-            mask[i, 0, : len(group.rows), : group.pages * PAGE] = shown
+            mask[i, 0, : len(group.rows), : len(group.pages) * PAGE] = group.mask
             mask[i, 0, len(group.rows) :] = mask[i, 0, 0]
-        rows = self._row_index(index.reshape(-1))
-        return Block(rows, len(groups), queries, self._tensor(table.reshape(-1)), self._tensor(mask))
+        return Block(self._row_index(index), len(groups), queries, self._tensor(table), self._tensor(mask))
 
     def _row_index(self, rows: Ints) -> slice | torch.Tensor:
         in_order = bool((np.diff(rows) == 1).all())
@@ -246,12 +176,6 @@ def _new_tokens(entries: Sequence[Entry]) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def _shared_length(readers: Ints) -> int:
-    """Slots of a sequence up to the last that others see as well; `readers`: threads that see each slot."""
-    shared = np.flatnonzero(readers != 1)
-    return int(shared[-1]) + 1 if len(shared) else 0
-
-
 def _parts(entry: Entry) -> Iterator[tuple[Entry, int]]:
     """The entry, or parts of it if it is long, each with the number of new tokens behind the part."""
     if entry.count <= _MOST_QUERIES:
@@ -267,8 +191,8 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
     """Put groups of similar size together, so that padding stays small and blocks stay few."""
     result: list[list[_Group]] = []
     size = 0
-    for group in sorted(groups, key=lambda group: (len(group.rows), group.pages), reverse=True):
-        area = len(group.rows) * group.pages
+    for group in sorted(groups, key=lambda group: (len(group.rows), len(group.pages)), reverse=True):
+        area = len(group.rows) * len(group.pages)
         if result and _fits(group, result[-1], size + area):
             result[-1].append(group)
             size += area
@@ -281,11 +205,11 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
 def _fits(group: _Group, block: list[_Group], area: int) -> bool:
     """True if a group may join a block of groups with no fewer rows; `area`: all rows x pages, unpadded."""
     for member in (group, block[-1]):
-        if len(member.rows) >= _MANY_QUERIES or not member.pages or member.private is not None:
+        if len(member.rows) >= _MANY_QUERIES:
             return False  # it gets a product of its own
-    pages = (len(block) + 1) * max(member.pages for member in (*block, group))
+    pages = (len(block) + 1) * max(len(member.pages) for member in (*block, group))
     return pages <= _COPIED and len(block[0].rows) * pages <= _WASTE * area
 
 
 def _pad(array: Ints, size: int) -> Ints:
-    return np.concatenate((array, np.full(size - len(array), array[0] if len(array) else 0)))
+    return np.concatenate((array, np.full(size - len(array), array[0])))

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.batch import Batch, Block, PrivatePart
+from pasta_async.backends.local.batch import Batch, Block
 from pasta_async.backends.local.cache import PAGE, KVCache
 from pasta_async.backends.local.checkpoint import ModelConfig, weight_count
 from pasta_async.backends.local.int8 import (
@@ -35,7 +35,6 @@ from pasta_async.backends.local.int8 import (
 from pasta_async.backends.options import DType
 from pasta_async.errors import InvalidRequestError
 
-KeysValues = tuple[torch.Tensor, torch.Tensor]
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """`y = x W^T + b`, from `[rows, in]` to `[rows, out]`, both of the type that `storage_dtype` says."""
 
@@ -151,58 +150,22 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block) -> torch.Tensor:
     keys, values = _keys_values(kv, block.table, groups)
     if queries == 1 and groups == 1 and q.is_cpu:  # for one query torch's fused operator is faster
         q = q.reshape(1, kv_heads, -1, head_dim)
-        mask = None if block.mask is None else block.mask.expand(-1, -1, q.shape[2], -1)
+        mask = block.mask.expand(-1, -1, q.shape[2], -1)
         return _flash(q, keys[None], values[None], attn_mask=mask)[0].view(1, -1)
     # The queries that share a key-value head stand below each other: one product serves them all.
     q = q.reshape(groups, queries, kv_heads, -1, head_dim).permute(2, 0, 3, 1, 4) / math.sqrt(head_dim)
     scores = q.reshape(len(keys), -1, head_dim) @ keys.transpose(1, 2)
-    if block.mask is not None:
-        scores.view(kv_heads, groups, -1, queries, keys.shape[1]).add_(block.mask)
-    if block.private:
-        out = _with_private_part(q[:, 0], kv, block.private, scores, values)
-    else:
-        out = scores.softmax(-1) @ values
+    scores.view(kv_heads, groups, -1, queries, keys.shape[1]).add_(block.mask)
+    out = scores.softmax(-1) @ values
     return out.view(*q.shape).permute(1, 3, 0, 2, 4).reshape(groups * queries, -1)
 
 
-def _keys_values(kv: torch.Tensor, table: slice | torch.Tensor, groups: int) -> KeysValues:
-    """Keys and values of a table, `[kv_heads * groups, keys, head_dim]` each: in place, or pages copied."""
+def _keys_values(kv: torch.Tensor, table: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of some pages, `[kv_heads * groups, keys, head_dim]` each, copied."""
     heads, _, head_dim = kv.shape
-    if isinstance(table, slice):
-        seen = kv[:, table]
-    else:
-        seen = kv.view(heads, -1, PAGE * head_dim).index_select(1, table).view(heads * groups, -1, head_dim)
-    keys, values = seen.chunk(2)
+    pages = kv.view(heads, -1, PAGE * head_dim).index_select(1, table)
+    keys, values = pages.view(heads * groups, -1, head_dim).chunk(2)
     return keys, values
-
-
-def _with_private_part(
-    q: torch.Tensor, kv: torch.Tensor, private: PrivatePart, scores: torch.Tensor, values: torch.Tensor
-) -> torch.Tensor:
-    """Attention over keys that all queries see and keys that one query sees, under one softmax.
-
-    Args:
-        q: Scaled queries, `[kv_heads, heads per key-value head, queries, head_dim]`.
-        kv: A layer's cache.
-        private: The keys of single queries.
-        scores: Scores of the shared keys, `[kv_heads, heads per key-value head * queries, keys]`.
-        values: Values of the shared keys, `[kv_heads, keys, head_dim]`.
-
-    Returns `[kv_heads, heads per key-value head * queries, head_dim]`.
-    """
-    kv_heads, repeats, queries, head_dim = q.shape
-    shared = scores.shape[-1]
-    # Each query is a batch entry of its own here, with the heads that share a key-value head as rows.
-    keys, private_values = _keys_values(kv, private.table, queries)
-    private_scores = q.transpose(1, 2).reshape(len(keys), repeats, head_dim) @ keys.transpose(1, 2)
-    private_scores = private_scores.view(kv_heads, queries, repeats, -1).add_(private.mask).transpose(1, 2)
-    # The softmax is over both kinds of keys; each kind's weights then meet its values.
-    both = torch.cat((scores, private_scores.reshape(kv_heads, repeats * queries, -1)), -1)
-    weights = both.softmax(-1)
-    out = weights[..., :shared] @ values
-    private_weights = weights[..., shared:].view(kv_heads, repeats, queries, -1).transpose(1, 2)
-    private_out = private_weights.reshape(len(keys), repeats, -1) @ private_values
-    return out.add_(private_out.view(kv_heads, queries, repeats, head_dim).transpose(1, 2).reshape(out.shape))
 
 
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
@@ -238,11 +201,11 @@ def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: tor
     if name == "auto":
         if weight_count(config) < _LARGE_MODEL:
             return "float32"
-        if device.type == "cpu":
-            return "int8" if computes_int8(config) else "float32"
-        return "bfloat16" if device.type == "cuda" else "float32"
-    if name == "int8" and device.type != "cpu":
-        raise InvalidRequestError(f"dtype int8 is for CPUs; on {device.type} take bfloat16")
+        if device.type == "cuda":
+            return "bfloat16"
+        return "int8" if computes_int8(config) else "float32"
+    if name == "int8" and device.type == "cuda":
+        raise InvalidRequestError("dtype int8 is for CPUs; on CUDA take bfloat16")
     if name == "int8" and not computes_int8(config):
         _LOG.warning(
             "int8 needs a CPU with AVX2, numba, and a model whose sizes are multiples of %d; "

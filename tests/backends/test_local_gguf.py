@@ -84,7 +84,8 @@ def write(
             data = in_pairs(data, config.head_dim)
         tensors[renamed(name)] = (data, stored)
     if config.rope_parameters["rope_type"] == "llama3":
-        divisors = model_config(config.to_dict(), path).rope_divisors
+        raw = {**config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+        divisors = model_config(raw, path).rope_divisors
         tensors["rope_freqs.weight"] = (np.array(divisors, np.float32), Type.F32)
     tensors |= {key: value for key, value in changes.items() if key.endswith((".weight", ".bias"))}
     for name, entry in tensors.items():
