@@ -1,7 +1,8 @@
 """The kernels' arrays in a file of the cache: made once, then mapped into memory and shared by processes.
 
-A file has the arrays one behind the other, each at a multiple of 64 bytes, then a JSON index, then the length
-of the index in 8 bytes. The index says what the arrays were made of, and the type, shape and place of each.
+A file has the arrays one behind the other, each at a multiple of 64 bytes, then a JSON index, its SHA-256 and
+its length in 8 bytes. The index says what the arrays were made of, and the type, shape and place of each. One
+that is damaged is not used, for the kernels go by it unchecked.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
     """The read-only arrays of a checkpoint, mapped from a file, which is made if there is none.
 
     The file's name has the checkpoint's name and a hash of the paths of its files. It is made anew when one
-    of these has another size or time of change, and when it was cut. It appears when it is complete: if a
+    of these has another size or time of change, and when it is damaged. It appears when it is complete: if a
     process is killed before, the next caller makes it again, and of two processes one waits for the other.
     If it cannot be written, a warning says so and the arrays are in memory.
 
@@ -87,10 +88,13 @@ def _opened(path: Path, origin: list[Any]) -> dict[str, Array] | None:
     try:
         with path.open("rb") as file:
             pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        size = min(int.from_bytes(pages[-8:], "little"), _LARGEST_INDEX)
-        index = json.loads(pages[-8 - size : -8])
-    except (FileNotFoundError, ValueError):  # the latter from an empty file, and from one without an index
+    except (FileNotFoundError, ValueError):  # the latter: it is empty
         return None
+    size = int.from_bytes(pages[-8:], "little")
+    raw = pages[-size - 40 : -40] if size < _LARGEST_INDEX else b""
+    if hashlib.sha256(raw).digest() != pages[-40:-8]:
+        return None
+    index = json.loads(raw)
     if index["origin"] != origin:
         return None
     if sys.platform == "linux":
@@ -112,7 +116,7 @@ def _write(path: Path, origin: list[Any], make: Make) -> None:
                 arrays[name] = array.dtype.name, array.shape, start
                 file.write(np.ascontiguousarray(array).view(np.uint8).data)
             index = json.dumps({"origin": origin, "arrays": arrays}).encode()
-            file.write(index + len(index).to_bytes(8, "little"))
+            file.write(index + hashlib.sha256(index).digest() + len(index).to_bytes(8, "little"))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

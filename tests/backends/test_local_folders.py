@@ -187,13 +187,6 @@ GROUPS: dict[str, tuple[dict[str, str], int]] = {
         },
         1000,
     ),
-    "no limit": (
-        {
-            "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.max": "max\n",
-        },
-        4096,
-    ),
 }
 
 

@@ -125,7 +125,9 @@ def test_an_adapter_has_a_file_of_its_own_and_a_new_one_when_it_changes(
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut": lambda data: data[: len(data) // 2],
-    "of another version": lambda data: data.replace(b'{"origin": [', b'{"origin": [1'),
+    "another index": lambda data: data.replace(
+        b'"embedding.weights": ["int8"', b'"embedding.weights": ["int4"'
+    ),
 }
 
 
