@@ -32,6 +32,7 @@ from pydantic import Field
 
 from pasta_async import Client, Sampling
 from pasta_async.backends import BackendOptions
+from pasta_async.backends.options import DType
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.evals.answers import (
     FORMS,
@@ -72,7 +73,7 @@ class SpeedSettings(CommandSettings):
     temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
     seed: int = Field(default=0, ge=0, description="of the first pass; each further one has the next")
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
-    dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
+    dtype: DType | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
     threads: int | None = Field(default=None, ge=1, description="local: CPU threads; default: all")
     out: RawRows = None
 
