@@ -211,7 +211,7 @@ class HeldBackend(RandomBackend):
     """Holds the tokens of the second field back until it may go on."""
 
     def __init__(self) -> None:
-        super().__init__(words=("green", "black"))
+        super().__init__()
         self.go_on = asyncio.Event()
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
