@@ -7,7 +7,6 @@ import json
 import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
 
 import pytest
 from playground_server import WatchedBackend, serving
@@ -21,7 +20,7 @@ from tests.pasta_tiny import LOCAL_TINY
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from playwright.async_api import BrowserContext, Locator, Page
+    from playwright.async_api import Locator, Page
 
     from pasta_async import DecodeRequest, Piece
 
@@ -52,7 +51,7 @@ def lane(page: Page, name: str) -> Locator:
 
 
 async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Page) -> None:
-    async with Client(LOCAL_TINY) as client, serving(client) as url:
+    async with Client(LOCAL_TINY) as client, serving(client.backend) as url:
         answer = await client.generate(PROMPT, sampling=Sampling())
         baseline = await client.generate(PROMPT, sampling=Sampling(), baseline=True)
         assert len(answer.threads) > 1, "the model makes no promise here; this test needs one"
@@ -236,7 +235,7 @@ async def object_of(page: Page) -> Any:
 
 
 async def test_the_example_of_a_plan_is_filled_by_the_real_engine(page: Page) -> None:
-    async with Client(LOCAL_TINY) as client, serving(client) as url:
+    async with Client(LOCAL_TINY) as client, serving(client.backend) as url:
         await open_page(page, url)
         await page.get_by_label("Plan", exact=True).check()
         await expect(graph(page)).to_have_accessible_name(
@@ -331,58 +330,6 @@ async def test_what_check_finds_stands_at_the_form(page: Page) -> None:
         await page.get_by_role("button", name="Fill").click()
         await expect(page.get_by_role("alert")).to_contain_text("The form is no JSON")
         await expect(page.get_by_label("Form")).to_be_focused()
-
-
-async def test_a_link_carries_the_plan(page: Page) -> None:
-    async with serving(RandomBackend()) as url:
-        await page.goto(f"{url}#prompt=Why%3F&schema={quote(json.dumps(COLOURS), safe='')}")
-        await expect(page.get_by_label("Plan", exact=True)).to_be_checked()
-        await expect(page.get_by_label("Prompt")).to_have_value("Why?")
-        await expect(graph(page)).to_have_accessible_name("sky at once; sea at once; mood after sky, sea")
-
-
-async def background(page: Page) -> str:
-    return await page.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
-
-
-@pytest.mark.parametrize("context", [{"color_scheme": "dark"}], indirect=True)
-async def test_dark_as_the_system_has_it_or_as_one_chooses(page: Page) -> None:
-    async with serving(WatchedBackend()) as url:
-        await open_page(page, url)
-        dark = await background(page)
-        await page.emulate_media(color_scheme="light")
-        light = await background(page)
-        assert dark != light
-        toggle = page.get_by_role("button", name="Colours")
-        await toggle.click()
-        await expect(toggle).to_have_accessible_name("Colours: dark")
-        assert await background(page) == dark
-        await page.reload()
-        assert await background(page) == dark
-        await toggle.click()
-        await toggle.click()
-        await expect(toggle).to_have_accessible_name("Colours: as the system has them")
-        assert await background(page) == light
-
-
-@pytest.mark.parametrize("context", [{"permissions": ["clipboard-read", "clipboard-write"]}], indirect=True)
-async def test_a_link_carries_the_prompt_and_not_to_the_server(page: Page, context: BrowserContext) -> None:
-    prompt = "Tea & coffee:\n100 % <b>?"
-    async with serving(WatchedBackend()) as url:
-        await open_page(page, url)
-        await page.get_by_label("Prompt").fill(prompt)
-        await page.get_by_role("button", name="Copy link").click()
-        await expect(state(page)).to_contain_text("copied")
-        link = await page.evaluate("() => navigator.clipboard.readText()")
-        assert link == page.url == f"{url}#prompt={quote(prompt, safe='')}"
-        other = await context.new_page()
-        asked: list[str] = []
-        other.on("request", lambda request: asked.append(unquote(request.url.partition("#")[0])))
-        await other.goto(link)
-        await expect(other.get_by_label("Prompt")).to_have_value(prompt)
-        assert asked and not any("coffee" in address for address in asked)
-        await page.goto(f"{url}#prompt=%E0%A4%A")
-        await expect(page.get_by_role("alert")).to_contain_text("cannot be read")
 
 
 async def test_text_of_the_model_is_never_markup(page: Page) -> None:

@@ -1,6 +1,6 @@
 "use strict";
 
-/* The page: sends prompts, shows answers, compares, shares. Text of the model is only inserted as text, never as markup. */
+/* The page: sends prompts, shows answers, compares. Text of the model is only inserted as text, never as markup. */
 (() => {
   const { make, seconds, timeline, inSequence, showNumbers } = pasta;
   const { Lane, Prose, Clock, promiseTag, syncTag } = views;
@@ -393,60 +393,6 @@
     examine();
   }
 
-  async function share() {
-    const link = new URL(location.href);
-    const schema = asksForPlan() ? `&schema=${encodeURIComponent(by("schema").value)}` : "";
-    link.hash = `prompt=${encodeURIComponent(by("prompt").value)}${schema}`;
-    history.replaceState(null, "", link);
-    try {
-      await navigator.clipboard.writeText(link.href);
-      tell("The link is copied. It opens this page with this prompt.");
-    } catch {
-      tell("The address of this page has the prompt now; copy it from there.");
-    }
-  }
-
-  /** The prompt of a link stands behind the #, which browsers do not send to servers. */
-  function readLink() {
-    const found = /^#prompt=([^&]*)(?:&schema=(.*))?$/s.exec(location.hash);
-    if (!found) return;
-    try {
-      by("prompt").value = decodeURIComponent(found[1]);
-      if (found[2]) by("schema").value = decodeURIComponent(found[2]);
-    } catch {
-      complain(new api.Trouble("The prompt in this link cannot be read."));
-    }
-    if (found[2]) choose("plan");
-  }
-
-  function theme(choice) {
-    const next = { auto: "dark", dark: "light", light: "auto" };
-    if (choice === "auto") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = choice;
-    const names = { auto: "as the system has them", dark: "dark", light: "light" };
-    by("theme").setAttribute("aria-label", `Colours: ${names[choice]}`);
-    by("theme").querySelector("span").textContent = { auto: "Auto", dark: "Dark", light: "Light" }[choice];
-    by("theme").dataset.next = next[choice];
-  }
-
-  function remember(choice) {
-    try {
-      localStorage.setItem("pasta-colours", choice);
-    } catch {
-      // a browser that keeps nothing
-    }
-    theme(choice);
-  }
-
-  function remembered() {
-    try {
-      const choice = localStorage.getItem("pasta-colours");
-      return ["dark", "light"].includes(choice) ? choice : "auto";
-    } catch {
-      return "auto";
-    }
-  }
-
   function offerExamples() {
     const examples = asksForPlan() ? plans.EXAMPLES : EXAMPLES;
     const write = ({ prompt, schema }) => {
@@ -489,20 +435,15 @@
   by("compare").addEventListener("click", () => {
     if (!running && answered) perform(new Baseline(answered.prompt, answered.schema));
   });
-  by("share").addEventListener("click", share);
-  by("theme").addEventListener("click", () => remember(by("theme").dataset.next));
   by("key").addEventListener("change", meetModel);
   by("schema").addEventListener("input", examine);
   by("tokens").addEventListener("change", examine);
   for (const kind of by("ask").elements.kind) kind.addEventListener("change", () => choose(kind.value));
-  addEventListener("hashchange", readLink);
   addEventListener("keydown", (event) => {
     if (event.key === "Escape" && running) running.stopper.abort();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) answer();
   });
 
-  theme(remembered());
   choose(by("ask").elements.kind.value);
-  readLink();
   meetModel();
 })();
