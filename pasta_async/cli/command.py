@@ -64,7 +64,8 @@ def command(
             program, description=description, allow_abbrev=False, formatter_class=formatter
         )
         add_options(parser, settings, positional)
-        options = settings_of(settings, parser, parser.parse_args(arguments))
+        parser.set_defaults(parser=parser)
+        options = settings_of(settings, parser.parse_args(arguments))
         try:
             result = work(options)
             if inspect.iscoroutine(result):
@@ -106,14 +107,12 @@ def add_options(parser: ArgumentParser, settings: type[BaseModel], positional: S
     A required field is a required option, a `tuple` may be given several times, a `bool` has a `--no-` form.
 
     Args:
-        parser: Its namespace is for `settings_of`.
+        parser: Its namespace is for `settings_of`, which needs `set_defaults(parser=...)` as well.
         settings: The `description` of a field is the help; an alias is the option's name.
         positional: Fields that are given by their position, without a name.
     """
-    # The command's own options come first in the help, inherited ones behind them.
-    for name in sorted(settings.model_fields, key=lambda name: name not in settings.__annotations__):
-        field = settings.model_fields[name]
-        name = field.alias or name
+    for field_name, field in settings.model_fields.items():
+        name = field.alias or field_name
         if "SecretStr" in str(field.annotation):
             continue
         if name in positional:
@@ -130,11 +129,12 @@ def add_options(parser: ArgumentParser, settings: type[BaseModel], positional: S
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **option)
 
 
-def settings_of(settings: type[S], parser: ArgumentParser, namespace: Namespace) -> S:
+def settings_of(settings: type[S], namespace: Namespace) -> S:
     """Settings from a parsed command line; bad values end the process with status 2.
 
     Options that are not given are left to the model, and so perhaps to the environment.
     """
+    parser: ArgumentParser = namespace.parser
     names = {field.alias or name for name, field in settings.model_fields.items()}
     try:
         return settings(**{name: value for name, value in vars(namespace).items() if name in names})

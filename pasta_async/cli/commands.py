@@ -18,7 +18,7 @@ from pasta_async import __version__
 from pasta_async.cli.command import add_options, run_coroutine, settings_of
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError, PastaError, missing_extra
-from pasta_async.options import AnswerOptions, Limits, Options, Parallel, Sampling
+from pasta_async.options import AnswerOptions, Limits, Options, Parallel, Sampling, Settings
 from pasta_async.protocol import Backend
 from pasta_async.results import Generation
 
@@ -30,14 +30,11 @@ _WARM_UP = Sampling(max_tokens=4)
 """A few tokens before a comparison, so that the costs of a first request are in neither measurement."""
 
 
-class GenerateOptions(Sampling, Limits):
+class GenerateOptions(Options):
     """A prompt, the way it is answered, and the place where the answer is shown."""
 
     prompt: str
     """The prompt; - reads standard input."""
-    backend: str | None = None
-    """local:, local:qwen-1.5b, local:/path, http://host:port, vllm:http://host:port or sglang:/path;
-    default: PASTA_BACKEND, or local:."""
     parallel: Parallel = "auto"
     """auto, always, never, or outline: lists of an untrained model in parallel."""
     live: bool = False
@@ -53,14 +50,6 @@ class GenerateOptions(Sampling, Limits):
     template: tuple[str, ...] = ()
     """NAME=VALUE for the chat template; may be repeated."""
 
-    @classmethod
-    def _field_label(cls, path: tuple[int | str, ...]) -> str:
-        return f"--{path[0]}".replace("_", "-")
-
-    def given(self, model: type[Options]) -> dict[str, Any]:
-        """The fields of `Sampling`, or of `Limits`, that were set."""
-        return self.model_dump(include=self.model_fields_set & set(model.model_fields))
-
 
 def run(line: list[str], backend: Backend | None) -> None:
     """Run a command; `backend` decodes instead of the one that the options name.
@@ -68,13 +57,13 @@ def run(line: list[str], backend: Backend | None) -> None:
     Raises:
         SystemExit: The command failed, or was misused.
     """
-    parser = ArgumentParser(
+    program = ArgumentParser(
         "pasta-async",
         description="LLM answers sooner: the independent parts of an answer are decoded in parallel.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"pasta-async {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    program.add_argument("--version", action="version", version=f"pasta-async {__version__}")
+    commands = program.add_subparsers(required=True, metavar="COMMAND")
 
     def add(work: Callable[..., None]) -> ArgumentParser:
         about = work.__doc__
@@ -82,9 +71,14 @@ def run(line: list[str], backend: Backend | None) -> None:
         command.set_defaults(work=work, parser=command)
         return command
 
-    add_options(add(generate), GenerateOptions, ["prompt"])
+    generating = add(generate)
+    add_options(generating, GenerateOptions, ["prompt"])
+    add_options(generating, Sampling)
     serving = add(serve)
-    serving.add_argument("--backend", help="see `generate`")
+    for parser in (generating, serving):
+        add_options(parser, Limits)
+        described = " ".join((Settings.model_fields["backend"].description or "").split())
+        parser.add_argument("--backend", help=f"{described} Default: PASTA_BACKEND, or local:.")
     server = add(sglang)
     server.add_argument("model", help="a model folder, or a name on the Hugging Face hub")
     server.add_argument("--device", choices=["cuda", "cpu"], help="default: a GPU if there is one")
@@ -114,11 +108,12 @@ def run(line: list[str], backend: Backend | None) -> None:
             except ModuleNotFoundError as error:
                 raise missing_extra("the server", "server", error) from error
             add_options(serving, ServerSettings)
-        options, further = parser.parse_known_args(line)
+        options, further = program.parse_known_args(line)
         if further and options.work is not sglang:
             options.parser.error(f"unrecognized arguments: {' '.join(further)}")
         options.further = further
-        options.given_backend = backend
+        if backend is not None:
+            options.backend = backend
         options.work(options)
 
 
@@ -163,7 +158,9 @@ def _read_text(name: str) -> str:
 
 def generate(arguments: Namespace) -> None:
     """Answer a prompt."""
-    options = settings_of(GenerateOptions, arguments.parser, arguments)
+    options = settings_of(GenerateOptions, arguments)
+    sampling = settings_of(Sampling, arguments)
+    limits = settings_of(Limits, arguments)
     from pasta_async.cli.display import Display, JsonDisplay
     from pasta_async.trace import timeline_page
 
@@ -181,11 +178,10 @@ def generate(arguments: Namespace) -> None:
         except ModuleNotFoundError as error:
             raise missing_extra("--live", "cli", error) from error
         display = LiveDisplay()
-    backend: Backend | str | None = arguments.given_backend or options.backend
 
     async def answer_on_a_client() -> tuple[Generation, Generation | None]:
-        async with Client(backend, limits=options.given(Limits)) as client:
-            return await show_answer(client, options, display)
+        async with Client(arguments.backend, limits=limits) as client:
+            return await show_answer(client, options, sampling, display)
 
     answer, baseline = run_coroutine(answer_on_a_client())
     if options.html:
@@ -193,7 +189,7 @@ def generate(arguments: Namespace) -> None:
 
 
 async def show_answer(
-    client: Client, options: GenerateOptions, display: Display
+    client: Client, options: GenerateOptions, sampling: Sampling, display: Display
 ) -> tuple[Generation, Generation | None]:
     """Show the answer, decode the baseline if it is asked for, and show the result. Returns both.
 
@@ -204,31 +200,29 @@ async def show_answer(
     """
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     messages = [*system, {"role": "user", "content": options.prompt}]
-    kwargs: AnswerOptions = {
-        "sampling": options.given(Sampling),
+    asked: AnswerOptions = {
+        "sampling": sampling,
         "parallel": options.parallel,
         "chat_template_kwargs": dict(map(_pair, options.template)),
     }
-    answers: list[Generation] = []
+    stream = client.stream(messages, **asked)
+    baseline: Generation | None = None
     try:
         if options.compare:
             await client.generate("Hello.", sampling=_WARM_UP)
-        for baseline in [False, True] if options.compare else [False]:
-            kwargs["baseline"] = baseline
-            async with client.stream(messages, **kwargs) as stream:
-                display.begin(stream)
-                async for event in stream:
-                    display.show(event)
-                answers.append(await stream.result())
+        async with stream:
+            await display.watch(stream)
+            answer = await stream.result()
+        if options.compare:
+            asked["baseline"] = True
+            baseline = await client.generate(messages, **asked)
     except BaseException:  # also after a cancellation: no request is open any more
-        display.broken()
+        display.broken(stream.partial)
         raise
-    answer = answers[0]
-    compared = answers[1] if options.compare else None
-    display.done(answer, compared)
+    display.done(answer, baseline)
     for note in answer.notes:
         say(f"note: {note}")
-    return answer, compared
+    return answer, baseline
 
 
 def _pair(item: str) -> tuple[str, Any]:
@@ -245,8 +239,9 @@ def serve(arguments: Namespace) -> None:
     """Serve OpenAI's API; all options have variables, PASTA_SERVER_PORT for instance."""
     from pasta_async.server import ServerSettings, create_app, uvicorn_server
 
-    settings = settings_of(ServerSettings, arguments.parser, arguments)
-    server = uvicorn_server(create_app(arguments.given_backend or arguments.backend, settings), settings)
+    settings = settings_of(ServerSettings, arguments)
+    app = create_app(arguments.backend, settings, limits=settings_of(Limits, arguments))
+    server = uvicorn_server(app, settings)
     try:
         server.run()
     except SystemExit:  # uvicorn has printed the error, but ends with another status

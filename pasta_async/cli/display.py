@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from pasta_async.events import Event, TextDelta
 from pasta_async.lang import STYLE_CODES
 from pasta_async.results import Generation, Span, ThreadRecord
 from pasta_async.streaming import AnswerStream
@@ -22,48 +21,29 @@ _BAR = 48
 class Display:
     """Shows the answer's text in document order, as it is decoded; with a baseline, the numbers behind it."""
 
-    def __init__(self) -> None:
-        self._streams: list[AnswerStream] = []  # the answer's, and then perhaps the baseline's
-        self._end = "\n"  # the last character that was written
-
-    def begin(self, stream: AnswerStream) -> None:
-        """Begin to show a stream: the answer's, and then perhaps the baseline's."""
-        self._end_line()
-        self._streams.append(stream)
-
-    def show(self, event: Event) -> None:
-        """Show an event of the stream that began last. The baseline's text is not shown."""
-        if isinstance(event, TextDelta) and event.delta and len(self._streams) == 1:
+    async def watch(self, stream: AnswerStream) -> None:
+        """Show an answer while it is decoded. Cancelling it is safe."""
+        async for delta in stream.text_deltas():
             # A pipe gets the text as it is; a terminal would execute control characters.
-            sys.stdout.write(printable(event.delta) if sys.stdout.isatty() else event.delta)
+            sys.stdout.write(printable(delta) if sys.stdout.isatty() else delta)
             sys.stdout.flush()
-            self._end = event.delta[-1]
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """Show the end: everything is decoded."""
-        self._end_line()
+        self.broken(answer)
         if baseline:
             sys.stdout.write("\n" + "\n".join(summary(answer, baseline)) + "\n")
 
-    def broken(self) -> None:
+    def broken(self, partial: Generation | None) -> None:
         """Show the answer so far, which ended early: its text is written already."""
-        self._end_line()
-
-    def _partial(self) -> Generation | None:
-        """The answer so far."""
-        return self._streams[0].partial if self._streams else None
-
-    def _end_line(self) -> None:
-        if self._end != "\n":
+        if partial and partial.text and not partial.text.endswith("\n"):
             sys.stdout.write("\n")
-        sys.stdout.flush()
-        self._end = "\n"
 
 
 class JsonDisplay(Display):
     """One JSON object at the end: the generation, or with a baseline both and the speed-ups."""
 
-    def show(self, event: Event) -> None:
+    async def watch(self, stream: AnswerStream) -> None:
         """Show nothing before the end."""
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
@@ -78,9 +58,9 @@ class JsonDisplay(Display):
             }
         _print_json(result)
 
-    def broken(self) -> None:
+    def broken(self, partial: Generation | None) -> None:
         """Print the answer so far, if it had begun; its `finish_reason` says that it is not whole."""
-        if partial := self._partial():
+        if partial:
             _print_json(partial.model_dump(mode="json"))
 
 

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pasta_async.cli.display import LABEL, Display, label, printable, summary
-from pasta_async.events import Event, SyncJoined, SyncWaiting
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
 
@@ -30,60 +29,47 @@ class LiveDisplay(Display):
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        super().__init__()
         self._console = console or Console(highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._waiting = False  # main waits for its threads
-        self._next: asyncio.TimerHandle | None = None  # draws the next picture
 
-    def begin(self, stream: AnswerStream) -> None:
-        """Start drawing."""
-        super().begin(stream)
-        self._waiting = False
-        self._live.start()
+    async def watch(self, stream: AnswerStream) -> None:
+        """Draw the answer, also while no event comes. Cancelling it gives the terminal back."""
+        with Live(console=self._console, auto_refresh=False, transient=True) as live:
+            drawing = asyncio.create_task(self._draw(stream, live))
+            try:
+                await stream.result()
+            finally:
+                drawing.cancel()
+                await asyncio.wait([drawing])
 
-    def show(self, event: Event) -> None:
-        """Draw within the interval, also if no event follows."""
-        if isinstance(event, SyncWaiting | SyncJoined):
-            self._waiting = isinstance(event, SyncWaiting)
-        if self._next is None:
-            self._next = asyncio.get_running_loop().call_later(_INTERVAL, self._draw)
+    async def _draw(self, stream: AnswerStream, live: Live) -> None:
+        while True:
+            if partial := stream.partial:
+                live.update(view(partial, width=self._console.width), refresh=True)
+            await asyncio.sleep(_INTERVAL)
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """Print the answer, the timeline and the numbers."""
         width = min(max(self._console.width - 44, 16), 64)
-        self._end_with(answer.text, "", *summary(answer, baseline, width=width))
+        self._print(answer.text, "", *summary(answer, baseline, width=width))
 
-    def broken(self) -> None:
+    def broken(self, partial: Generation | None) -> None:
         """Print the text so far."""
-        partial = self._partial()
-        lines = [partial.text] if partial and partial.text else []
-        self._end_with(*lines)
+        if partial and partial.text:
+            self._print(partial.text)
 
-    def _draw(self) -> None:
-        self._next = None
-        if partial := self._streams[-1].partial:
-            title = "main" if len(self._streams) == 1 else "baseline"
-            picture = view(partial, title=title, waiting=self._waiting, width=self._console.width)
-            self._live.update(picture, refresh=True)
-
-    def _end_with(self, *lines: str) -> None:
-        if self._next:
-            self._next.cancel()
-        self._live.stop()
+    def _print(self, *lines: str) -> None:
         for line in lines:
             self._console.print(Text(printable(line)), soft_wrap=True)
 
 
-def view(answer: Generation, *, width: int, title: str = "main", waiting: bool = False) -> RenderableType:
-    """A picture of an answer so far: the main thread on top, below it a row for each promise.
+def view(answer: Generation, *, width: int) -> RenderableType:
+    """A picture of an answer so far, for a screen of `width` characters.
 
-    It fits a screen of `width` characters. The main thread has a `title` and may be `waiting` for the others.
+    The main thread is on top, below it a row for each promise.
     """
     main, *threads = answer.threads
-    heading = f"{title} · {main.tokens} tokens" + (" · waits for its threads" if waiting else "")
     text = Text(_tail(main.text, (width - 4) * _MAIN_LINES), overflow="fold")
-    top = Panel(text, title=heading, title_align="left", border_style="yellow" if waiting else "green")
+    top = Panel(text, title=f"main · {main.tokens} tokens", title_align="left", border_style="green")
     table = Table.grid(padding=(0, 1), expand=True)
     for column in (LABEL, _PROGRESS, None, None):
         table.add_column(no_wrap=True, max_width=column)

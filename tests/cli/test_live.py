@@ -9,16 +9,16 @@ import pytest
 from rich.console import Console
 from written import CAUSES, INTRO, TEXT, WRITTEN
 
-from pasta_async import Client, Generation, Span
+from pasta_async import Client, Generation, Sampling, Span
 from pasta_async.cli.commands import GenerateOptions, show_answer
 from pasta_async.cli.display import bar, summary
 from pasta_async.cli.live import LiveDisplay, view
 from pasta_async.testing import ScriptedBackend
 
 
-def picture(generation: Generation, *, waiting: bool = False, width: int = 80) -> list[str]:
+def picture(generation: Generation, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, record=True)
-    console.print(view(generation, waiting=waiting, width=width))
+    console.print(view(generation, width=width))
     return console.export_text().splitlines()
 
 
@@ -36,8 +36,7 @@ async def waiting_and_done(latency: dict[int, float]) -> tuple[Generation, Gener
 
 async def test_each_thread_has_a_row_with_topic_progress_and_text() -> None:
     waiting, done = await waiting_and_done(latency={2: 0.1})
-    rows = picture(waiting, waiting=True)
-    assert "waits for its threads" in rows[0]
+    rows = picture(waiting)
     assert INTRO in rows[1]
     one, two = rows[3:]
     assert one.startswith("1 causes")
@@ -52,7 +51,8 @@ async def test_the_display_ends_with_the_answer_the_timeline_and_the_numbers() -
     console = Console(file=io.StringIO(), width=100, record=True, force_terminal=True)
     backend = ScriptedBackend(WRITTEN, latency=0.25)
     async with Client(backend, clock=backend.clock) as client:
-        await show_answer(client, GenerateOptions(prompt="Compare.", compare=True), LiveDisplay(console))
+        options = GenerateOptions(prompt="Compare.", compare=True)
+        await show_answer(client, options, Sampling(), LiveDisplay(console))
     shown = console.export_text()
     text, bars, numbers = shown[shown.rindex(TEXT) :].strip().split("\n\n")
     assert text == TEXT
@@ -82,7 +82,7 @@ async def test_control_characters_of_an_answer_are_never_shown() -> None:
     console = Console(file=io.StringIO(), width=100, record=True)
     async with Client(backend, clock=backend.clock) as client:
         done = await client.generate("x")
-        await show_answer(client, GenerateOptions(prompt="x"), LiveDisplay(console))
+        await show_answer(client, GenerateOptions(prompt="x"), Sampling(), LiveDisplay(console))
     shown = "\n".join([*picture(done), *summary(done), console.export_text()])
     assert shown.count("t\ufffd[2J\ufffd31m\ufffd") == 3
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
