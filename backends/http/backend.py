@@ -128,9 +128,6 @@ class ServerBackend(ABC, Generic[_Served]):
     kind: ClassVar[str]
     """The name of the program that serves."""
 
-    foreign_fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields of `pasta-async serve` that its own OpenAI endpoint would ignore."""
-
     def __init__(
         self,
         url: str,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 from pasta_async.backends.http import Call, ServerBackend, ServerOptions, checked_ids, merged
 from pasta_async.backends.vllm.handshake import VLLMModel, shake_hands
@@ -39,7 +39,6 @@ class VLLMBackend(ServerBackend[VLLMModel]):
     """
 
     kind = "vLLM"
-    foreign_fields: ClassVar[frozenset[str]] = frozenset({"regex", "ebnf"})
 
     def __init__(self, url: str, *, model: str | None = None, **options: Unpack[ServerOptions]) -> None:
         super().__init__(url, **options)

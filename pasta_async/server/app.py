@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
-from urllib.parse import urlsplit
+from typing import Any
 
 import httpx
 from prometheus_client import Counter
@@ -27,7 +27,8 @@ from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.errors import ApiError
 from pasta_async.server.operations import Operations
-from pasta_async.server.replies import HttpEngine, check, respond
+from pasta_async.server.proxy import HttpEngine
+from pasta_async.server.replies import check, respond
 from pasta_async.server.requests import ChatRequest, CompletionRequest
 from pasta_async.server.service import Admission, Service, service_of
 from pasta_async.server.settings import ServerSettings
@@ -37,54 +38,41 @@ _page = cache(standalone)
 
 
 def create_app(
-    backend: Client | Backend | str | None = None,
+    backend: Backend | str | None = None,
     settings: ServerSettings | None = None,
     *,
-    limits: Limits | None = None,
+    limits: Limits | Mapping[str, Any] | None = None,
 ) -> Starlette:
     """Make the ASGI app that answers OpenAI's API.
 
-    Its lifespan reaches the backend, or loads the model, and closes it in the end; it may start again then.
-    While it runs, `app.state.service` is its `Service`.
+    Its lifespan, which runs once, reaches the backend, or loads the model, and closes it in the end. While it
+    runs, `app.state.service` is its `Service`.
 
     Args:
-        backend: A backend as for `Client`; or a client, which is then not closed here. None: `PASTA_BACKEND`.
+        backend: A backend as for `Client`. None: `PASTA_BACKEND`.
         settings: None: from the environment, or the defaults. Host and port are for `uvicorn_server`.
-        limits: Limits as for `Client`; a client has its own.
+        limits: Limits as for `Client`.
 
     Raises:
         InvalidRequestError: A setting or the backend's name is bad.
     """
     settings = settings or ServerSettings()
-    operations = Operations(settings)
-    keys = settings.keys()
-
-    def make_client() -> Client:
-        if isinstance(backend, Client):
-            return backend
-        return Client(backend, limits=limits, observers=operations.observers)
-
-    # A bad name is refused now; nothing is reached or loaded before `connect`.
-    make_client()
-    if isinstance(backend, Client):
-        backend.observers += operations.observers
+    admission = Admission(settings)
+    operations = Operations(settings, admission)
+    client = Client(backend, limits=limits, observers=operations.observers)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        client = make_client()
-        admission = Admission(settings)
         try:
-            info = await client.connect()
-            url = client.backend.url if isinstance(client.backend, HttpEngine) else "http://localhost"
-            # Neither time nor connections are limited here: each answer has its own time limit, and the queue
-            # limits the number of answers.
-            async with http_client(url, timeout=None, limits=httpx.Limits()) as http:
-                app.state.service = Service(client, info, settings, admission, http)
-                operations.watch(admission)
-                yield
+            async with client:
+                info = await client.connect()
+                url = client.backend.url if isinstance(client.backend, HttpEngine) else "http://localhost"
+                # Neither time nor connections are limited here: each answer has its own time limit, and the
+                # queue limits the number of answers.
+                async with http_client(url, timeout=None, limits=httpx.Limits()) as http:
+                    app.state.service = Service(client, info, settings, admission, http)
+                    yield
         finally:
-            if client is not backend:
-                await client.aclose()
             await operations.flush()
 
     routes = [
@@ -97,16 +85,14 @@ def create_app(
         Route("/v1/completions", partial(respond, form=CompletionRequest), methods=["POST"]),
         Route("/v1/plans/check", check, methods=["POST"]),
     ]
-    return Starlette(
-        routes=routes,
-        middleware=[
-            *operations.middleware,
-            Middleware(Responses, operations.responses, [route.path for route in routes]),
-            *([Middleware(Guard, refuse=_without_key(keys))] if keys else []),
-        ],
-        exception_handlers={HTTPException: _no_such_route},
-        lifespan=lifespan,
-    )
+    middleware = [
+        *operations.middleware,
+        Middleware(_CountedResponses, operations.responses, [route.path for route in routes]),
+    ]
+    if keys := settings.keys():
+        middleware.append(Middleware(_KeyGuard, keys))
+    handlers = {HTTPException: _no_such_route}
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
 async def _health(request: Request) -> Response:
@@ -119,14 +105,14 @@ async def _health(request: Request) -> Response:
 async def _models(request: Request) -> Response:
     """The model under all its names, or under the one in the path."""
     service = service_of(request)
-    name = request.path_params.get("name")
+    name = request.path_params.get("name", "")
     model = {
         "object": "model",
         "created": int(time.time()),
         "owned_by": "pasta_async",
         "max_model_len": service.info.context_length,
     }
-    if name is None:
+    if not name:
         data = [{"id": model_name, **model} for model_name in service.model_names]
         return JSONResponse({"object": "list", "data": data})
     if name in service.model_names:
@@ -170,17 +156,14 @@ _NO_KEY = ApiError(
 )
 
 
-def path_in_app(scope: Scope) -> str:
+def _path_in_app(scope: Scope) -> str:
     """The path of a request below the path that the app is mounted at."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
-class Responses:
-    """Counts responses by path and status; a path that the app does not have is `other`.
-
-    A path with a slash at its end is the path without it.
-    """
+class _CountedResponses:
+    """Counts responses by path and status; a path that the app does not have is `other`."""
 
     def __init__(self, app: ASGIApp, responses: Counter, paths: Collection[str]) -> None:
         self._app = app
@@ -189,60 +172,32 @@ class Responses:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or the lifespan."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if len(path_in_app(scope)) > 1:
-            scope["path"] = scope["path"].rstrip("/") or "/"
-        path = path_in_app(scope) if path_in_app(scope) in self._paths else "other"
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
+                path = _path_in_app(scope)
+                path = path if path in self._paths else "other"
                 self._responses.labels(path, str(message["status"])).inc()
             await send(message)
 
         await self._app(scope, receive, counted)
 
 
-class Guard:
-    """Answers requests for which `refuse` returns an error; the app answers the others."""
+class _KeyGuard:
+    """Refuses requests without one of the keys, except for `_OPEN_PATHS`."""
 
-    def __init__(self, app: ASGIApp, refuse: Callable[[Scope], ApiError | None]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
-        self._refuse = refuse
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or the lifespan."""
-        error = None if scope["type"] == "lifespan" else self._refuse(scope)
-        app = error.response if error else self._app
+        app = self._app if scope["type"] == "lifespan" or self._allows(scope) else _NO_KEY.response
         await app(scope, receive, send)
 
-
-def _without_key(keys: Sequence[str]) -> Callable[[Scope], ApiError | None]:
-    """The `refuse` of a `Guard`: requests without one of the keys, except for `_OPEN_PATHS`."""
-    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    def refuse(scope: Scope) -> ApiError | None:
+    def _allows(self, scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
         # Every key is compared, and all digests have one length, so that the time it takes tells nothing.
-        matches = [hmac.compare_digest(digest, key_digest) for key_digest in digests]
-        allowed = path_in_app(scope) in _OPEN_PATHS or (any(matches) and scheme.lower() == "bearer")
-        return None if allowed else _NO_KEY
-
-    return refuse
-
-
-def other_names(*hosts: str) -> Callable[[Scope], ApiError | None]:
-    """The `refuse` of a `Guard`: requests to other names of this host, which a page on the web may have."""
-
-    def refuse(scope: Scope) -> ApiError | None:
-        named = Headers(scope=scope).get("host", "")
-        try:
-            is_named_so = urlsplit(f"//{named}").hostname in hosts
-        except ValueError:
-            is_named_so = False
-        message = f"without a key this server answers to local names only, not to {named!r:.100}"
-        return None if is_named_so else ApiError(message, code="invalid_host")
-
-    return refuse
+        matches = [hmac.compare_digest(digest, key_digest) for key_digest in self._digests]
+        return _path_in_app(scope) in _OPEN_PATHS or (any(matches) and scheme.lower() == "bearer")

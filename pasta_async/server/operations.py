@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -33,24 +34,25 @@ if TYPE_CHECKING:
 class Operations:
     """Metrics, traces and logs of an app, as its settings say. Its metrics are in a registry of their own."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, admission: Admission) -> None:
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         text = "Responses, by path and status."
         labels = ("path", "status")
         self.responses: Counter = Counter("pasta_http_responses", text, labels, registry=self._registry)
-        self._in_flight = self._gauge("in_flight", "Requests that decode.")
-        self._queued = self._gauge("queued", "Requests that wait for a place.")
-        self._gauge("limit", "Places there are.").set(settings.max_answers)
-        self._provider: TracerProvider | None = None
+        self._gauge("in_flight", "Requests that decode.", lambda: admission.in_flight)
+        self._gauge("queued", "Requests that wait for a place.", lambda: admission.queued)
+        self._gauge("limit", "Places there are.", lambda: settings.max_answers)
         self.observers: list[Observer] = [Metrics(self._registry), Logs(text=settings.log_text)]
         self.middleware: list[Middleware] = []
+        self._provider: TracerProvider | None = None
         if any(map(os.environ.get, ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))):
             self._trace()
 
-    def _gauge(self, name: str, documentation: str) -> Gauge:
-        return Gauge(f"pasta_server_answers_{name}", documentation, registry=self._registry)
+    def _gauge(self, name: str, documentation: str, number: Callable[[], float]) -> None:
+        gauge = Gauge(f"pasta_server_answers_{name}", documentation, registry=self._registry)
+        gauge.set_function(number)
 
     def _trace(self) -> None:
         """Trace answers, and each HTTP request around them, continuing the trace of the caller."""
@@ -74,21 +76,13 @@ class Operations:
             )
         )
 
-    def watch(self, admission: Admission) -> None:
-        """Show the numbers of a queue in the metrics from now on."""
-        self._in_flight.set_function(lambda: admission.in_flight)
-        self._queued.set_function(lambda: admission.queued)
-
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`: Prometheus's text, or OpenMetrics for clients that accept it."""
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self._registry), headers={"content-type": kind})
 
     async def flush(self) -> None:
-        """Send the spans that are left, within OTLP's time-out; cancelling it does not stop that.
-
-        The provider is not shut down, since the app may start again: it ends with the process.
-        """
+        """Send the spans that are left, within OTLP's time-out: a signal ends the process right then."""
         if self._provider is not None:
             await asyncio.to_thread(self._provider.force_flush)
 
@@ -101,15 +95,13 @@ def _open_provider() -> TracerProvider | None:
     """
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
-    resource = Resource.create()
-    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
-        resource = resource.merge(Resource({SERVICE_NAME: "pasta-async"}))
-    provider = TracerProvider(resource=resource)
+    named = Resource({SERVICE_NAME: "pasta-async"}).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=Resource.create().merge(named))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

@@ -1,39 +1,25 @@
-"""`POST /v1/chat/completions` and `/v1/completions`: answers of the library, or replies of the engine.
-
-Requests that the interpreter does not do (tools) go to the engine's own OpenAI endpoint by a plain proxy. The
-engine renders and encodes the prompt itself, so it may read special tokens that a user typed as commands.
-"""
+"""`POST /v1/chat/completions` and `/v1/completions`: answers of the library, in OpenAI's form."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from functools import partial
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal
 from uuid import uuid4
 
-import httpx
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from pasta_async.backends.http.client import retry_seconds
-from pasta_async.errors import (
-    BackendConnectError,
-    BackendStatusError,
-    BackendTransportError,
-    GenerationTimeoutError,
-)
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
-from pasta_async.plans import FieldDelta, FillDone, FillEvent, FillStream, Plan
+from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
 from pasta_async.plans.plan import KEY
-from pasta_async.prompts import check_json, most_tokens
 from pasta_async.results import Generation
-from pasta_async.server.errors import ApiError, log_failure, stopping
+from pasta_async.server.errors import log_failure, stopping
+from pasta_async.server.proxy import EngineReply
 from pasta_async.server.requests import (
     ChatRequest,
     GenerateRequest,
@@ -45,15 +31,7 @@ from pasta_async.server.requests import (
     sampling_of,
 )
 from pasta_async.server.service import Service, service_of
-from pasta_async.server.streaming import (
-    Events,
-    data_event,
-    event_fields,
-    merged,
-    stream_response,
-    unless_gone,
-)
-from pasta_async.tokenizer import run_encoding
+from pasta_async.server.streaming import data_event, event_fields, merged, stream_response, unless_gone
 
 Json = dict[str, Any]
 
@@ -108,7 +86,7 @@ def _reply(service: Service, body: GenerateRequest, raw: bytes) -> _Reply | Engi
     """The reply to a request, by the library or, where only that can honour it, by the engine's endpoint."""
     if isinstance(body, ChatRequest) and body.schema_asked_for and service.info.grammars:
         return _FilledReply(service, body, body.schema_asked_for)
-    return EngineReply(service, body, raw) if body.for_engine() else _Reply(service, body)
+    return EngineReply(service, body, raw) if body.engine_fields else _Reply(service, body)
 
 
 class _Reply:
@@ -118,7 +96,7 @@ class _Reply:
         self._service = service
         self._request = request
         self._options = request.options
-        self._limits = answer_limits(request, service.limits)
+        self._limits = answer_limits(request, service.client.limits)
         self._chat = isinstance(request, ChatRequest)
         self._envelope: Json = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
@@ -126,16 +104,15 @@ class _Reply:
             "model": request.model,
             "system_fingerprint": None,
         }
+        self.mode: Literal["parallel", "sequential", "baseline"] = "parallel"
+        """The way in which the answers are decoded."""
+        parallel = self._options.parallel or service.settings.parallel
+        if self._options.baseline or (service.info.tags is None and parallel != "outline"):
+            self.mode = "baseline"
+        elif parallel == "never":
+            self.mode = "sequential"
         self.shown: str = ""
         """Text of the first choice that a stream has sent so far."""
-
-    @property
-    def mode(self) -> Literal["parallel", "sequential", "baseline"]:
-        """The way in which the answers are decoded."""
-        parallel = self._options.parallel or self._service.settings.parallel
-        if self._options.baseline or (self._service.info.tags is None and parallel != "outline"):
-            return "baseline"
-        return "sequential" if parallel == "never" else "parallel"
 
     async def whole(self) -> bytes:
         """The reply of a request that does not stream; the first choice that fails ends the others."""
@@ -166,9 +143,8 @@ class _Reply:
         done: dict[int, Generation] = {}
         begun = False
         async with self._service.admission.enter(self._limits.timeout) as seconds:
-            calls = await self._calls(seconds)
-            streams = [self._stream(call) for call in calls]
-            async with aclosing(merged(streams)) as events:
+            answers = [self._events(call) for call in await self._calls(seconds)]
+            async with aclosing(merged(answers)) as events:
                 async for index, event in events:
                     if isinstance(event, AnswerDone):
                         done[index] = event.generation
@@ -186,17 +162,18 @@ class _Reply:
     async def _answer(self, call: Json) -> Generation:
         return await self._service.client.generate(**call)
 
-    def _stream(self, call: Json) -> Events:
-        return self._service.client.stream(**call)
+    async def _events(self, call: Json) -> AsyncGenerator[Event | FillEvent, None]:
+        """The events of one choice, at last `AnswerDone`."""
+        async with self._service.client.stream(**call) as stream:
+            async for event in stream:
+                yield event
 
     async def _calls(self, seconds: float | None) -> list[Json]:
         """The arguments of `Client.generate` for each choice; `seconds` is the time limit of the answers."""
         request = self._request
         settings = self._service.settings
-        model = self._service.info
-        limits = self._limits.model_copy(update={"timeout": seconds})
         shared: Json = {
-            "limits": limits,
+            "limits": self._limits.model_copy(update={"timeout": seconds}),
             "baseline": bool(self._options.baseline),
             "parallel": self._options.parallel or settings.parallel,
             "sampling": sampling_of(request, settings),
@@ -206,8 +183,7 @@ class _Reply:
         calls: list[Json] = []
         for prompt in request.prompts:
             if isinstance(prompt, str):  # a text is encoded once for all its choices
-                encode = partial(model.tokenizer.encode, prompt, most_tokens(model, limits))
-                prompt = await run_encoding(len(prompt), encode)
+                prompt = await self._service.client.encode(prompt)
             for index in range(request.choices):
                 seed = {} if request.seed is None else {"seed": (request.seed + index) % 2**63}
                 calls.append({**shared, **seed, "prompt": prompt})
@@ -286,18 +262,23 @@ class _FilledReply(_Reply):
         room = service.info.context_length // 2
         limit = request.token_limit or service.settings.max_tokens or min(_OBJECT_TOKENS, room)
         self._plan = Plan.of(schema) if in_parallel else Plan.in_sequence(schema, limit)
-        self._mode: Literal["parallel", "baseline"] = "parallel" if in_parallel else "baseline"
-
-    @property
-    def mode(self) -> Literal["parallel", "sequential", "baseline"]:
-        """The way in which the object is written."""
-        return self._mode
+        self.mode = "parallel" if in_parallel else "baseline"
 
     async def _answer(self, call: Json) -> Generation:
         return (await self._service.client.fill(**call)).generation
 
-    def _stream(self, call: Json) -> Events:
-        return _FilledEvents(self._service.client.fill_stream(**call))
+    async def _events(self, call: Json) -> AsyncGenerator[Event | FillEvent, None]:
+        """A plan's events in the form of an answer's: those of its fields, its text in order, its record."""
+        written = 0  # characters of the text that have come out
+        async with self._service.client.fill_stream(**call) as stream:
+            async for event in stream:
+                if not isinstance(event, FillDone):
+                    yield event
+                if delta := stream.text[written:]:
+                    written += len(delta)
+                    yield TextDelta(delta)
+                if isinstance(event, FillDone):
+                    yield AnswerDone(event.filled.generation)
 
     async def _calls(self, seconds: float | None) -> list[Json]:
         """The arguments of `Client.fill` for each choice."""
@@ -308,147 +289,7 @@ class _FilledReply(_Reply):
         return calls
 
 
-class _FilledEvents:
-    """A plan's stream in the form of an answer's: the events of its fields, its text in order, its record."""
-
-    def __init__(self, stream: FillStream[Any]) -> None:
-        self._stream = stream
-        self._events = self._answer_events()
-
-    async def _answer_events(self) -> AsyncGenerator[Event | FillEvent, None]:
-        written = 0  # characters of the text that have come out
-        async for event in self._stream:
-            if not isinstance(event, FillDone):
-                yield event
-            if delta := self._stream.text[written:]:
-                written += len(delta)
-                yield TextDelta(delta)
-            if isinstance(event, FillDone):
-                yield AnswerDone(event.filled.generation)
-
-    async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._events.aclose()
-        await self._stream.__aexit__(*exc)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event | FillEvent:
-        return await anext(self._events)
-
-
 def _cached_tokens(generation: Generation) -> int:
     """Tokens of the prompt whose KV was in the prefix cache when the main thread began."""
     requests = generation.threads[0].requests
     return (requests[0].cached_tokens or 0) if requests else 0
-
-
-# The engine's own endpoint ----------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class HttpEngine(Protocol):
-    """A backend whose engine has an OpenAI API of its own, below this URL; its headers hold its key."""
-
-    @property
-    def url(self) -> str: ...  # noqa: D102
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...  # noqa: D102
-
-    @property
-    def foreign_fields(self) -> frozenset[str]:
-        """Fields that only another engine's endpoint knows: this one would ignore them."""
-        ...
-
-
-class EngineReply:
-    """The reply of the engine's own endpoint, byte for byte; the header `x-pasta-mode` says so."""
-
-    mode: Literal["passed-through"] = "passed-through"
-    shown: None = None
-    """The text so far is not known: the bytes of the reply are not read."""
-
-    def __init__(self, service: Service, request: GenerateRequest, raw: bytes) -> None:
-        backend = service.client.backend
-        if not isinstance(backend, HttpEngine):
-            raise _unsupported(request.for_engine())
-        for field in sorted(backend.foreign_fields & (request.model_extra or {}).keys()):
-            raise _unsupported(field)
-        self._service = service
-        self._request = request
-        self._timeout = answer_limits(request, service.limits).timeout
-        path = "/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions"
-        self._url = backend.url.rstrip("/") + path
-        self._headers = backend.headers
-        self._body = self._engine_body(raw)
-
-    def _engine_body(self, raw: bytes) -> dict[str, Any]:
-        """The request as it came, with this server's defaults, since the engine has other ones."""
-        service = self._service
-        request = self._request
-        body: dict[str, Any] = {name: value for name, value in from_json(raw).items() if value is not None}
-        check_json(body, "a field of the body")  # Python reads NaN and 1e999, which JSON cannot hold
-        body.pop("pasta", None)
-        sampling = sampling_of(request, service.settings)
-        body |= {"model": service.info.name, "temperature": sampling.temperature}
-        if request.token_limit is None and "max_tokens" in sampling.model_fields_set:
-            body["max_tokens"] = sampling.max_tokens
-        if isinstance(request, ChatRequest) and service.info.tags is not None:
-            body["chat_template_kwargs"] = {"pasta": False, **(request.chat_template_kwargs or {})}
-        return body
-
-    async def whole(self) -> bytes:
-        """The reply of a request that does not stream. Cancelling it closes the connection to the engine."""
-        return b"".join([part async for part in self.events()])
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """The bytes of the reply, as they come. Closing it closes the connection to the engine.
-
-        Raises:
-            GenerationTimeoutError: The answer took too long.
-            BackendError: The engine refused or failed.
-        """
-        http = self._service.http
-        loop = asyncio.get_running_loop()
-        try:
-            async with self._service.admission.enter(self._timeout) as seconds:
-                deadline = loop.time() + (math.inf if seconds is None else seconds)
-                async with http.stream(
-                    "POST", self._url, json=self._body, headers=self._headers, timeout=seconds
-                ) as reply:
-                    if reply.status_code != 200:
-                        raise _refusal(reply, await reply.aread())
-                    async for part in reply.aiter_bytes():
-                        yield part
-                        if loop.time() > deadline:  # httpx limits each wait, not all of them together
-                            raise httpx.ReadTimeout("too late")
-        except httpx.TimeoutException as error:
-            raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error
-        except httpx.ConnectError as error:
-            raise BackendConnectError(f"nothing answers at {self._url}: {error}") from error
-        except httpx.TransportError as error:
-            raise BackendTransportError(f"the connection to {self._url} broke off: {error}") from error
-
-
-def _unsupported(field: str | None) -> ApiError:
-    param = field.partition(" ")[0] if field else None
-    return ApiError(f"this engine does not support {field}", code="unsupported_parameter", param=param)
-
-
-def _refusal(reply: httpx.Response, content: bytes) -> BackendStatusError:
-    """The library's error for an error reply of the engine, with the engine's message where it has one."""
-    try:
-        body: Any = from_json(content)
-        message = str(body.get("error", body).get("message") or body)
-    except (ValueError, AttributeError):
-        message = content.decode(errors="replace") or reply.reason_phrase
-    return BackendStatusError(
-        f"the engine answered {reply.status_code}: {message:.1000}",
-        status=reply.status_code,
-        retry_after=retry_seconds(reply),
-    )

@@ -25,6 +25,9 @@ _T = TypeVar("_T")
 _Form = TypeVar("_Form", bound="_Body")
 _Options = TypeVar("_Options", bound=Options)
 
+MAX_CHOICES = 16
+"""Largest number of answers to one request: choices of all its prompts."""
+
 MAX_MESSAGES = 2048
 """Largest number of messages, and of parts of a message; checked while they are read, so that a longer list
 costs nothing."""
@@ -37,7 +40,7 @@ _IGNORED = {
 """Fields that change nothing in the answer by themselves; the last four only beside fields for the engine."""
 
 _ENGINE_ONLY = (
-    *("tools", "functions", "response_format", "logprobs", "logit_bias", "regex", "ebnf", "echo", "suffix"),
+    *("tools", "functions", "response_format", "logprobs", "logit_bias", "echo", "suffix"),
     *("frequency_penalty", "presence_penalty", "reasoning_effort", "verbosity", "prediction"),
     *("web_search_options", "audio"),
 )
@@ -94,11 +97,10 @@ class PlanRequest(_Body):
 
 
 class StreamOptions(_Body):
-    """Options of a stream; the last two are accepted and change nothing."""
+    """Options of a stream; others change nothing."""
 
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-    continuous_usage_stats: bool | None = None
 
 
 class Part(_Body):
@@ -127,10 +129,8 @@ class ChatMessage(_Body):
             return "role"
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if part.type != "text" or part.text is None:
-                return f"content.{index} (a part of type {part.type!r:.40})"
-        if self.tool_calls or self.function_call:
-            return "tool_calls"
-        return None
+                return f"content.{index}"
+        return "tool_calls" if self.tool_calls or self.function_call else None
 
     @property
     def as_message(self) -> Message:
@@ -153,7 +153,7 @@ class GenerateRequest(_Body):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     pasta: PastaOptions | None = None
@@ -183,20 +183,10 @@ class GenerateRequest(_Body):
         """Token limit of an answer, as the request sets it."""
         return self.max_tokens
 
-    def for_engine(self, *, apart: str = "") -> str | None:
-        """The first field that only the engine's own endpoint can honour; None: the library answers.
-
-        Args:
-            apart: A field that does not count.
-        """
-        for name in _ENGINE_ONLY:
-            value = getattr(self, name, None)
-            # `logprobs=0` asks for those of the chosen tokens; a format of plain text asks for nothing.
-            is_number = name == "logprobs" and type(value) is int
-            is_text = isinstance(value, ResponseFormat) and value.type == "text"
-            if name != apart and not is_text and (is_number or (value and value != {"type": "text"})):
-                return name
-        return None
+    @property
+    def engine_fields(self) -> list[str]:
+        """The fields, and parts of messages, that only the engine's own endpoint can honour."""
+        return [name for name in _ENGINE_ONLY if _asks_for(name, getattr(self, name, None))]
 
 
 class ChatRequest(GenerateRequest):
@@ -213,7 +203,7 @@ class ChatRequest(GenerateRequest):
     def schema_asked_for(self) -> dict[str, Any] | None:
         """The schema that the answer has to meet, if the request asks for an object."""
         named = self.response_format and self.response_format.json_schema
-        return named.json_schema if named and not self.for_engine(apart="response_format") else None
+        return named.json_schema if named and self.engine_fields == ["response_format"] else None
 
     @property
     def prompts(self) -> Sequence[list[Message]]:
@@ -225,14 +215,11 @@ class ChatRequest(GenerateRequest):
         """`max_completion_tokens`, or its older name."""
         return self.max_completion_tokens or self.max_tokens
 
-    def for_engine(self, *, apart: str = "") -> str | None:
-        """The first field, or part of a message, that only the engine's own endpoint can honour."""
-        if field := super().for_engine(apart=apart):
-            return field
-        for index, message in enumerate(self.messages):
-            if field := message.engine_only:
-                return f"messages.{index}.{field}"
-        return None
+    @property
+    def engine_fields(self) -> list[str]:
+        """The fields, and parts of messages, that only the engine's own endpoint can honour."""
+        parts = ((index, message.engine_only) for index, message in enumerate(self.messages))
+        return super().engine_fields + [f"messages.{index}.{field}" for index, field in parts if field]
 
 
 class CompletionRequest(GenerateRequest):
@@ -250,6 +237,14 @@ class CompletionRequest(GenerateRequest):
         if self.prompt and isinstance(self.prompt[0], int):
             return [cast("list[int]", self.prompt)]
         return cast("list[str] | list[list[int]]", self.prompt)
+
+
+def _asks_for(name: str, value: Any) -> bool:
+    """True if the value of a field for the engine changes the reply."""
+    if isinstance(value, ResponseFormat):
+        return value.type != "text"
+    # `logprobs=0` asks for those of the chosen tokens alone.
+    return bool(value) or (name == "logprobs" and type(value) is int)
 
 
 async def read_body(request: Request, settings: ServerSettings) -> bytes:
@@ -297,10 +292,8 @@ def check_request(request: GenerateRequest, service: Service) -> None:
         raise ApiError(message, 404, code="model_not_found", param="model")
     if not request.prompts or not all(request.prompts):
         raise ApiError("the prompt is empty", param="prompt")
-    if request.count > settings.max_choices:
-        raise ApiError(
-            f"at most {settings.max_choices} answers for a request, not {request.count}", param="n"
-        )
+    if request.count > MAX_CHOICES:
+        raise ApiError(f"at most {MAX_CHOICES} answers for a request, not {request.count}", param="n")
     if settings.max_tokens and (request.token_limit or 0) > settings.max_tokens:
         raise ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
     if request.max_tokens not in (None, request.token_limit):

@@ -14,13 +14,12 @@ import uvicorn
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 from starlette.applications import Starlette
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from uvicorn.logging import DefaultFormatter
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.server.app import Guard, other_names
 from pasta_async.server.settings import ServerSettings
-from pasta_async.telemetry.logs import with_ids
 
 _SEND_BUFFER = 2**16
 """Bytes that the kernel buffers for a client at most: with more, a slow client looks like a stalled one."""
@@ -47,8 +46,8 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
             "PASTA_SERVER_API_KEYS"
         )
     if not keys:  # else any page on the web could send requests, by a name of its own for this machine
-        app.add_middleware(Guard, refuse=other_names("localhost", "127.0.0.1", "::1", settings.host))
-    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts of answers
+        hosts = ["localhost", "127.0.0.1", "[::1]", settings.host]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -161,13 +160,12 @@ def _log_config(settings: ServerSettings) -> dict[str, Any]:
         "json": {"()": JsonFormatter, **fields, "reserved_attrs": sorted(_KNOWN_FIELDS)},
         "text": {"()": _TextFormatter},
     }
-    handler = {"class": "logging.StreamHandler", "formatter": settings.log_format, "filters": ["ids"]}
+    handler = {"class": "logging.StreamHandler", "formatter": settings.log_format}
     logger = {"handlers": ["stderr"], "level": settings.log_level.upper(), "propagate": False}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": formatters,
-        "filters": {"ids": {"()": lambda: with_ids}},
         "handlers": {"stderr": handler},
         "loggers": {"uvicorn": logger, "pasta_async": logger},
     }

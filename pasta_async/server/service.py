@@ -13,7 +13,6 @@ from starlette.requests import Request
 
 from pasta_async.client import Client
 from pasta_async.errors import GenerationTimeoutError
-from pasta_async.options import Limits
 from pasta_async.protocol import Model
 from pasta_async.server.errors import ApiError
 from pasta_async.server.settings import ServerSettings
@@ -29,17 +28,6 @@ class Service:
     admission: Admission
     http: httpx.AsyncClient
     """The client for the engine's own endpoint."""
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of an answer whose request sets none."""
-        client = self.client.limits
-        settings = self.settings
-        timeout = settings.timeout
-        if client.timeout is not None and "timeout" in client.model_fields_set:
-            timeout = min(client.timeout, timeout)
-        prompt_tokens = settings.max_prompt_tokens or client.prompt_tokens
-        return client.model_copy(update={"timeout": timeout, "prompt_tokens": prompt_tokens})
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -71,39 +59,30 @@ class Admission:
             The seconds that are left after the wait; None: no limit.
 
         Raises:
-            ApiError: 429: the queue is full, or the wait took too long.
-            GenerationTimeoutError: The request's own time was up before its turn came.
+            ApiError: 429: the queue is full.
+            GenerationTimeoutError: The request's time was up before its turn came.
 
         Cancelling it gives the place, or the place in the queue, back.
         """
-        settings = self._settings
+        if self._places.locked() and self.queued >= self._settings.max_queue:
+            raise ApiError(
+                f"the server is busy: {self.in_flight} requests decode, {self.queued} wait",
+                429,
+                code="rate_limit_exceeded",
+                retry_after=min(1 + self.queued / self._settings.max_answers, 60),
+            )
         start = time.monotonic()
-        if self._places.locked() and self.queued >= settings.max_queue:
-            raise self._busy("too many requests wait already")
-        # The wait ends with the request's own time, or with the queue's time-out: whichever comes first.
-        own_time_first = seconds is not None and seconds <= settings.queue_timeout
         self.queued += 1
         try:
-            async with asyncio.timeout(seconds if own_time_first else settings.queue_timeout):
+            async with asyncio.timeout(seconds):
                 await self._places.acquire()
         except TimeoutError:
-            if own_time_first:
-                raise GenerationTimeoutError(f"no place became free within {seconds:g} s") from None
-            raise self._busy("no place became free in time") from None
+            raise GenerationTimeoutError(f"no place became free within {seconds:g} s") from None
         finally:
             self.queued -= 1
         self.in_flight += 1
-        seconds_left = None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
         try:
-            yield seconds_left
+            yield None if seconds is None else max(seconds - (time.monotonic() - start), 1e-3)
         finally:
             self.in_flight -= 1
             self._places.release()
-
-    def _busy(self, reason: str) -> ApiError:
-        return ApiError(
-            f"the server is busy: {reason}; {self.in_flight} requests decode, {self.queued} wait",
-            429,
-            code="rate_limit_exceeded",
-            retry_after=min(1 + self.queued / self._settings.max_answers, 60),
-        )

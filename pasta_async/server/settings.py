@@ -20,15 +20,14 @@ def _split(value: Any) -> Any:
     return value
 
 
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-"""A list of names; a text is split at its commas."""
+_Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 _Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 
 
 class ServerSettings(Options, BaseSettings):
     """Settings that hold for every request; each field is also read from `PASTA_SERVER_<NAME>`.
 
-    A variable that is empty counts as absent. Limits of a single answer's threads are the `Client`'s.
+    A variable that is empty counts as absent. What limits a single answer is in `Limits`.
 
     Raises:
         InvalidRequestError: A value is out of range, or a field unknown.
@@ -50,7 +49,7 @@ class ServerSettings(Options, BaseSettings):
     api_keys_file: Path | None = None
     """A file of keys, one on each line; empty lines and lines that begin with # are skipped.
     Keys in `PASTA_SERVER_API_KEYS` count as well."""
-    model_names: Names = ()
+    model_names: _Names = ()
     """Names for the model beside its own."""
     temperature: float = Field(default=1.0, ge=0, le=10)
     """Temperature of requests that name none; 1 is OpenAI's default."""
@@ -61,16 +60,8 @@ class ServerSettings(Options, BaseSettings):
     """Requests that decode at once."""
     max_queue: int = Field(default=256, ge=0)
     """Requests that wait for their turn; more are refused with 429."""
-    queue_timeout: float = Field(default=60.0, gt=0)
-    """Seconds a request waits for its turn before it is refused with 429."""
-    timeout: float = Field(default=600.0, gt=0)
-    """Seconds an answer may take, its wait in the queue included; a request may ask for less."""
-    max_choices: int = Field(default=16, ge=1)
-    """Answers that one request may ask for (`n`, or several prompts)."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Tokens that a request may ask for; default: the length of the model's context."""
-    max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of a prompt; default: the length of the model's context."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1)
     """Bytes of a request's body."""
     body_timeout: float = Field(default=30.0, gt=0)

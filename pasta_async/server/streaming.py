@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
-from typing import Any, Protocol, Self, TypeVar
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, TypeVar
 
 import anyio
 from pydantic import TypeAdapter
 from pydantic_core import to_json
-from sse_starlette import EventSourceResponse
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from pasta_async.events import Event
@@ -33,8 +33,8 @@ def event_fields(event: Event | FillEvent) -> dict[str, Any]:
 _EVENTS: TypeAdapter[Event | FillEvent] = TypeAdapter(Event | FillEvent)
 
 
-class _EventResponse(EventSourceResponse):
-    """Server-sent events from a generator, which is closed however the response ends.
+class _EventResponse(StreamingResponse):
+    """Server-sent events, until the client goes away. The generators are closed however the response ends.
 
     `last_words` returns the last event of a stream that ends because the server stops. `source` is the
     generator that `events` reads from. It is closed as well: `events` does not do it if it has not begun.
@@ -42,15 +42,16 @@ class _EventResponse(EventSourceResponse):
 
     def __init__(
         self,
-        events: AsyncGenerator[Any, None],
+        request: Request,
+        events: AsyncGenerator[bytes, None],
         headers: Mapping[str, str],
-        drain: float,
         last_words: Callable[[], bytes],
-        source: AsyncGenerator[Any, None],
+        source: AsyncGenerator[bytes, None],
     ) -> None:
-        super().__init__(  # pyright: ignore[reportUnknownMemberType] - its dict has no type arguments
-            events, headers=headers, shutdown_grace_period=drain
-        )
+        # nginx would hold the events back until its buffer is full.
+        headers = {**headers, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, headers=headers, media_type="text/event-stream")
+        self._request = request
         self._generators = (events, source)
         self._last_words = last_words
 
@@ -67,15 +68,17 @@ class _EventResponse(EventSourceResponse):
             open_body = message.get("more_body", True)
             await send(message)
 
-        with suppress(asyncio.CancelledError):
-            try:
-                await super().__call__(scope, receive, watched)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    for generator in self._generators:
-                        await generator.aclose()
-        if open_body and self.active:  # the client is still there
-            await send({"type": "http.response.body", "body": self._last_words()})
+        try:
+            await unless_gone(self._request, self.stream_response(watched))
+        except ApiError:  # the client has gone
+            pass
+        except asyncio.CancelledError:
+            if open_body:
+                await send({"type": "http.response.body", "body": self._last_words()})
+        finally:
+            with anyio.CancelScope(shield=True):
+                for generator in self._generators:
+                    await generator.aclose()
 
 
 def data_event(value: Any) -> bytes:
@@ -89,7 +92,7 @@ async def stream_response(
     headers: Mapping[str, str],
     settings: ServerSettings,
     partial: Callable[[], str | None],
-) -> EventSourceResponse:
+) -> StreamingResponse:
     """A stream in OpenAI's form. It waits for the first event, so that an error before it has an HTTP status.
 
     A client that goes away, or a cancellation, closes the generator. `partial` returns the text so far, which
@@ -116,11 +119,7 @@ async def stream_response(
         await events.aclose()
         raise
     return _EventResponse(
-        rest(first),
-        headers,
-        settings.drain_seconds,
-        lambda: data_event(stopping(partial()).body),
-        source=events,
+        request, rest(first), headers, lambda: data_event(stopping(partial()).body), source=events
     )
 
 
@@ -151,35 +150,29 @@ async def _gone(request: Request) -> None:
         pass
 
 
-class Events(Protocol):
-    """The events of an answer, those of a plan's fields among them: `AnswerStream`, or a class like it."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *exc: object) -> None: ...
-
-    def __aiter__(self) -> Self: ...
-
-    async def __anext__(self) -> Event | FillEvent: ...
-
-
-async def merged(answers: Sequence[Events]) -> AsyncGenerator[tuple[int, Event | FillEvent], None]:
+async def merged(
+    answers: Sequence[AsyncGenerator[Event | FillEvent, None]],
+) -> AsyncGenerator[tuple[int, Event | FillEvent], None]:
     """The events of several answers as they come, each with its answer's index in the sequence.
 
     Raises the error that ends any of the answers. Closing it ends them all.
     """
-    waiting: dict[asyncio.Future[Event | FillEvent], int] = {}
+    waiting: dict[asyncio.Task[Event | FillEvent], int] = {}
+
+    def wait_for_next(index: int) -> None:
+        waiting[asyncio.create_task(anext(answers[index]))] = index
+
     async with AsyncExitStack() as stack:
         for answer in answers:
-            await stack.enter_async_context(answer)
+            await stack.enter_async_context(aclosing(answer))
         if len(answers) == 1:  # no tasks needed
             async for event in answers[0]:
                 yield 0, event
             return
         # A task for each answer waits for its next event; another one follows before the event is passed on.
         try:
-            for index, answer in enumerate(answers):
-                waiting[asyncio.ensure_future(anext(answer))] = index
+            for index in range(len(answers)):
+                wait_for_next(index)
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -188,7 +181,7 @@ async def merged(answers: Sequence[Events]) -> AsyncGenerator[tuple[int, Event |
                         event = task.result()
                     except StopAsyncIteration:
                         continue
-                    waiting[asyncio.ensure_future(anext(answers[index]))] = index
+                    wait_for_next(index)
                     yield index, event
         finally:
             for task in waiting:

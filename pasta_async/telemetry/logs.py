@@ -1,32 +1,16 @@
 """Structured logs of a client's answers, through Python's own `logging`.
 
 Each record has a fixed message, and numbers as fields (`extra=`), which a JSON formatter adds to the line.
-The ids of the current answer and thread are context variables: `with_ids` adds them to every record that is
-logged meanwhile, by any logger.
 """
 
 from __future__ import annotations
 
 import logging
-from contextvars import ContextVar
 
 from pasta_async.observers import AnswerObserver, AnswerStart, Turn
 from pasta_async.protocol import DecodeRequest
 from pasta_async.results import Generation
 from pasta_async.telemetry import error_type, figures, outcome
-
-_IDS = {
-    "answer_id": ContextVar[str | int | None]("pasta_answer", default=None),
-    "thread_id": ContextVar[str | int | None]("pasta_thread", default=None),
-}
-
-
-def with_ids(record: logging.LogRecord) -> bool:
-    """A filter for handlers that adds the fields `answer_id` and `thread_id`; it lets everything pass."""
-    for name, variable in _IDS.items():
-        if not hasattr(record, name) and (value := variable.get()) is not None:
-            setattr(record, name, value)
-    return True
 
 
 class Logs:
@@ -55,12 +39,10 @@ class _AnswerLog(AnswerObserver):
         self._text = text
         self._answer = start.answer
         self._model = start.model.name if start.model else None
-        self._outer_id = _IDS["answer_id"].set(start.answer)  # restores the id of an answer around this one
         prompt = {"prompt": start.prompt} if text else {}
         self._log(logging.DEBUG, "answer begins", model=self._model, streamed=start.streamed, **prompt)
 
     def turn(self, thread: int, turn: Turn) -> None:
-        _IDS["thread_id"].set(None if turn == "over" else thread)
         self._log(logging.DEBUG, f"thread {turn}", thread_id=thread)
 
     def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
@@ -75,7 +57,6 @@ class _AnswerLog(AnswerObserver):
         message = {"error": "answer failed", "refused": "answer refused"}.get(reason, "answer ended")
         failure = self._failure(error) if error and reason != "abort" else {}
         self._log(level, message, model=self._model, finish_reason=reason, **fields, **failure)
-        _IDS["answer_id"].reset(self._outer_id)
 
     def _failure(self, error: BaseException) -> dict[str, object]:
         """The fields of an error. Its message may quote a prompt, so it is text."""

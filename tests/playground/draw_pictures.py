@@ -42,7 +42,7 @@ async def main() -> None:
     async with Client("local:pasta-qwen") as client:
         await client.generate(PROMPT, max_tokens=4)  # the first answer pays for what only the first one needs
         await draw_live(client)
-        async with serving(client) as url, async_playwright() as playwright:
+        async with serving(client.backend) as url, async_playwright() as playwright:
             browser = await playwright.chromium.launch(
                 executable_path=path,
                 args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],

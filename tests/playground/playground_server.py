@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from pasta_async import Backend, Client, DecodeRequest, Piece
+from pasta_async import Backend, DecodeRequest, Piece
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.testing import Fault, ScriptedBackend
@@ -34,6 +34,6 @@ class WatchedBackend(ScriptedBackend):
                 self.idle.set()
 
 
-def serving(backend: Client | Backend, **settings: Any) -> AbstractAsyncContextManager[str]:
+def serving(backend: Backend, **settings: Any) -> AbstractAsyncContextManager[str]:
     """The server's address while it runs."""
     return serving_in_loop(create_app(backend, ServerSettings(**settings)))

@@ -17,7 +17,6 @@ from starlette.types import ASGIApp
 from pasta_async import Backend, DecodeRequest, Limits, Piece
 from pasta_async.backends import WrappingBackend
 from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.service import Service
 
 PROMPT = (
     "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears, 2 lemons and 5 melons."
@@ -68,10 +67,6 @@ class LiveServer(NamedTuple):
 
     url: str
     app: Any
-
-    @property
-    def service(self) -> Service:
-        return self.app.state.service
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
         """A bare connection."""
@@ -124,15 +119,6 @@ async def serving_in_loop(app: ASGIApp) -> AsyncGenerator[str]:
         finally:
             server.should_exit = True
             await task
-            await _end_watcher()
-
-
-async def _end_watcher() -> None:
-    """sse-starlette has one task for each loop that looks for signals, and lets it run on."""
-    for task in asyncio.all_tasks():
-        if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":
-            task.cancel()
-            await asyncio.wait([task])
 
 
 @asynccontextmanager

@@ -133,7 +133,7 @@ def test_a_full_queue_is_told_with_429_and_when_to_come_again() -> None:
 
 
 def test_the_time_limit_of_the_server_and_the_text_so_far() -> None:
-    with running(stalling(), timeout=1.0) as server:
+    with running(stalling(), Limits(timeout=1.0)) as server:
         reply = ask(server)
         assert reply.status_code == 504
         assert reply.headers["x-should-retry"] == "false"

@@ -83,12 +83,6 @@ async def test_log_probabilities_and_no_tags(client: openai.AsyncOpenAI, backend
         assert len(choice.logprobs.content[0].top_logprobs) == 2
 
 
-async def test_what_the_engine_refuses_is_a_400(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        await ask(client, extra_body={"regex": "("})
-    assert caught.value.code == "refused_by_engine"
-
-
 @pytest.mark.parametrize("extra", [{}, {"tools": TOOLS, "stream": True}])
 async def test_a_client_that_leaves_aborts_on_the_engine(
     served: LiveServer, server: RealServer, extra: dict[str, Any]

@@ -30,10 +30,10 @@ def scrape() -> Samples:
 
 
 async def _scrape() -> Samples:
-    client = Client(ScriptedBackend(ODD, faults=[Fault(thread=1, after_tokens=0, skip=1)]))
-    app = create_app(client)
+    app = create_app(ScriptedBackend(ODD, faults=[Fault(thread=1, after_tokens=0, skip=1)]))
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as http:
+        client: Client = app.state.service.client
         await client.generate("x")
         with pytest.raises(ThreadFailedError):
             await client.generate("y")

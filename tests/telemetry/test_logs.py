@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 from samples import DOCUMENT
 
-from pasta_async import Client, DecodeRequest, InvalidRequestError, ThreadFailedError
+from pasta_async import Client, InvalidRequestError, ThreadFailedError
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
-from pasta_async.telemetry.logs import Logs, with_ids
+from pasta_async.telemetry.logs import Logs
 from pasta_async.testing import Fault, ScriptedBackend
 
 
@@ -23,7 +22,6 @@ class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.records: list[dict[str, Any]] = []
-        self.addFilter(with_ids)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append({**vars(record), "text": record.getMessage()})
@@ -72,22 +70,6 @@ async def test_failures_are_warnings_and_refusals_are_none(logger: logging.Logge
     assert warnings[0]["thread_id"] == 2
     [refused] = lines.with_text("answer refused")
     assert (refused["levelno"], refused["error_type"]) == (logging.INFO, "InvalidRequestError")
-
-
-async def test_what_others_log_has_the_ids_too(logger: logging.Logger, lines: Lines) -> None:
-    class Talking(ScriptedBackend):
-        def decode(self, request: DecodeRequest) -> Any:
-            logger.info("asked of %s %s", request.answer, request.thread)
-            return super().decode(request)
-
-    client = Client(Talking(DOCUMENT), observers=[Logs(logging.Logger("nowhere"))])
-    await asyncio.gather(client.generate("x"), client.generate("y"))
-    messages = [record for record in lines.records if record["text"].startswith("asked")]
-    assert len(messages) == 8
-    for record in messages:
-        assert record["text"] == f"asked of {record['answer_id']} {record['thread_id']}"
-    logger.info("outside")
-    assert "answer_id" not in lines.records[-1] and "thread_id" not in lines.records[-1]
 
 
 @pytest.fixture

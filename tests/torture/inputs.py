@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 
-from pasta_async import Client
 from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
@@ -111,7 +110,7 @@ async def generate(trials: Trials) -> Figures:
     Fails with the first that is handled wrongly, and ends the process if an input takes `HANGS` seconds.
     """
     tried = Counter[str]()
-    app = create_app(Client(ScriptedBackend("Fine.")))
+    app = create_app(ScriptedBackend("Fine."))
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app):
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:

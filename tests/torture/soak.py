@@ -23,13 +23,13 @@ from tests.torture.trials import Figures, Trials, draw_prompt
 AT_ONCE = 24
 """Clients: more than the answers that decode and wait, so some are told to come again."""
 
-SETTINGS = ServerSettings(max_answers=8, max_queue=8, timeout=20, stall_timeout=2, body_timeout=2)
+SETTINGS = ServerSettings(max_answers=8, max_queue=8, stall_timeout=2, body_timeout=2)
 
 
 async def soak(trials: Trials) -> Figures:
     """Send clients to a server for as long as is planned; in the end nothing may be left of them."""
     engine = WatchedBackend(LocalBackend(PASTA_TINY, threads=1))
-    with serving(create_app(engine, SETTINGS), http=http_protocol(SETTINGS)) as url:
+    with serving(create_app(engine, SETTINGS, limits={"timeout": 20}), http=http_protocol(SETTINGS)) as url:
         clients, numbers = _Clients(trials, httpx.URL(url)), trials.numbers()
         await asyncio.gather(*(clients.work(numbers) for _ in range(AT_ONCE)))
         await asyncio.to_thread(engine.wait, lambda engine: engine.open == 0)

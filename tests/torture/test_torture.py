@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from pasta_async import Client
 from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
 from tests.torture.cancellation import LocalEngine, break_off
@@ -41,7 +40,7 @@ async def test_clients_that_come_and_go() -> None:
     ids=range(7),
 )
 async def test_bodies_that_once_were_errors_of_the_server(body: bytes) -> None:
-    app = create_app(Client(ScriptedBackend("Fine.")))
+    app = create_app(ScriptedBackend("Fine."))
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:

@@ -1,0 +1,114 @@
+"""The engine's own OpenAI endpoint, for requests that the interpreter does not do (tools): a plain proxy.
+
+The engine renders and encodes the prompt itself, so it may read special tokens that a user typed as commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import httpx
+from pydantic_core import from_json
+
+from pasta_async.backends.http.client import retry_seconds
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendStatusError,
+    BackendTransportError,
+    GenerationTimeoutError,
+)
+from pasta_async.prompts import check_json
+from pasta_async.server.errors import ApiError
+from pasta_async.server.requests import ChatRequest, GenerateRequest, answer_limits, sampling_of
+from pasta_async.server.service import Service
+
+
+@runtime_checkable
+class HttpEngine(Protocol):
+    """A backend whose engine has an OpenAI API of its own, below this URL; its headers hold its key."""
+
+    @property
+    def url(self) -> str: ...  # noqa: D102
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...  # noqa: D102
+
+
+class EngineReply:
+    """The reply of the engine's own endpoint, byte for byte; the header `x-pasta-mode` says so."""
+
+    mode: Literal["passed-through"] = "passed-through"
+    shown: None = None
+    """The text so far is not known: the bytes of the reply are not read."""
+
+    def __init__(self, service: Service, request: GenerateRequest, raw: bytes) -> None:
+        backend = service.client.backend
+        if not isinstance(backend, HttpEngine):
+            field = request.engine_fields[0]
+            message = f"this engine does not support {field}"
+            raise ApiError(message, code="unsupported_parameter", param=field)
+        self._service = service
+        self._timeout = answer_limits(request, service.client.limits).timeout
+        path = "/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions"
+        self._url = backend.url.rstrip("/") + path
+        self._headers = backend.headers
+        self._body = _engine_body(service, request, raw)
+
+    async def whole(self) -> bytes:
+        """The reply of a request that does not stream. Cancelling it closes the connection to the engine."""
+        return b"".join([part async for part in self.events()])
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The bytes of the reply, as they come. Closing it closes the connection to the engine.
+
+        Raises:
+            GenerationTimeoutError: The answer took too long.
+            BackendError: The engine refused or failed.
+        """
+        http = self._service.http
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._service.admission.enter(self._timeout) as seconds:
+                deadline = loop.time() + (math.inf if seconds is None else seconds)
+                async with http.stream(
+                    "POST", self._url, json=self._body, headers=self._headers, timeout=seconds
+                ) as reply:
+                    if reply.status_code != 200:
+                        raise _refusal(reply, await reply.aread())
+                    async for part in reply.aiter_bytes():
+                        yield part
+                        if loop.time() > deadline:  # httpx limits each wait, not all of them together
+                            raise httpx.ReadTimeout("too late")
+        except httpx.TimeoutException as error:
+            raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error
+        except httpx.ConnectError as error:
+            raise BackendConnectError(f"nothing answers at {self._url}: {error}") from error
+        except httpx.TransportError as error:
+            raise BackendTransportError(f"the connection to {self._url} broke off: {error}") from error
+
+
+def _engine_body(service: Service, request: GenerateRequest, raw: bytes) -> dict[str, Any]:
+    """The request as it came, with this server's defaults, since the engine has other ones."""
+    body: dict[str, Any] = {name: value for name, value in from_json(raw).items() if value is not None}
+    check_json(body, "a field of the body")  # Python reads NaN and 1e999, which JSON cannot hold
+    body.pop("pasta", None)
+    sampling = sampling_of(request, service.settings)
+    body |= {"model": service.info.name, "temperature": sampling.temperature}
+    if request.token_limit is None and "max_tokens" in sampling.model_fields_set:
+        body["max_tokens"] = sampling.max_tokens
+    if isinstance(request, ChatRequest) and service.info.tags is not None:
+        body["chat_template_kwargs"] = {"pasta": False, **(request.chat_template_kwargs or {})}
+    return body
+
+
+def _refusal(reply: httpx.Response, content: bytes) -> BackendStatusError:
+    """The library's error for an error reply of the engine, with the beginning of its text."""
+    text = content.decode(errors="replace") or reply.reason_phrase
+    return BackendStatusError(
+        f"the engine answered {reply.status_code}: {text:.1000}",
+        status=reply.status_code,
+        retry_after=retry_seconds(reply),
+    )
