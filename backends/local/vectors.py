@@ -183,8 +183,8 @@ def attention_scores(
             some = [_cached(b, keys, slots, _smaller(b, j, last), vectors, half) for j in four]
             for h in range(heads):
                 products = [_product(b, q[h], key) for key in some]
-                place = b.add(b.add(out, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(16)))
-                _store(b, _four_sums(b, products), place)
+                address = b.add(b.add(out, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(16)))
+                _store(b, _four_sums(b, products), address)
         return context.get_dummy_value()
 
     return types.void(group, parts, cache, *[types.int64] * 6), generate
@@ -207,8 +207,8 @@ def block_scores(_: Any, group: Any, parts: Any, queries: Any, keys: Any, out: A
                 row = b.add(keys, b.mul(loop.index, _I64(4 * KEY_BLOCK)))
                 key = [_load(b, row, _FLOATS, 64 * i) for i in some]
                 for h in range(heads):
-                    place = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
-                    _add_scaled(b, loop.carried, h * len(some), key, _load(b, place, _F32))
+                    address = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
+                    _add_scaled(b, loop.carried, h * len(some), key, _load(b, address, _F32))
             for at, total in enumerate(loop.carried):
                 h, i = divmod(at, len(some))
                 _store(b, total, b.add(b.add(out, b.mul(stride, _I64(h))), _I64(64 * some[i])))
@@ -239,8 +239,8 @@ def attention_sum(
             with _Loop(b, count, [ir.Constant(_FLOATS, None)] * (heads * len(some))) as loop:
                 value = _cached(b, values, slots, loop.index, vectors, half, some)
                 for h in range(heads):
-                    place = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
-                    _add_scaled(b, loop.carried, h * len(some), value, _load(b, place, _F32))
+                    address = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
+                    _add_scaled(b, loop.carried, h * len(some), value, _load(b, address, _F32))
             for at, total in enumerate(loop.carried):
                 h, i = divmod(at, len(some))
                 _store(b, total, b.add(out, _I64(64 * (h * vectors + some[i]))))
@@ -464,9 +464,9 @@ def _cached(
 ) -> list[Any]:
     """The key or value in slot number `index` of `slots`, as float32 vectors: all, or those in `some`."""
     slot, size = _load(b, b.add(slots, b.mul(index, _I64(8))), _I64), 2 if half else 4
-    place = b.add(cache, b.mul(slot, _I64(size * LANES * vectors)))
+    address = b.add(cache, b.mul(slot, _I64(size * LANES * vectors)))
     kind = _HALVES if half else _FLOATS
-    parts = [_load(b, place, kind, size * LANES * i) for i in some or range(vectors)]
+    parts = [_load(b, address, kind, size * LANES * i) for i in some or range(vectors)]
     if not half:
         return parts
     sixteen = ir.Constant(_INTS, [16] * LANES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import torch
 from engine_jobs import watched
 
-from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.checkpoint import model_config
 from pasta_async.backends.local.int8 import AVX2
 from pasta_async.backends.local.model import choose_dtype
@@ -105,16 +103,6 @@ def test_the_number_of_threads_changes_nothing(folder: Path) -> None:
         results.append(logits(engine, *prompts))
     for by_one, by_three in zip(*results, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(by_one, by_three, strict=True))
-
-
-async def test_the_kernels_have_the_threads_that_a_backend_is_given(tmp_path: Path) -> None:
-    model = local_models.model(**SHAPES["9 heads for 3 of keys"], intermediate_size=192)
-    before, folder = threading.enumerate(), local_models.save(tmp_path, model, local_models.byte_level())
-    backend = LocalBackend(folder, device="cpu", slots=1024, dtype="int8", threads=3)
-    await backend.connect()
-    workers = [thread for thread in threading.enumerate() if thread.name == "pasta-kernels"]
-    assert len([thread for thread in workers if thread not in before]) == 2, "and the engine's own"
-    await backend.aclose()
 
 
 def test_sizes_that_the_kernels_do_not_take_are_computed_in_float32_which_is_said(
