@@ -126,12 +126,11 @@ class BatchMaker:
     def _group(self, members: list[tuple[Entry, int]]) -> _Group:
         """The attention of entries that share slots, each given with the end of its rows in the batch."""
         rows = np.concatenate([np.arange(end - entry.count, end) for entry, end in members])
-        entries = [entry for entry, _ in members]
-        pages = self._pages(np.concatenate([entry.slots for entry in entries]))
+        pages = self._pages(np.concatenate([entry.slots for entry, _ in members]))
         # A row per query, a column per slot of the pages: 0 where the query may look, -inf elsewhere.
         mask = np.full((len(rows), len(pages) * PAGE), -np.inf, np.float32)
         top = 0
-        for entry in entries:
+        for entry, _ in members:
             columns, count = self._column[entry.slots], entry.count
             visible = mask[top : top + count]
             visible[:, columns] = 0
@@ -204,11 +203,9 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
 
 def _fits(group: _Group, block: list[_Group], area: int) -> bool:
     """True if a group may join a block of groups with no fewer rows; `area`: all rows x pages, unpadded."""
-    for member in (group, block[-1]):
-        if len(member.rows) >= _MANY_QUERIES:
-            return False  # it gets a product of its own
+    rows = len(block[0].rows)
     pages = (len(block) + 1) * max(len(member.pages) for member in (*block, group))
-    return pages <= _COPIED and len(block[0].rows) * pages <= _WASTE * area
+    return rows < _MANY_QUERIES and pages <= _COPIED and rows * pages <= _WASTE * area
 
 
 def _pad(array: Ints, size: int) -> Ints:
