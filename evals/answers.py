@@ -6,32 +6,74 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 import httpx
 from pydantic import Field
 
-from pasta_async import Client, Sampling
-from pasta_async.backends import BackendOptions
+from pasta_async import Client, Generation, Limits
+from pasta_async.backends import BackendOptions, WrappingBackend
 from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
-from pasta_async.evals.report import measurements
+from pasta_async.evals.report import grouped, measurements
 from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.protocol import Model
 from pasta_async.training.data import corpus
-from pasta_async.training.sample import answer_seed
+from pasta_async.training.identity import weights_of
 
-Form = Literal["original", "baseline", "parallel"]
-"""Another model's plain answer, the model's own, or one that it writes in parallel."""
-FORMS: tuple[Form, Form] = ("baseline", "parallel")
+Form = Literal["baseline", "parallel", "outline"]
+"""A plain answer, a parallel one, or a plain one with the items of its lists in parallel."""
 
 Item = TypeVar("Item")
-Drawn = Annotated[int | None, Field(ge=1, description="draw so many of them at random")]
-"""Number of prompts or documents that a command takes of a file; None: all."""
-RawRows = Annotated[Path | None, Field(description="file of raw rows; an interrupted run goes on from it")]
+
+
+class MeasureSettings(CommandSettings):
+    """Settings of every measurement."""
+
+    backend: str = Field(description="as for pasta_async.generate")
+    sample: Count | None = Field(default=None, description="draw so many of the prompts at random")
+    dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
+    threads: Count | None = Field(default=None, description="local: CPU threads; see `open_backend`")
+    out: Path | None = Field(default=None, description="file of answers; an interrupted run goes on from it")
+
+    @property
+    def backend_options(self) -> BackendOptions:
+        """Options of the backend; only `local:` takes them."""
+        options = BackendOptions()
+        if self.dtype:
+            options["dtype"] = self.dtype
+        if self.threads:
+            options["threads"] = self.threads
+        return options
+
+    async def identity(
+        self, benchmark: str, texts: Iterable[str], *, without: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """The first line of the measurement's journal; a run with another one does not go on from it.
+
+        Args:
+            benchmark: Name of the command.
+            texts: The prompts, and answers that are given; they stand for the files of the settings.
+            without: Settings that may change from run to run.
+
+        Raises:
+            PastaError: There is no such model, or the server cannot be reached.
+
+        Cancelling it leaves nothing open.
+        """
+        files = {"out", "sample", "prompts", "documents", "data"}
+        joined = "\0".join(texts).encode("utf-8", "surrogatepass")
+        return {
+            "benchmark": benchmark,
+            **self.model_dump(mode="json", exclude={*files, *without}),
+            "texts": hashlib.sha256(joined).hexdigest()[:24],
+            "weights": await weights_of(self.backend),
+        }
 
 
 def read_prompts(path: Path, sample: int | None = None) -> list[str]:
@@ -63,11 +105,6 @@ def drawn(items: Sequence[Item], sample: int | None) -> list[Item]:
     return [items[index] for index in sorted(indexes)]
 
 
-def digest(texts: Iterable[str]) -> str:
-    """24 hexadecimal digits that stand for some texts and their order."""
-    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer: a row of the results."""
@@ -77,7 +114,7 @@ class Answer:
     method: str
     """A `Form`, or the name of another way to write it."""
     number: int = 0
-    """Index of the pass."""
+    """Index of the pass, or of the round under a load."""
     seconds: float = 0.0
     """Time from the call to the finished answer; no measure of speed if other answers ran beside it."""
     first_token: float = 0.0
@@ -107,6 +144,12 @@ class Answer:
     """Number of times that each code of `pasta_async.lang.Code` was found in it."""
     question: str = ""
     """Text of its prompt."""
+    fork_seconds: list[float] = field(default_factory=list[float])
+    """Seconds from the first request of each thread but main until its first token."""
+    load: str = ""
+    """The load that it was written under: `4 at once`, `2 a second`."""
+    arrived: float = 0.0
+    """Seconds from the beginning of its round under this load until it was asked for."""
 
     @property
     def ended_by_length(self) -> bool:
@@ -115,31 +158,27 @@ class Answer:
 
 
 async def ask(client: Client, row: Answer, **options: Any) -> Answer:
-    """Have the question of a row answered, in parallel or plainly as its method says.
+    """Have the question of a row answered in the form that its method names.
 
-    In parallel a model that was not trained writes the items of its lists (`parallel="outline"`). Options are
-    those of `Client.generate`, which says what is raised and what cancelling it does.
+    In parallel a model that was not trained writes outlines. Options are those of `Client.generate`, which
+    says what is raised and what cancelling it does.
 
     Returns:
         The row with the answer and its costs; an empty answer if the model's context cannot hold the prompt.
     """
+    if row.method == "outline":
+        client = Client(_Untagged(client.backend), limits=client.limits)
+        options["chat_template_kwargs"] = {"pasta": False}
     parallel = "always" if (await client.connect()).tags else "outline"
     try:
         answer = await client.generate(
-            row.question, baseline=row.method != "parallel", parallel=parallel, **options
+            row.question, baseline=row.method == "baseline", parallel=parallel, **options
         )
     except PromptTooLongError:
         return replace(row, well_formed=False, finish_reason="length")
-    usage = answer.usage
     return replace(
         row,
         seconds=answer.elapsed,
-        first_token=answer.threads[0].first_token or answer.elapsed,
-        tokens=usage.completion_tokens,
-        critical_path=answer.critical_path,
-        requests=usage.requests,
-        cached_tokens=usage.cached_tokens,
-        prefilled_tokens=usage.prefilled_tokens,
         text=answer.text,
         written=answer.document.format(),
         text_tokens=answer.text_tokens,
@@ -148,34 +187,35 @@ async def ask(client: Client, row: Answer, **options: Any) -> Answer:
         cut=[thread.thread for thread in answer.threads if thread.was_cut],
         finish_reason=answer.finish_reason,
         diagnostics=dict(Counter(str(diagnostic.code) for diagnostic in answer.diagnostics)),
+        **costs_of(answer),
     )
 
 
-async def answer_all(
-    client: Client,
-    prompts: Sequence[str],
-    journal: Journal,
-    *,
-    sampling: Sampling,
-    together: int,
-    forms: Sequence[Form] = FORMS,
-    passes: int = 1,
-) -> list[Answer]:
-    """Every prompt answered in each form, `passes` times; see `take_turns` and `ask`.
+def costs_of(answer: Generation) -> dict[str, Any]:
+    """Costs of an answer, by their names in an `Answer`."""
+    main, *others = answer.threads
+    usage = answer.usage
+    return {
+        "first_token": main.first_token or answer.elapsed,
+        "fork_seconds": [
+            thread.first_token - thread.started
+            for thread in others
+            if thread.first_token is not None and thread.started is not None
+        ],
+        "tokens": usage.completion_tokens,
+        "critical_path": answer.critical_path,
+        "requests": usage.requests,
+        "cached_tokens": usage.cached_tokens,
+        "prefilled_tokens": usage.prefilled_tokens,
+    }
 
-    Every answer has its own seed, made of the sampling's, the prompt and the pass.
-    """
-    seeded = sampling.temperature > 0 and (await client.connect()).honours_seeds
 
-    async def answer(index: int, form: str, number: int) -> Answer:
-        seed = answer_seed(sampling.seed or 0, prompts[index], number) if seeded else None
-        row = Answer(index, form, number, question=prompts[index])
-        seeded_sampling = sampling.model_copy(update={"seed": seed})
-        return await ask(client, row, sampling=seeded_sampling, whole_chunks=True)  # nothing is streamed
+class _Untagged(WrappingBackend):
+    """A trained model as it was before: it has no tags, so that it can write outlines."""
 
-    return await take_turns(
-        lambda: nullcontext(answer), len(prompts), forms, passes=passes, together=together, journal=journal
-    )
+    async def connect(self) -> Model:
+        """See `pasta_async.protocol.Backend`."""
+        return replace(await self.inner.connect(), tags=None)
 
 
 Answering = Callable[[int, str, int], Awaitable[Answer]]
@@ -253,31 +293,48 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
         answers = [Answer(**row) for row in rows if "environment" not in row]
     except (OSError, ValueError, TypeError) as error:
         raise InvalidRequestError(f"{path} is no file of answers: {error!r}") from error
-    if not answers:
-        raise InvalidRequestError(f"{path} holds no answers")
     return identity, sorted(answers, key=lambda answer: (answer.number, answer.prompt))
 
 
+def in_all_methods(answers: Iterable[Answer], methods: Iterable[str] = ()) -> dict[str, list[Answer]]:
+    """Answers by method, each in the same order: those to prompts that every method answered in a pass.
+
+    Args:
+        answers: The answers.
+        methods: The methods that count; without them, those of the answers.
+
+    Raises:
+        InvalidRequestError: No prompt was answered by all of them.
+    """
+    answers = [*answers]
+    names = [*(methods or dict.fromkeys(answer.method for answer in answers))]
+    turns: list[Mapping[str, Answer]] = [
+        {answer.method: answer for answer in turn}
+        for turn in grouped(answers, lambda answer: (answer.number, answer.prompt)).values()
+    ]
+    shared = [turn for turn in turns if turn.keys() >= {*names}]
+    if not shared:
+        raise InvalidRequestError(f"no prompt has an answer by every method: {', '.join(names)}")
+    return {name: [turn[name] for turn in shared] for name in names}
+
+
 @asynccontextmanager
-async def cold_client(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Client]:
+async def cold_client(
+    url: str, limits: Limits | None = None, **options: Unpack[BackendOptions]
+) -> AsyncGenerator[Client]:
     """A connected client whose backend has an empty prefix cache: loaded anew, or flushed; closed at the end.
 
     Options are those of `open_backend`. `sglang:FOLDER` is started with what forced decoding needs.
     """
     if url.startswith("sglang:"):
         options["server_args"] = {"enable_custom_logit_processor": True, "enable_cache_report": True}
-    async with Client(url, **options) as client:
+    async with Client(url, limits=limits, **options) as client:
         await client.connect()
-        if isinstance(client.backend, SGLangBackend):
-            await _flush_cache(client.backend)
+        backend = client.backend
+        if isinstance(backend, SGLangBackend):
+            try:
+                async with httpx.AsyncClient(timeout=300, headers=backend.headers) as http:
+                    (await http.post(f"{backend.url}/flush_cache")).raise_for_status()
+            except httpx.HTTPError as error:
+                raise BackendError(f"{backend.url}/flush_cache: {error!r}. Is the server idle?") from error
         yield client
-
-
-async def _flush_cache(backend: SGLangBackend) -> None:
-    """Empty the prefix cache of a server; cancelling it may leave the cache as it was."""
-    try:
-        async with httpx.AsyncClient(timeout=300, headers=backend.headers) as http:
-            (await http.post(f"{backend.url}/flush_cache")).raise_for_status()
-    except httpx.HTTPError as error:
-        reason = error or type(error).__name__
-        raise BackendError(f"{backend.url}/flush_cache: {reason}. Is the server idle?") from error

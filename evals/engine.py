@@ -62,11 +62,7 @@ class Local:
         self.name: str = f"local {dtype}"
         self._runner = asyncio.Runner()
         self._backend = LocalBackend(path, dtype=dtype, device="cpu", slots=_SLOTS, threads=cpus)
-        try:
-            self._model = self._runner.run(self._backend.connect())
-        except BaseException:
-            self._runner.close()
-            raise
+        self._model = self._runner.run(self._backend.connect())
         self.vocabulary: int = self._model.vocab_size
         self._prompt: tuple[int, ...] = ()
 

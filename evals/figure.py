@@ -17,8 +17,7 @@ from statistics import fmean
 from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
-from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, of_method, read_answers
+from pasta_async.evals.answers import Answer, in_all_methods, read_answers
 from pasta_async.evals.report import grouped
 from pasta_async.evals.statistics import digits, estimate
 
@@ -27,6 +26,7 @@ _LABELS = {
     "baseline": "plain",
     "pasta": "PASTA",
     "parallel": "PASTA",
+    "outline": "outlines",
     "skeleton": "Skeleton-of-Thought",
     "apar": "APAR",
 }
@@ -49,20 +49,15 @@ def seconds_by_method(answers: Sequence[Answer]) -> dict[str, list[float]]:
     Raises:
         InvalidRequestError: No prompt has a whole answer by every method.
     """
-    methods = {answer.method for answer in answers}
-    by_prompt = grouped(answers, lambda answer: answer.prompt)
-    shared = [
-        rows
-        for rows in by_prompt.values()
-        if {row.method for row in rows} == methods and not any(row.ended_by_length for row in rows)
-    ]
-    if not shared:
-        raise InvalidRequestError(
-            "no prompt has a whole answer by every method: are they of one measurement?"
-        )
+    cut = {answer.prompt for answer in answers if answer.ended_by_length}
+    whole = [answer for answer in answers if answer.prompt not in cut]
+    methods = in_all_methods(whole, dict.fromkeys(answer.method for answer in answers))
     return {
-        method: [fmean(row.seconds for row in of_method(rows, method)) for rows in shared]
-        for method in methods
+        method: [
+            fmean(row.seconds for row in rows)
+            for rows in grouped(answered, lambda answer: answer.prompt).values()
+        ]
+        for method, answered in methods.items()
     }
 
 

@@ -19,15 +19,13 @@ from pydantic import Field
 
 from pasta_async.backends import WrappingBackend
 from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.evals.answers import Drawn, RawRows, digest, drawn
+from pasta_async.evals.answers import MeasureSettings, drawn
 from pasta_async.lang import TAG_TOKENS, Document, Segment, views
 from pasta_async.options import Limits, Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
 from pasta_async.tag_tokens import TagIds
 from pasta_async.training.data.corpus import read_records
-from pasta_async.training.identity import weights_of
 
 if TYPE_CHECKING:
     import torch
@@ -42,39 +40,26 @@ FORCED_SAMPLING = Sampling(max_tokens=2**40)
 """Options for clients of a `ForcedBackend`: the document ends chunks and the answer, and no limit does."""
 
 
-class ForcedSettings(CommandSettings):
+class ForcedSettings(MeasureSettings):
     """Settings of a command that times an engine as it writes given answers."""
 
     documents: Path = Field(description="records (JSON lines) with prompts and written answers")
-    sample: Drawn = None
-    backend: str = Field(description="local:FOLDER, sglang:FOLDER, or an SGLang server's URL")
-    out: RawRows = None
 
-    async def measured(self, benchmark: str, documents: Mapping[str, Document]) -> dict[str, Any]:
-        """Identity of a measurement for its journal. Errors and cancellation are those of `weights_of`."""
-        texts = [text for prompt, document in documents.items() for text in (prompt, document.format())]
-        return {
-            "benchmark": benchmark,
-            "backend": self.backend,
-            "weights": await weights_of(self.backend),
-            "documents": digest(texts),
-        }
+    def read(self) -> dict[str, Document]:
+        """The documents, or a sample of them, by their prompt.
+
+        Raises:
+            InvalidRequestError: The file is unreadable or empty.
+        """
+        documents = {record.prompt: record.document for record in read_records(self.documents)}
+        if not documents:
+            raise InvalidRequestError(f"{self.documents} holds no record")
+        return dict(drawn([*documents.items()], self.sample))
 
 
-def read_documents(path: Path | str, sample: int | None = None) -> dict[str, Document]:
-    """Documents by their prompt, from a file of records (`pasta_async.training.data.corpus.Record`).
-
-    Raises:
-        InvalidRequestError: The file is unreadable, empty, or holds a prompt twice.
-    """
-    documents: dict[str, Document] = {}
-    for record in read_records(path):
-        if record.prompt in documents:
-            raise InvalidRequestError(f"{path}: the prompt {record.prompt!r:.80} stands there twice")
-        documents[record.prompt] = record.document
-    if not documents:
-        raise InvalidRequestError(f"{path} holds no record")
-    return dict(drawn([*documents.items()], sample))
+def texts_of(documents: Mapping[str, Document]) -> list[str]:
+    """The prompts and answers that tell a measurement from another one."""
+    return [text for prompt, document in documents.items() for text in (prompt, document.format())]
 
 
 _FORCE = """lambda: lambda logits, requests: (lambda tokens: logits.scatter_add_(

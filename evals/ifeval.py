@@ -17,13 +17,12 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer
-from pasta_async.evals.report import write_rows
 from pasta_async.training.data.corpus import read_lines
 
 _PACKAGES = ("if_verifiable", "nltk", "punkt", "langdetect")
@@ -37,28 +36,13 @@ class Question(BaseModel):
     kwargs: list[dict[str, Any]]
     """Parameters of each instruction, such as the number of words."""
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if len(self.kwargs) != len(self.instruction_id_list):
-            raise ValueError("`kwargs` must have one entry for each of `instruction_id_list`")
-        return self
-
 
 class Verdict(NamedTuple):
-    """True for each instruction of a question that an answer follows."""
+    """True if an answer follows all instructions of its question."""
 
-    strict: list[bool]
-    loose: list[bool]
+    strict: bool
+    loose: bool
     """Also true if it does without its first or last line, or without the stars of Markdown."""
-
-    @property
-    def figures(self) -> dict[str, float | None]:
-        """100 if all instructions are followed, else 0; and the share of them that is, in percent."""
-        figures: dict[str, float | None] = {}
-        for mode, followed in self._asdict().items():
-            figures[f"IFEval, {mode}, %"] = 100.0 if all(followed) else 0.0
-            figures[f"IFEval, {mode}, % of a prompt's instructions"] = 100 * sum(followed) / len(followed)
-        return figures
 
 
 def read_questions(path: Path) -> dict[str, Question]:
@@ -89,15 +73,16 @@ def check(question: Question, answer: str) -> Verdict:
         answer, question.instruction_id_list, question.kwargs, question.prompt, _checkers()
     )
     if not results:
-        none = [False] * len(question.instruction_id_list)
-        return Verdict(none, none)
-    return Verdict([result.strict_pass for result in results], [result.loose_pass for result in results])
+        return Verdict(False, False)
+    return Verdict(
+        all(result.strict_pass for result in results), all(result.loose_pass for result in results)
+    )
 
 
 def check_answers(
-    path: Path, out: Path, forms: Mapping[str, Sequence[Answer]]
+    path: Path, forms: Mapping[str, Sequence[Answer]]
 ) -> dict[str, list[dict[str, float | None]]]:
-    """Check answers to the questions of a file, and write the verdicts to `checked.jsonl`; their figures.
+    """Figures of answers to the questions of a file, in percent: 100 or 0 for each.
 
     Raises:
         InvalidRequestError: The file cannot be used, or lacks a prompt that was answered.
@@ -106,16 +91,13 @@ def check_answers(
     answered = {answer.question for answers in forms.values() for answer in answers}
     if unknown := answered - questions.keys():
         raise InvalidRequestError(f"{path} does not have a prompt that was answered: {min(unknown)!r:.80}")
-    rows: list[dict[str, Any]] = []
     figures: dict[str, list[dict[str, float | None]]] = {}
     for form, answers in forms.items():
         verdicts = [check(questions[answer.question], answer.text) for answer in answers]
-        figures[form] = [verdict.figures for verdict in verdicts]
-        rows += [
-            {"prompt": answer.question, "method": form, **verdict._asdict()}
-            for answer, verdict in zip(answers, verdicts, strict=True)
+        figures[form] = [
+            {f"IFEval, {mode}, %": 100.0 if followed else 0.0 for mode, followed in verdict._asdict().items()}
+            for verdict in verdicts
         ]
-    write_rows(out / "checked.jsonl", rows)
     return figures
 
 

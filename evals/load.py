@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import accumulate, cycle, islice, product
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from numpy import quantile
 from pydantic import Field
-from pydantic.dataclasses import dataclass
 
 from pasta_async.cli.command import Command, Count, Positive, command
-from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, cold_client
-from pasta_async.evals.forcing import ForcedSettings, read_documents
+from pasta_async.evals.forcing import ForcedSettings, texts_of
 from pasta_async.evals.methods import (
     METHODS,
     SEQUENTIAL,
@@ -34,6 +32,7 @@ from pasta_async.evals.methods import (
     Engine,
     Method,
     cases_of,
+    named_methods,
     open_engine,
     time_work,
     warm_up,
@@ -42,37 +41,23 @@ from pasta_async.evals.report import grouped, markdown_table, measurements, open
 from pasta_async.evals.speed import mean_by_prompt
 from pasta_async.jobs import Journal, for_each, progress
 
-Mode = Literal["open", "closed"]
-"""Arrivals at a rate, or a fixed number of answers at once, the next one when one is done."""
 
-UNITS: dict[Mode, str] = {"closed": "at once", "open": "a second"}
+class Load(NamedTuple):
+    """A closed loop of so many answers at once, the next one when one is done; or an open one."""
 
+    at_once: int
+    """0 in an open loop."""
+    rate: float = 0.0
+    """Arrivals a second of an open loop."""
 
-@dataclass(frozen=True)
-class Block:
-    """Answers by one method at one load in one round: a line of the results, as JSON."""
-
-    mode: Mode
-    level: float
-    """Arrivals a second (`open`), or answers at once (`closed`)."""
-    method: str
-    seconds: float
-    """Time from the first arrival until the last answer was complete."""
-    arrived: tuple[float, ...]
-    """Seconds from the block's beginning until each answer was asked for."""
-    answers: tuple[Answer, ...]
-    """The answers, in the order of arrival."""
-    round: int = 0
-
-    @property
-    def load(self) -> str:
-        """Mode and level as they stand in tables."""
-        return f"{self.level:g} {UNITS[self.mode]}"
+    def __str__(self) -> str:
+        """The load as it stands in tables."""
+        return f"{self.at_once} at once" if self.at_once else f"{self.rate:g} a second"
 
 
 async def drive(
-    engine: Engine, method: Method, cases: Sequence[Case], *, mode: Mode, level: float, number: int = 0
-) -> Block:
+    engine: Engine, method: Method, cases: Sequence[Case], load: Load, number: int = 0
+) -> list[Answer]:
     """Write an answer to each case, in order of arrival, under a load.
 
     Everything is encoded before the first arrival. Arrivals of an open loop are a Poisson process: one round,
@@ -81,21 +66,19 @@ async def drive(
     work = [method.prepare(engine.forced, case.fresh()) for case in cases]
     draw = random.Random(number)
     clock = engine.clock
-    times = [*accumulate(draw.expovariate(level) for _ in cases)]
-    written: dict[int, tuple[float, Answer]] = {}
+    times = [*accumulate(draw.expovariate(load.rate) for _ in cases)] if load.rate else []
+    written: dict[int, Answer] = {}
     began = clock.time()
 
     async def write(index: int) -> None:
-        if mode == "open":
+        if load.rate:
             await clock.sleep(began + times[index] - clock.time())
         arrived = clock.time() - began
         answer = await time_work(engine, method, cases[index], work[index], number)
-        written[index] = (arrived, answer)
+        written[index] = replace(answer, load=str(load), arrived=arrived)
 
-    await for_each(range(len(cases)), write, int(level) if mode == "closed" else len(cases))
-    arrived, answers = zip(*(written[index] for index in range(len(cases))), strict=True)
-    ends = [start + answer.seconds for start, answer in written.values()]
-    return Block(mode, level, method.name, max(ends) - min(arrived), arrived, answers, number)
+    await for_each(range(len(cases)), write, load.at_once or len(cases))
+    return [written[index] for index in range(len(cases))]
 
 
 class LoadSettings(ForcedSettings):
@@ -110,75 +93,90 @@ class LoadSettings(ForcedSettings):
     rounds: Count = Field(default=3, description="number of times that all of it is done")
 
     @property
-    def loads(self) -> list[tuple[Mode, float]]:
-        """Mode and level of each load."""
+    def loads(self) -> list[Load]:
+        """All loads, closed loops first."""
         at_once = self.at_once or (() if self.rates else (1, 4, 16, 64))
-        return [*(("closed", count) for count in at_once), *(("open", rate) for rate in self.rates)]
+        return [*(Load(count) for count in at_once), *(Load(0, rate) for rate in self.rates)]
 
 
 async def measure(
     engine: Engine, cases: Sequence[Case], settings: LoadSettings, journal: Journal | None = None
-) -> list[Block]:
+) -> list[Answer]:
     """Write answers to the cases in turn by each method under each load, in each round.
 
-    A closed loop has at least twice as many answers as are at once. The journal keeps every block as it
-    comes; those that it has already are not taken again. Cancelling it aborts all answers under way.
+    A closed loop has at least twice as many answers as are at once. The journal keeps the answers when all
+    of a round by a method under a load are there; those that it has already are not written again. Cancelling
+    it aborts all answers under way.
     """
-    blocks = [Block(**row) for row in measurements(journal)]
-    done = {(block.round, block.mode, block.level, block.method) for block in blocks}
+    stored = [Answer(**row) for row in measurements(journal)]
+    blocks = grouped(stored, lambda answer: (answer.number, answer.load, answer.method))
     methods = settings.methods
     loads = settings.loads
     with progress(settings.rounds * len(loads) * len(methods), "loads") as advance:
         await warm_up(engine, [METHODS[name] for name in methods])
-        for number, (index, (mode, level)) in product(range(settings.rounds), enumerate(loads)):
-            count = max(settings.answers, 2 * int(level)) if mode == "closed" else settings.answers
+        for number, (index, load) in product(range(settings.rounds), enumerate(loads)):
+            count = max(settings.answers, 2 * load.at_once)
             # A round takes up the cases where the one before stopped.
             due = [*islice(cycle(cases), number * count, (number + 1) * count)]
             first = (number + index) % len(methods)
             for name in (*methods[first:], *methods[:first]):
-                if (number, mode, level, name) not in done:
-                    block = await drive(engine, METHODS[name], due, mode=mode, level=level, number=number)
-                    blocks.append(block)
+                key = number, str(load), name
+                if len(blocks.get(key, ())) != count:
+                    blocks[key] = await drive(engine, METHODS[name], due, load, number)
                     if journal:
-                        journal.append(asdict(block))
+                        for answer in blocks[key]:
+                            journal.append(asdict(answer))
                 advance()
-    return blocks
+    return [answer for block in blocks.values() for answer in block]
 
 
-def summarise(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row for each load and method, over all rounds: latencies in seconds, answers a second.
 
     `times sooner` compares the answers with those in sequence to the same prompts in the same round.
     """
-    # Sorted by round, so that the answers of two methods at a load have the same order, case by case.
     rows: list[dict[str, Any]] = []
-    ordered = sorted(blocks, key=lambda block: (block.mode, block.level, block.round))
-    for load, at_load in grouped(ordered, lambda block: block.load).items():
-        methods = grouped(at_load, lambda block: block.method)
-        for name in dict.fromkeys(block.method for block in blocks):
-            answers = [answer for block in methods[name] for answer in block.answers]
-            base = [answer for block in methods.get(SEQUENTIAL, ()) for answer in block.answers]
-            p50, p99 = quantile([answer.seconds for answer in answers], (0.5, 0.99)).tolist()
-            row = {"load": load, "method": name, "answers": len(answers), "p50 s": p50, "p99 s": p99}
-            row["answers a second"] = len(answers) / sum(block.seconds for block in methods[name])
+    names = dict.fromkeys(answer.method for answer in answers)
+    # Sorted by round, so that the answers of two methods at a load have the same order, case by case.
+    ordered = sorted(answers, key=lambda answer: answer.number)
+    for load, at_load in grouped(ordered, lambda answer: answer.load).items():
+        methods = grouped(at_load, lambda answer: answer.method)
+        for name in [name for name in names if name in methods]:
+            mine = methods[name]
+            p50, p99 = quantile([answer.seconds for answer in mine], (0.5, 0.99)).tolist()
+            row = {"load": load, "method": name, "answers": len(mine), "p50 s": p50, "p99 s": p99}
+            row["answers a second"] = len(mine) / _busy_seconds(mine)
             # Without answers in sequence there is nothing to pair, and this is None.
             row["times sooner than in sequence"] = mean_by_prompt(
-                (mine.prompt, other.seconds / mine.seconds)
-                for mine, other in zip(answers, base, strict=False)
+                (answer.prompt, other.seconds / answer.seconds)
+                for answer, other in zip(mine, methods.get(SEQUENTIAL, ()), strict=False)
             )
             rows.append(row)
     return rows
 
 
+def _busy_seconds(answers: Sequence[Answer]) -> float:
+    """Seconds from the first arrival until the last answer was complete, over all rounds."""
+    rounds = grouped(answers, lambda answer: answer.number).values()
+    return sum(
+        max(answer.arrived + answer.seconds for answer in of_round)
+        - min(answer.arrived for answer in of_round)
+        for of_round in rounds
+    )
+
+
 async def _run(settings: LoadSettings) -> str:
-    documents = read_documents(settings.documents, settings.sample)
-    if unknown := {*settings.methods} - METHODS.keys():
-        raise InvalidRequestError(f"there is no method {min(unknown)!r}; methods are {', '.join(METHODS)}")
-    measured = {**(await settings.measured("load", documents)), "answers": settings.answers}
+    documents = settings.read()
+    named_methods(settings.methods)
+    texts = texts_of(documents)
+    measured = await settings.identity("load", texts, without=("methods", "at_once", "rates", "rounds"))
     with opened_journal(settings.out, measured) as journal:
-        async with cold_client(settings.backend) as client, open_engine(client.backend, documents) as engine:
-            blocks = await measure(engine, cases_of(documents), settings, journal)
-    return markdown_table(summarise(blocks))
+        async with (
+            cold_client(settings.backend, **settings.backend_options) as client,
+            open_engine(client.backend, documents) as engine,
+        ):
+            answers = await measure(engine, cases_of(documents), settings, journal)
+    return markdown_table(summarise(answers))
 
 
 main: Command = command(LoadSettings, _run, "load", __doc__, resumes=True)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -29,11 +28,10 @@ from uuid import uuid4
 from pydantic import Field
 
 from pasta_async import Backend, Client, Generation, Sampling
-from pasta_async.backends import BackendOptions
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, Answering, cold_client, of_method, take_turns
+from pasta_async.evals.answers import Answer, Answering, cold_client, costs_of, of_method, take_turns
 from pasta_async.evals.engine import LlamaCpp
 from pasta_async.evals.forcing import (
     FORCED_LIMITS,
@@ -41,7 +39,7 @@ from pasta_async.evals.forcing import (
     ForcedBackend,
     ForcedSettings,
     force,
-    read_documents,
+    texts_of,
 )
 from pasta_async.evals.report import cores, markdown_table, opened_journal
 from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
@@ -116,15 +114,14 @@ class Track:
     """One answer under way: decodes, and counts.
 
     Attributes:
-        counts: Tokens and requests, by their names in an `Answer`.
-        first_token: Seconds until the first token; None before it.
+        began: Time at which it began, on the engine's clock.
+        costs: Its costs, by their names in an `Answer`.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Engine = engine
         self.began: float = engine.clock.time()
-        self.first_token: float | None = None
-        self.counts: Counter[str] = Counter()
+        self.costs: dict[str, Any] = {}
         self._answer = uuid4().hex
 
     async def decode(
@@ -139,8 +136,7 @@ class Track:
         written = cached = 0
         async with aclosing(backend.decode(force(backend, request, target))) as pieces:
             async for piece in pieces:
-                if self.first_token is None:
-                    self.first_token = self.engine.clock.time() - self.began
+                self.costs.setdefault("first_token", self.engine.clock.time() - self.began)
                 for _ in piece.ids:
                     written += 1
                     if notify:
@@ -148,15 +144,15 @@ class Track:
                 cached = cached if piece.cached_tokens is None else piece.cached_tokens
         self.count(written, cached, len(context) - cached)
 
-    def count(self, tokens: int, cached: int, prefilled: int, requests: int = 1) -> None:
+    def count(self, tokens: int, cached: int, prefilled: int) -> None:
         """Count a request that is over: tokens decoded, context tokens that the cache had, and had not."""
-        self.counts.update(tokens=tokens, cached_tokens=cached, prefilled_tokens=prefilled, requests=requests)
+        new = {"tokens": tokens, "cached_tokens": cached, "prefilled_tokens": prefilled, "requests": 1}
+        for name, value in new.items():
+            self.costs[name] = self.costs.get(name, 0) + value
 
     def take(self, answer: Generation) -> int:
-        """Count an answer of the library; its critical path."""
-        usage = answer.usage
-        self.first_token = answer.threads[0].first_token
-        self.count(usage.completion_tokens, usage.cached_tokens, usage.prefilled_tokens, usage.requests)
+        """Take over the costs of an answer of the library; its critical path."""
+        self.costs = costs_of(answer)
         return answer.critical_path
 
 
@@ -185,15 +181,8 @@ async def time_work(engine: Engine, method: Method, case: Case, work: Work, numb
     track = Track(engine)
     critical_path = await work(track)
     seconds = engine.clock.time() - track.began
-    answer = Answer(
-        prompt=case.index,
-        method=method.name,
-        number=number,
-        seconds=seconds,
-        first_token=seconds if track.first_token is None else track.first_token,
-        critical_path=critical_path,
-    )
-    return replace(answer, **track.counts)
+    costs: dict[str, Any] = {"first_token": seconds, **track.costs, "critical_path": critical_path}
+    return Answer(case.index, method.name, number, seconds, **costs)
 
 
 # The methods ----------------------------------------------------------------------------------------------
@@ -260,20 +249,6 @@ def rounds(document: Document) -> list[list[Part]]:
     return result
 
 
-def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
-    """Decode the target behind each context of a round at the same time, one round after another."""
-
-    async def work(track: Track) -> int:
-        for requests in planned:
-            first = 1 if len(requests) > 1 else 0  # a request alone is main's
-            async with asyncio.TaskGroup() as tasks:
-                for thread, (context, target) in enumerate(requests, first):
-                    tasks.create_task(track.decode(context, target, thread=thread))
-        return sum(max((len(target) for _, target in requests), default=0) for requests in planned)
-
-    return work
-
-
 def _plan(forced: ForcedBackend, case: Case) -> Work:
     """A plan of the library (docs/plans.md): a template with a hole for each part, which sees earlier rounds.
 
@@ -329,7 +304,15 @@ def _skeleton(forced: ForcedBackend, case: Case) -> Work:
             f"The skeleton of the answer is\n\n{skeleton}\n\nContinue point {number}."
         )
         points.append((context + forced.encode(line), forced.encode(part.text) + forced.end))
-    return _in_rounds([[(request, outline)], points])
+
+    async def work(track: Track) -> int:
+        await track.decode(request, outline)
+        async with asyncio.TaskGroup() as tasks:
+            for thread, (context, target) in enumerate(points, 1):
+                tasks.create_task(track.decode(context, target, thread=thread))
+        return len(outline) + max(len(target) for _, target in points)
+
+    return work
 
 
 def _apar(forced: ForcedBackend, case: Case) -> Work:
@@ -400,6 +383,17 @@ METHODS: dict[str, Method] = {
 """All methods by name, in the order of the tables."""
 
 
+def named_methods(names: Iterable[str]) -> list[Method]:
+    """Methods by their names.
+
+    Raises:
+        InvalidRequestError: There is no such method.
+    """
+    if unknown := {*names} - METHODS.keys():
+        raise InvalidRequestError(f"there is no method {min(unknown)!r}; methods are {', '.join(METHODS)}")
+    return [METHODS[name] for name in names]
+
+
 # The command ----------------------------------------------------------------------------------------------
 
 
@@ -452,41 +446,29 @@ def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
 class MethodSettings(ForcedSettings):
     """Settings of a comparison."""
 
-    llama_cpp: Path | None = Field(
-        default=None, description="a GGUF file of a model of the same shape and vocabulary, for llama.cpp"
+    llama_cpp: tuple[Path, ...] = Field(
+        default=(),
+        description="GGUF files of models of the same shape and vocabulary, for llama.cpp on --threads CPUs",
     )
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of local: and of llama.cpp")
     methods: tuple[str, ...] = Field(default=(), description=f"default: all but auto ({', '.join(METHODS)})")
     passes: Count = Field(default=3, description="number of times that all of it is done")
 
 
-def _run(settings: MethodSettings) -> str:
-    documents = read_documents(settings.documents, settings.sample)
-    names = dict.fromkeys([SEQUENTIAL, *(settings.methods or [name for name in METHODS if name != "auto"])])
-    if unknown := names.keys() - METHODS.keys():
-        raise InvalidRequestError(f"there is no method {min(unknown)!r}; methods are {', '.join(METHODS)}")
-    methods = [METHODS[name] for name in names]
-    measured = {
-        **asyncio.run(settings.measured("methods", documents)),
-        "passes": settings.passes,
-        "methods": [*names],
-        "threads": settings.threads,
-        "llama_cpp": settings.llama_cpp is not None,
-    }
-    options = BackendOptions()
-    if settings.backend.startswith("local:"):
-        options["threads"] = settings.threads or cores()
+async def _run(settings: MethodSettings) -> str:
+    documents = settings.read()
+    asked = settings.methods or [name for name in METHODS if name != "auto"]
+    methods = named_methods(dict.fromkeys([SEQUENTIAL, *asked]))
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Backend]:
-        async with cold_client(settings.backend, **options) as client:
+        async with cold_client(settings.backend, **settings.backend_options) as client:
             yield client.backend
 
-    with opened_journal(settings.out, measured) as journal:
-        if settings.llama_cpp:
-            methods.append(llama_cpp(LlamaCpp(settings.llama_cpp, settings.threads or cores())))
-        work = measure(opened, documents, methods, passes=settings.passes, journal=journal)
-        return markdown_table(summarise(asyncio.run(work)))
+    with opened_journal(settings.out, await settings.identity("methods", texts_of(documents))) as journal:
+        cpus = settings.threads or cores()
+        methods += [llama_cpp(LlamaCpp(path, cpus)) for path in settings.llama_cpp]
+        rows = await measure(opened, documents, methods, passes=settings.passes, journal=journal)
+    return markdown_table(summarise(rows))
 
 
 main: Command = command(MethodSettings, _run, "methods", __doc__, resumes=True)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,10 +32,10 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.cli.command import Command, Count, command
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, cold_client, take_turns
+from pasta_async.evals.answers import Answer, MeasureSettings, cold_client, costs_of, drawn, take_turns
 from pasta_async.evals.report import markdown_table, opened_journal
 from pasta_async.evals.speed import pairs
 from pasta_async.evals.statistics import estimate, gain, share
@@ -94,32 +93,30 @@ class Item:
     """Most tokens of a field."""
 
 
-class PlanSettings(CommandSettings):
+class PlanSettings(MeasureSettings):
     """Settings of the measurement."""
 
-    backend: str = Field(default="local:", description="where tokens come from")
     data: Path = Field(default=Path("bfcl_eval/data"), description="that folder of the unpacked wheel")
     subset: str = Field(
         default="simple_python",
         description="simple_python or live_simple of BFCL; invoices, profiles or reports",
     )
-    limit: int = Field(default=100, ge=2, description="items")
-    out: Path | None = Field(default=None, description="journal; an interrupted run goes on from it")
+    sample: Count | None = Field(default=100, description="items, drawn at random")
 
 
-def read_items(folder: Path, subset: str, limit: int) -> list[Item]:
-    """The first items: of BFCL those with at least two required arguments; invoices, or forms of free text.
+def read_items(folder: Path, subset: str, sample: int | None) -> list[Item]:
+    """A sample of items: of BFCL those with at least two required arguments; invoices, or forms of free text.
 
     Raises:
         InvalidRequestError: The files are not there, or of another form.
     """
     if subset == "invoices":
-        return [_invoice(number) for number in range(limit)]
+        return [_invoice(number) for number in range(sample or 100)]
     if subset in FORMS:
         keys, tokens = FORMS[subset]
         fields = {key: {"type": "string"} for key in keys}
         prompt = "Write about {}: a JSON object with the keys " + ", ".join(keys) + ", each a few sentences."
-        return [Item(name, prompt.format(name), fields, {}, tokens) for name in SUBJECTS[:limit]]
+        return [Item(name, prompt.format(name), fields, {}, tokens) for name in drawn(SUBJECTS, sample)]
     try:
         lines = (folder / f"BFCL_v4_{subset}.json").read_text(encoding="utf-8").splitlines()
         answers = (folder / "possible_answer" / f"BFCL_v4_{subset}.json").read_text(encoding="utf-8")
@@ -127,7 +124,7 @@ def read_items(folder: Path, subset: str, limit: int) -> list[Item]:
         items = [_item(row, gold[row["id"]]) for row in map(json.loads, lines)]
     except (OSError, ValueError, LookupError) as error:
         raise InvalidRequestError(f"{folder} does not hold BFCL's {subset}: {error!r}") from error
-    return [item for item in items if len(item.fields) > 1][:limit]
+    return drawn([item for item in items if len(item.fields) > 1], sample)
 
 
 def _invoice(number: int) -> Item:
@@ -239,18 +236,16 @@ async def measure(client: Client, items: Sequence[Item], journal: Journal | None
         # Another method's prompt must not be found in the cache: its first message differs.
         messages = [{"role": "system", "content": f"You call functions ({method})."}]
         messages.append({"role": "user", "content": item.prompt})
-        began = time.perf_counter()
         filled = await client.fill(messages, plan_of(item, method), instruct=False)
         return Answer(
             index,
             method,
             number,
-            seconds=time.perf_counter() - began,
-            tokens=filled.usage.completion_tokens,
-            critical_path=filled.critical_path,
+            seconds=filled.generation.elapsed,
             text=json.dumps(filled.value),
             well_formed=not filled.closed,
             question=item.name,
+            **costs_of(filled.generation),
         )
 
     return await take_turns(lambda: nullcontext(fill), len(items), METHODS, journal=journal)
@@ -291,10 +286,10 @@ def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str
 
 
 async def _run(settings: PlanSettings) -> str:
-    items = read_items(settings.data, settings.subset, settings.limit)
-    measured = {"plans": settings.subset, "backend": settings.backend, "items": len(items)}
+    items = read_items(settings.data, settings.subset, settings.sample)
+    measured = await settings.identity("plans", [item.prompt for item in items])
     with opened_journal(settings.out, measured) as journal:
-        async with cold_client(settings.backend) as client:
+        async with cold_client(settings.backend, **settings.backend_options) as client:
             answers = await measure(client, items, journal)
     return markdown_table(summarise(items, answers))
 

@@ -1,17 +1,17 @@
 r"""Quality of answers: plain and parallel ones, and another model's, judged and compared prompt by prompt.
 
-    python -m pasta_async.evals.quality --backend local:pasta-smol --original local:BASE --prompts p.jsonl \
-        --temperature 0.6 --max-tokens 500 --together 64 --likelihood BASE --judge runs/judge --out smol
-    python -m pasta_async.evals.quality --backend local: --prompts ifeval.jsonl --ifeval ifeval.jsonl --out i
-    python -m pasta_async.evals.quality --answers speed.jsonl --out results/speed
-    python -m pasta_async.evals.quality --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
+    python -m pasta_async.evals.speed --backend local:pasta-smol --prompts p.jsonl --temperature 0.6 \
+        --max-tokens 500 --passes 1 --together 64 --out smol.jsonl
+    python -m pasta_async.evals.quality --answers smol.jsonl --likelihood BASE --judge runs/judge --out smol
+    python -m pasta_async.evals.quality --answers ifeval-answers.jsonl --ifeval ifeval.jsonl --out ifeval
+    python -m pasta_async.evals.quality --answers smol.jsonl --original base.jsonl \
         --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
 
-Prompts are answered plainly and in parallel, and plainly by another model (--original), unless --answers
-names a file of answers. Measured are faults that a program finds (`pasta_async.training.faults`) and, where
-they are asked for, bits a token under a model (--likelihood), IFEval's instructions (--ifeval), and a judge's
-verdicts (--judge: a folder of `evals.judge`, an endpoint, or package.module:name). OUT/alpaca has the answers
-as AlpacaEval's own command reads them. The same command goes on where it was broken off.
+The answers are those that `evals.speed` wrote; --original adds the plain ones of another model to the same
+prompts. Measured are faults that a program finds (`pasta_async.training.faults`) and, where they are asked
+for, bits a token under a model (--likelihood), IFEval's instructions (--ifeval), and a judge's verdicts
+(--judge: a folder of `evals.judge`, an endpoint, or package.module:name). OUT/alpaca has the answers as
+AlpacaEval's own command reads them. The same command goes on where it was broken off.
 
 Differences are taken prompt by prompt; "at least" is a one-sided bound: with 95% confidence it is not less.
 """
@@ -20,63 +20,48 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from itertools import combinations, compress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pasta_async import Client, Limits, Sampling
-from pasta_async.cli.command import Command, Count, command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import BackendError, InvalidRequestError
-from pasta_async.evals.answers import (
-    FORMS,
-    Answer,
-    Drawn,
-    Form,
-    answer_all,
-    digest,
-    read_answers,
-    read_prompts,
-)
+from pasta_async.evals.answers import Answer, in_all_methods, of_method, read_answers
 from pasta_async.evals.ifeval import check_answers
-from pasta_async.evals.report import cell, grouped, markdown_table, transposed, write_result
+from pasta_async.evals.report import cell, environment, markdown_table, transposed
 from pasta_async.evals.speed import counted_speedup
 from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
-from pasta_async.jobs import Journal, progress
+from pasta_async.jobs import Journal, progress, write_json
 from pasta_async.lang import parse
 from pasta_async.training.endpoint import EndpointSettings, collect
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, count_faults, soundness
-from pasta_async.training.identity import model_digest, weights_of
+from pasta_async.training.identity import model_digest
 from pasta_async.training.samples import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 
 Forms = dict[str, list[Answer]]
 """Answers by form, each in the same order of passes and prompts."""
-Figures = dict[str, list[dict[str, float | None]]]
-"""The figures of each answer by form and name; None where an answer has none."""
+Row = dict[str, float | None]
+"""Figures of an answer; None where it has none."""
+Figures = dict[str, list[Row]]
+"""The figures of each answer by form."""
 
 SPEED = "theoretical speed-up"
 """Name of a result: the gain on an engine whose steps all take the same time."""
 
-_ORDER = ("parallel", "baseline", "original")
+_ORDER = ("parallel", "outline", "baseline", "original")
 
 
 class QualitySettings(EndpointSettings):
     """Settings of a measurement."""
 
-    answers: Path | None = Field(default=None, description="file of answers; without it they are written")
-    backend: str = Field(default="", description="what answers, as for pasta_async.generate")
-    original: str = Field(default="", description="another backend, which answers plainly too")
-    prompts: Path | None = Field(default=None, description="a prompt a line, or .jsonl with `instruction`")
-    sample: Drawn = None
-    max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
-    temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
-    seed: int = Field(default=0, ge=0, description="of the draws: every answer has its own, made of this one")
-    passes: Count = Field(default=1, description="answers to each prompt, of other draws, in each form")
-    together: Count = Field(default=16, description="answers at the same time")
+    answers: Path = Field(description="file of answers that evals.speed wrote")
+    original: Path | None = Field(default=None, description="the same of another model: its plain answers")
     likelihood: Path | None = Field(default=None, description="folder of a model: bits a token of answers")
     ifeval: Path | None = Field(default=None, description="IFEval's file: instructions that are followed")
     judge: str = Field(
@@ -85,111 +70,56 @@ class QualitySettings(EndpointSettings):
     judge_model: str = Field(default="", description="name of the model at the endpoint")
     out: Path = Field(description="folder of the result; an interrupted run goes on from what it has")
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if (self.answers is None) != bool(self.backend and self.prompts):
-            raise ValueError("name a file with --answers, or --backend and --prompts to have them written")
-        if self.passes > 1 and not self.temperature:
-            raise ValueError("greedy answers are all alike: --passes needs a --temperature")
-        return self
 
-
-async def write_answers(settings: QualitySettings) -> Path:
-    """Have the prompts answered, by the other backend first, then in both forms; the file of answers.
-
-    Cancelling it cancels the answers under way; those that came are kept.
+def read_forms(settings: QualitySettings) -> tuple[dict[str, Any], Forms]:
+    """First line of the file of answers, and the answers to the prompts that every form has one to.
 
     Raises:
-        PastaError: The prompts or a backend cannot be used, or the file has other answers.
+        InvalidRequestError: A file cannot be read, has no plain answers, or answers other prompts.
     """
-    assert settings.prompts is not None
-    prompts = read_prompts(settings.prompts, settings.sample)
-    due: list[tuple[str, Form]] = [(settings.backend, form) for form in FORMS]
+    identity, answers = read_answers(settings.answers)
     if settings.original:
-        due.insert(0, (settings.original, "original"))
-    options = {"backend", "original", "max_tokens", "temperature", "seed", "passes"}
-    identity = {
-        "benchmark": "quality",
-        **settings.model_dump(include=options),
-        "weights": [
-            await weights_of(backend) for backend in (settings.backend, settings.original) if backend
-        ],
-        "prompts": digest(prompts),
-        "count": len(prompts),
-        "forms": [form for _, form in due],
-    }
-    sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
-    limits = Limits(client_threads=4 * settings.together, timeout=None)
-    path = settings.out / "answers.jsonl"
-    with Journal(path, identity) as journal:
-        for backend, form in due:
-            async with Client(backend, limits=limits) as client:
-                await answer_all(
-                    client,
-                    prompts,
-                    journal,
-                    sampling=sampling,
-                    together=settings.together,
-                    forms=(form,),
-                    passes=settings.passes,
-                )
-    return path
-
-
-def read_forms(path: Path) -> tuple[dict[str, Any], Forms]:
-    """First line of a file of answers, and its answers of each pass.
-
-    Raises:
-        InvalidRequestError: It cannot be read, or a form or the answer to a prompt is missing.
-    """
-    identity, answers = read_answers(path)
-    forms = grouped(answers, lambda answer: answer.method)
-    forms = {form: forms[form] for form in _ORDER if form in forms}
-    # Every form must have the same prompts and passes, as many as the file's first line says.
-    orders = {tuple((answer.prompt, answer.number) for answer in answers) for answers in forms.values()}
-    order = next(iter(orders))
-    prompts = {prompt for prompt, _ in order}
-    passes = {number for _, number in order}
-    count = identity.get("count", len(prompts)) * identity.get("passes", len(passes))
-    complete = len(orders) == 1 and len(order) == count
-    if not complete or not {"baseline", *identity.get("forms", ())} <= forms.keys():
-        raise InvalidRequestError(f"{path} is not whole: give the command that made it again, and it goes on")
+        _, others = read_answers(settings.original)
+        answers += [replace(other, method="original") for other in of_method(others, "baseline")]
+    found = in_all_methods(answers, {"baseline", *(answer.method for answer in answers)})
+    forms = {form: found[form] for form in _ORDER if form in found}
+    for form, rows in forms.items():
+        if [row.question for row in rows] != [row.question for row in forms["baseline"]]:
+            raise InvalidRequestError(f"the answers of {form} are to other prompts than the plain ones")
     return identity, forms
 
 
 def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
-    """Estimates of figures and of their differences, with 95% intervals over prompts.
+    """Estimates of figures and of their differences, with 95% intervals over prompts: columns of a table.
 
     Returns:
-        `methods`: by form and name an estimate; where all values are 0 or 100 their share, with Wilson's
-        interval. `differences`: the same for `parallel - baseline` and so on, each with its `bound`, and for
-        `where promised`, the prompts whose parallel answer has promises. None where no answer has a value.
+        By form and name an estimate; where all values are 0 or 100 their share, with Wilson's interval. By
+        `parallel - baseline` and so on the same of differences, each with its `bound`; and by `where parallel
+        promises` for those prompts alone. None where no answer has a value.
     """
     prompts = [answer.prompt for answer in forms["baseline"]]
-    promised = [answer.promises > 0 for answer in forms.get("parallel", ())]
-    names = [*figures["baseline"][0]]
-    # By form and name, the values of all answers in order; None where an answer has none.
-    values = {form: {name: [row[name] for row in rows] for name in names} for form, rows in figures.items()}
-    methods = {
-        form: {name: of_known(_level, values[form][name], prompts) for name in names} for form in forms
-    }
-    differences: dict[str, Any] = {}
+    columns = {form: _estimates(_level, rows, prompts) for form, rows in figures.items()}
     for first, second in combinations(forms, 2):
-        pairs = {name: _differences(values[first][name], values[second][name]) for name in names}
-        differences[f"{first} - {second}"] = {
-            name: of_known(gain, changes, prompts) for name, changes in pairs.items()
-        }
-        if (first, second) == ("parallel", "baseline") and any(promised):
-            there = [*compress(prompts, promised)]
-            differences["where promised"] = {
-                name: of_known(gain, [*compress(changes, promised)], there) for name, changes in pairs.items()
-            }
-    return {"methods": methods, "differences": differences}
+        changes = [
+            {name: _difference(mine[name], theirs[name]) for name in mine}
+            for mine, theirs in zip(figures[first], figures[second], strict=True)
+        ]
+        columns[f"{first} - {second}"] = _estimates(gain, changes, prompts)
+        promised = [answer.promises > 0 for answer in forms[first]]
+        if second == "baseline" and any(promised):
+            there = [*compress(changes, promised)], [*compress(prompts, promised)]
+            columns[f"where {first} promises"] = _estimates(gain, *there)
+    return columns
 
 
-def _differences(ours: Sequence[float | None], theirs: Sequence[float | None]) -> list[float | None]:
-    pairs = zip(ours, theirs, strict=True)
-    return [None if mine is None or other is None else mine - other for mine, other in pairs]
+def _estimates(
+    figure: Callable[..., Estimate], rows: Sequence[Row], prompts: Sequence[int]
+) -> dict[str, Any]:
+    return {name: of_known(figure, [row[name] for row in rows], prompts) for name in rows[0]}
+
+
+def _difference(mine: float | None, theirs: float | None) -> float | None:
+    return None if mine is None or theirs is None else mine - theirs
 
 
 def _level(values: Sequence[float], *, clusters: Sequence[int]) -> Estimate:
@@ -287,23 +217,20 @@ async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
 
 
 async def measure(settings: QualitySettings) -> dict[str, Any]:
-    """Write the answers if need be, and measure them; the result, as it is written to `result.json`.
+    """Measure the answers; the result, as it is written to `result.json`.
 
     Cancelling it cancels what is under way; what came is kept.
 
     Raises:
         PastaError: Something that was named cannot be used.
     """
-    # 1. The answers, from a file or written now.
-    path = settings.answers or await write_answers(settings)
-    identity, forms = read_forms(path)
-    result: dict[str, Any] = {"benchmark": "quality", "answers": {"backend": str(path), **identity}}
-    # 2. The figures that were asked for, and the counted ones: together a row for each answer.
+    identity, forms = read_forms(settings)
+    # The figures that were asked for, and the counted ones: together a row for each answer.
     parts: list[Figures] = []
     if settings.judge:
         parts.append(await verdicts(settings, forms))
     if settings.ifeval:
-        parts.append(check_answers(settings.ifeval, settings.out, forms))
+        parts.append(check_answers(settings.ifeval, forms))
     if settings.likelihood:
         parts.append(await likelihoods(settings.likelihood, settings.out, forms))
     parts.append({form: counted(answers) for form, answers in forms.items()})
@@ -312,17 +239,15 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
         for form, rows in part.items():
             for row, more in zip(figures[form], rows, strict=True):
                 row.update(more)
-    # 3. Estimates of the figures, how many answers lack each, and the speed-ups.
-    result |= compared(forms, figures)
-    result["missing"] = {
-        form: {name: sum(row[name] is None for row in rows) for name in rows[0]}
-        for form, rows in figures.items()
+    answers = [answer for rows in forms.values() for answer in rows]
+    result = {
+        "benchmark": "quality",
+        "answers": {"file": str(settings.answers), "of each form": len(forms["baseline"]), **identity},
+        "figures": compared(forms, figures),
+        SPEED: {form: counted_speedup(answers, form) for form in forms if form in ("parallel", "outline")},
+        "environment": environment(),
     }
-    for base in ("baseline", "original"):
-        if "parallel" in forms and base in forms:
-            name = SPEED if base == "baseline" else f"{SPEED} to {base}"
-            result[name] = counted_speedup(forms["parallel"], forms[base])
-    write_result(settings.out, result)
+    write_json(settings.out / "result.json", result)
     write_for_alpaca(settings.out / "alpaca", forms)
     return result
 
@@ -340,15 +265,10 @@ def write_for_alpaca(folder: Path, forms: Forms) -> None:
         (folder / f"{form}.json").write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def tables(result: dict[str, Any]) -> str:
-    """The result as text: a column for each form and difference, and the speed-ups."""
-    table = markdown_table(transposed({**result["methods"], **result["differences"]}))
-    speedups = [f"{name}: {cell(result[name])}" for name in result if name.startswith(SPEED)]
-    return "\n\n".join([table, *speedups])
-
-
 async def _run(settings: QualitySettings) -> str:
-    return tables(await measure(settings))
+    result = await measure(settings)
+    speedups = [f"{SPEED}, {form}: {cell(figure)}" for form, figure in result[SPEED].items()]
+    return "\n\n".join([markdown_table(transposed(result["figures"])), *speedups])
 
 
 main: Command = command(QualitySettings, _run, "quality", __doc__, resumes=True)

@@ -6,7 +6,6 @@ cells, and both where they were measured.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -106,12 +105,6 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
     return dict(groups)
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON lines, over what was there; missing folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-
-
 @contextmanager
 def opened_journal(path: Path | None, measured: Mapping[str, Any]) -> Generator[Journal | None]:
     """A journal of a measurement; None without a path.
@@ -134,11 +127,6 @@ def measurements(journal: Journal | None) -> list[dict[str, Any]]:
     return [row for row in journal.rows if "environment" not in row] if journal else []
 
 
-def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    """Write a result, and where it was measured, as `result.json`; the folder is made if need be."""
-    write_json(folder / "result.json", {**result, "environment": environment()})
-
-
 # One page of a folder's tables ------------------------------------------------------------------------------
 
 
@@ -148,35 +136,32 @@ class ReportSettings(CommandSettings):
     folder: Path = Field(description="has a table of each measurement, NAME.md")
 
 
-def read_table(text: str) -> list[dict[str, str]]:
-    """The rows of a table that `markdown_table` made, by column."""
-    head, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
-    return [dict(zip(head, row, strict=True)) for row in rows]
-
-
 def write_page(settings: ReportSettings) -> str:
     """Write `results.md` and `results.json`; returns a line that says so.
 
     Raises:
-        InvalidRequestError: The folder has no table, or a file that holds something else.
+        InvalidRequestError: The folder has no table.
     """
     folder = settings.folder
     page = folder / "results.md"
     texts = {
         file.stem: file.read_text("utf-8").strip() for file in sorted(folder.glob("*.md")) if file != page
     }
-    try:
-        tables = {name: read_table(text) for name, text in texts.items()}
-    except ValueError as error:
-        raise InvalidRequestError(f"{folder} has a file .md that holds no table: {error}") from error
-    if not tables:
+    if not texts:
         raise InvalidRequestError(f"{folder} has no table: NAME.md, as the commands of evals print them")
     where = environment()
+    tables = {name: _read_table(text) for name, text in texts.items()}
     write_json(folder / "results.json", {"environment": where, "tables": tables})
     machine = [{"": name, "value": value} for name, value in where.items()]
     parts = ["# Results", markdown_table(machine), *(f"## {name}\n\n{text}" for name, text in texts.items())]
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return f"{page} and {folder / 'results.json'} have {len(tables)} tables"
+
+
+def _read_table(text: str) -> list[dict[str, str]]:
+    """The rows of a table that `markdown_table` made, by column."""
+    head, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 main: Command = command(ReportSettings, write_page, "report", __doc__, positional=["folder"])
