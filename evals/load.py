@@ -31,8 +31,8 @@ from pasta_async.evals.methods import (
     Case,
     Engine,
     Method,
+    MethodName,
     cases_of,
-    named_methods,
     open_engine,
     time_work,
     warm_up,
@@ -84,7 +84,9 @@ async def drive(
 class LoadSettings(ForcedSettings):
     """Settings of a measurement."""
 
-    methods: tuple[str, ...] = Field(default=(SEQUENTIAL, "pasta", "auto"), description="what is compared")
+    methods: tuple[MethodName, ...] = Field(
+        default=(SEQUENTIAL, "pasta", "auto"), description="what is compared"
+    )
     at_once: tuple[Count, ...] = Field(
         default=(), description="closed loops: answers at once; without --rates too, 1, 4, 16 and 64"
     )
@@ -167,7 +169,6 @@ def _busy_seconds(answers: Sequence[Answer]) -> float:
 
 async def _run(settings: LoadSettings) -> str:
     documents = settings.read()
-    named_methods(settings.methods)
     texts = texts_of(documents)
     measured = await settings.identity("load", texts, without=("methods", "at_once", "rates", "rounds"))
     with opened_journal(settings.out, measured) as journal:

@@ -22,7 +22,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
 from pydantic import Field
@@ -30,7 +30,6 @@ from pydantic import Field
 from pasta_async import Backend, Client, Generation, Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
-from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, Answering, cold_client, costs_of, of_method, take_turns
 from pasta_async.evals.engine import LlamaCpp
 from pasta_async.evals.forcing import (
@@ -51,6 +50,9 @@ from pasta_async.protocol import DecodeRequest
 Ids = tuple[int, ...]
 Work = Callable[["Track"], Awaitable[int]]
 """Decodes an answer; returns its critical path in tokens."""
+
+MethodName = Literal["sequential", "pasta", "plan", "auto", "skeleton", "apar"]
+SEQUENTIAL: MethodName = "sequential"
 
 _NUMBERS = itertools.count(random.randrange(900**2))
 _WARM_UP = parse(
@@ -371,7 +373,6 @@ def llama_cpp(peer: LlamaCpp) -> Method:
     return Method(peer.name, prepare)
 
 
-SEQUENTIAL = "sequential"
 METHODS: dict[str, Method] = {
     SEQUENTIAL: Method(SEQUENTIAL, _sequential),
     "pasta": Method("pasta", _pasta),
@@ -383,29 +384,18 @@ METHODS: dict[str, Method] = {
 """All methods by name, in the order of the tables."""
 
 
-def named_methods(names: Iterable[str]) -> list[Method]:
-    """Methods by their names.
-
-    Raises:
-        InvalidRequestError: There is no such method.
-    """
-    if unknown := {*names} - METHODS.keys():
-        raise InvalidRequestError(f"there is no method {min(unknown)!r}; methods are {', '.join(METHODS)}")
-    return [METHODS[name] for name in names]
-
-
 # The command ----------------------------------------------------------------------------------------------
 
 
 async def measure(
-    opened: Callable[[], AbstractAsyncContextManager[Backend]],
+    opened: Callable[[], AbstractAsyncContextManager[Client]],
     documents: Mapping[str, Document],
     methods: Sequence[Method],
     *,
     passes: int,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Write every answer by every method, `passes` times, on a backend that is opened anew for each pass.
+    """Write every answer by every method, `passes` times, on a client that is opened anew for each pass.
 
     See `take_turns`. Cancelling it cancels the answer under way.
     """
@@ -414,7 +404,7 @@ async def measure(
 
     @asynccontextmanager
     async def warmed_up() -> AsyncGenerator[Answering]:
-        async with opened() as backend, open_engine(backend, documents) as engine:
+        async with opened() as client, open_engine(client.backend, documents) as engine:
             await warm_up(engine, methods)
             yield lambda index, name, number: play(engine, by_name[name], cases[index], number)
 
@@ -424,7 +414,8 @@ async def measure(
 def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row for each method; `times sooner` is seconds in sequence / seconds. Intervals are over prompts."""
     table: list[dict[str, Any]] = []
-    for name in dict.fromkeys(row.method for row in rows):
+    names = dict.fromkeys(row.method for row in rows)
+    for name in names:
         both = pairs(rows, name, SEQUENTIAL)
         table.append(
             {
@@ -434,9 +425,7 @@ def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
                 "by counting": mean_by_prompt(
                     (answer.prompt, other.critical_path / answer.critical_path) for answer, other in both
                 ),
-                "pasta is times sooner": speedup(rows, "pasta", name)
-                if any(row.method == "pasta" for row in rows)
-                else None,
+                "pasta is times sooner": speedup(rows, "pasta", name) if "pasta" in names else None,
                 **describe_costs(of_method(rows, name)),
             }
         )
@@ -450,20 +439,16 @@ class MethodSettings(ForcedSettings):
         default=(),
         description="GGUF files of models of the same shape and vocabulary, for llama.cpp on --threads CPUs",
     )
-    methods: tuple[str, ...] = Field(default=(), description=f"default: all but auto ({', '.join(METHODS)})")
+    methods: tuple[MethodName, ...] = Field(
+        default=("pasta", "plan", "skeleton", "apar"), description="compared with `sequential`"
+    )
     passes: Count = Field(default=3, description="number of times that all of it is done")
 
 
 async def _run(settings: MethodSettings) -> str:
     documents = settings.read()
-    asked = settings.methods or [name for name in METHODS if name != "auto"]
-    methods = named_methods(dict.fromkeys([SEQUENTIAL, *asked]))
-
-    @asynccontextmanager
-    async def opened() -> AsyncGenerator[Backend]:
-        async with cold_client(settings.backend, **settings.backend_options) as client:
-            yield client.backend
-
+    methods = [METHODS[name] for name in dict.fromkeys((SEQUENTIAL, *settings.methods))]
+    opened = partial(cold_client, settings.backend, **settings.backend_options)
     with opened_journal(settings.out, await settings.identity("methods", texts_of(documents))) as journal:
         cpus = settings.threads or cores()
         methods += [llama_cpp(LlamaCpp(path, cpus)) for path in settings.llama_cpp]
