@@ -22,7 +22,7 @@ PROMPT ?= Give five tips for better sleep.
 MODEL ?= pasta-qwen
 
 .DEFAULT_GOAL := help
-.PHONY: help demo base test test-vllm torture lint type format check bench dist picture clean
+.PHONY: help demo base test test-vllm torture lint type format check dist picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,9 +58,6 @@ format: $(VENV)/.test ## rewrite the code in ruff's format and apply its safe fi
 	$(BIN)/ruff format .
 
 check: lint type test ## what a change must pass
-
-bench: $(VENV)/.test ## measure speed-ups on this machine (docs/evaluation.md)
-	$(PY) -m pasta_async.evals.speed $(or $(ARGS),--help)
 
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation

@@ -162,24 +162,25 @@ for engine in $ENGINES; do
     *) fail "ENGINES: there is no $engine" ;;
     esac
 
-    # The trained model: plain and in parallel, its forks, and on SGLang other methods, and load.
-    if due "$engine-trained-speed" "$engine-trained-forks" ||
+    # The trained model: plain and in parallel, and on SGLang other methods, and load.
+    if due "$engine-trained-speed" ||
         { [ "$engine" = sglang ] && due sglang-methods sglang-load; }; then
         serve "$engine-trained" $run "$OUT/trained" --port "$PORT" $flags
         measure "$engine-trained-speed" speed --backend "$backend" $TIMED --out "$OUT/$engine-trained-speed.jsonl"
-        measure "$engine-trained-forks" forks --backend "$backend" $TIMED
         if [ "$engine" = sglang ]; then
             measure sglang-methods methods --backend "$backend" $LOADED --passes 1 --out "$OUT/sglang-methods.jsonl"
             measure sglang-load load --backend "$backend" $LOADED --out "$OUT/sglang-load.jsonl" ${LOADS:-}
         fi
         stop
     fi
-    if [ "$engine" = sglang ] && due sglang-forks-without-plug-in; then
+    # Without the plug-in forks find less in the cache, and wait longer.
+    if [ "$engine" = sglang ] && due sglang-speed-without-plug-in; then
         PASTA_SGLANG_PLUGIN=0
         export PASTA_SGLANG_PLUGIN
         serve sglang-stock $run "$OUT/trained" --port "$PORT" $flags
         unset PASTA_SGLANG_PLUGIN
-        measure sglang-forks-without-plug-in forks --backend "$backend" $TIMED
+        measure sglang-speed-without-plug-in speed --backend "$backend" $TIMED \
+            --out "$OUT/sglang-speed-without-plug-in.jsonl"
         stop
     fi
 
@@ -188,7 +189,7 @@ for engine in $ENGINES; do
         serve "$engine-large" $run "$LARGE" --port "$PORT" $flags
         measure "$engine-large-speed" speed --backend "$backend" $TIMED --out "$OUT/$engine-large-speed.jsonl"
         for form in invoices profiles; do
-            measure "$engine-large-$form" plans --backend "$backend" --subset "$form" --limit "$SAMPLE" \
+            measure "$engine-large-$form" plans --backend "$backend" --subset "$form" --sample "$SAMPLE" \
                 --out "$OUT/$engine-large-$form.jsonl"
         done
         stop

@@ -1,9 +1,12 @@
-"""Run a command in this process, as its command line does."""
+"""Run a command in this process, as its command line does, on files that are made for it."""
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,3 +31,9 @@ def refused(main: Main, command: str, *more: object) -> str:
     code = status(main, *shlex.split(command), *more)
     assert code
     return str(code)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write JSON lines."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path

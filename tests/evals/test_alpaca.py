@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from chat_server import judging
-from commands_run import run
+from commands_run import run, write_rows
 
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.quality import main
-from pasta_async.evals.report import write_rows
 
 
 @pytest.mark.timeout(300)  # it takes many seconds of CPU to import

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from commands_run import refused, run
+from commands_run import refused, run, write_rows
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer
@@ -29,7 +28,7 @@ def test_only_prompts_with_a_whole_answer_by_every_method_count() -> None:
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     file, picture = tmp_path / "rows.jsonl", tmp_path / "seconds.svg"
-    file.write_text("".join(json.dumps(row) + "\n" for row in [{}, *map(asdict, answers())]))
+    write_rows(file, [{}, *map(asdict, answers())])
     run(main, "--title quiet --answers", file, "--out", picture)
     drawn = picture.read_text()
     assert all(text in drawn for text in ("quiet", "PASTA", "in sequence", "4 s", "11 prompts"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from commands_run import run
+from commands_run import run, write_rows
 
 from pasta_async import InvalidRequestError
 from pasta_async.evals.judge import Preference, TrainedJudge, TrainSettings, fit_weights, train
@@ -20,7 +20,7 @@ from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scor
 from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 GOOD, BAD = ("calm", "warm", "bright", "gentle", "fine"), ("wet", "broken", "rusty", "sour", "dull")
@@ -49,17 +49,12 @@ def rows(prompts: int = 20) -> list[dict[str, Any]]:
     return preferences
 
 
-def write(path: Path, lines: Iterable[Any]) -> Path:
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    return path
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # waits for no other process
-    file = write(folder / "preferences.jsonl", rows())
+    file = write_rows(folder / "preferences.jsonl", rows())
     train(TrainSettings(model=PASTA_TINY, preferences=(file,), out=folder / "judge", penalty=1.0))
     torch.set_num_threads(before)
     return folder
@@ -109,7 +104,7 @@ def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:
         samples=tuple(samples),
         baseline=Plain(text=answer(True, 5, draw), tokens=10),
     )
-    file = write(tmp_path / "samples.jsonl", [prompt.model_dump(mode="json")])
+    file = write_rows(tmp_path / "samples.jsonl", [prompt.model_dump(mode="json")])
     command = f"--judge pasta_async.evals.judge:TrainedJudge --judge-model {trained}/judge"
     run(score.main, f"{command} --samples {file} --out {tmp_path}/scores.jsonl")
     scores = read_scores(tmp_path / "scores.jsonl")
@@ -145,7 +140,7 @@ def test_ties_and_empty_answers_are_left_out() -> None:
     ],
 )
 def test_preferences_of_no_use_are_refused(lines: list[Any], message: str, tmp_path: Path) -> None:
-    file = write(tmp_path / "preferences.jsonl", lines)
+    file = write_rows(tmp_path / "preferences.jsonl", lines)
     with pytest.raises(InvalidRequestError, match=message):
         train(TrainSettings(model=PASTA_TINY, preferences=(file,), out=tmp_path / "judge"))
 

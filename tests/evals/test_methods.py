@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from commands_run import refused, run
+from commands_run import refused, run, write_rows
 from recorder import Recorder
 
+from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
-from pasta_async.evals.answers import Answer
+from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.methods import METHODS, Case, main, measure, open_engine, play, rounds, summarise
 from pasta_async.lang import parse
 from tests.interpreter.support import promise
@@ -21,8 +21,6 @@ from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
-
-    from pasta_async import Backend
 
 ALL = [*METHODS.values()]
 NAMES = ("sequential", "pasta", "plan", "skeleton", "apar")
@@ -44,11 +42,11 @@ class World:
         self.made: list[Recorder] = []
 
     @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[Backend]:
+    async def opened(self) -> AsyncGenerator[Client]:
         backend = LocalBackend(PASTA_TINY)
         self.made.append(Recorder(backend))
         try:
-            yield self.made[-1]
+            yield Client(self.made[-1])
         finally:
             await backend.aclose()
 
@@ -93,7 +91,7 @@ def test_no_answer_finds_anothers_kv(measured: list[Answer]):
 
 async def test_every_method_writes_the_whole_text():
     world = World()
-    async with world.opened() as backend, open_engine(backend, DOCUMENTS) as engine:
+    async with world.opened() as client, open_engine(client.backend, DOCUMENTS) as engine:
         recorder, tokenizer = world.made[0], engine.forced.model.tokenizer
         for name in NAMES:
             begun = len(recorder.requests)
@@ -108,7 +106,7 @@ async def test_every_method_writes_the_whole_text():
 
 async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_one():
     world = World()
-    async with world.opened() as backend, open_engine(backend, DOCUMENTS) as engine:
+    async with world.opened() as client, open_engine(client.backend, DOCUMENTS) as engine:
         await play(engine, METHODS["apar"], Case(0, "many", DOCUMENTS["many"]))
         main, *children = world.made[0].requests
         texts = [engine.forced.model.tokenizer.decode(ids) for ids in world.made[0].written]
@@ -145,15 +143,14 @@ def test_figures_of_known_rows():
 
 
 def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": SHORT}
-    documents.write_text(json.dumps(record) + "\n")
+    documents, out = write_rows(tmp_path / "documents.jsonl", [record]), tmp_path / "rows.jsonl"
     options = f"--backend {LOCAL_TINY} --documents {documents} --passes 1 --out {out}"
     run(main, f"{options} --methods pasta --methods skeleton")
-    head, environment, *rows = map(json.loads, out.read_text().splitlines())
-    assert head["methods"] == [row["method"] for row in rows] == ["sequential", "pasta", "skeleton"]
-    assert environment["environment"]["cores"] >= 1
-    assert all(row["cached_tokens"] > 0 for row in rows[1:3])
+    identity, rows = read_answers(out)
+    assert identity["methods"] == ["pasta", "skeleton"]
+    assert [row.method for row in rows] == ["sequential", "pasta", "skeleton"]
+    assert all(row.cached_tokens > 0 for row in rows[1:])
+    assert rows[1].fork_seconds
     assert "| skeleton | 1 |" in capsys.readouterr().out
     assert refused(main, options).startswith("InvalidRequestError"), "other methods are in that file"
-    assert "magic" in refused(main, f"{options} --methods magic")

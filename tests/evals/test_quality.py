@@ -7,16 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands_run import refused, run
+from commands_run import refused, run, write_rows
 
-from pasta_async import Client
 from pasta_async.errors import BackendStatusError
-from pasta_async.evals.answers import Answer, ask, read_answers
-from pasta_async.evals.quality import SPEED, main
-from pasta_async.evals.report import write_rows
-from pasta_async.testing import ScriptedBackend
+from pasta_async.evals.answers import Answer
+from pasta_async.evals.quality import main
 from pasta_async.training.judging import Judge
-from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
+from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,36 +45,34 @@ def judged(path: Path, rows: list[Answer], more: str = "", **identity: Any) -> d
     return json.loads((path / "out" / "result.json").read_text())
 
 
-async def test_in_parallel_an_untrained_model_writes_an_outline() -> None:
-    text = "Two:\n\n1. **Tea**: Old.\n\n2. **Coffee**: Newer."
-    async with Client(ScriptedBackend(text, trained=False)) as client:
-        rows = [await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel")]
-    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2)]
-
-
 def test_each_form_is_compared_with_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = {"baseline": "Tea is old.", "parallel": "Tea is very old.", "original": "Tea."}
+    texts = {"baseline": "Tea is old.", "parallel": "Tea is very old."}
     rows = [
         Answer(number, form, text=text, question=f"Prompt {number}")
         for number in range(12)
         for form, text in texts.items()
     ]
-    result = judged(tmp_path, rows, f"--judge {__name__}:Longer")
-    assert {form: figures["judge, %"]["value"] for form, figures in result["methods"].items()} == {
-        "parallel": 100,
-        "baseline": 50,
-        "original": 0,
-    }
-    assert [*result["differences"]] == [
-        "parallel - baseline",
-        "parallel - original",
-        "baseline - original",
+    other = [Answer(number, "baseline", text="Tea.", question=f"Prompt {number}") for number in range(13)]
+    write_rows(tmp_path / "base.jsonl", [{}, *map(asdict, other)])
+    result = judged(tmp_path, rows, f"--judge {__name__}:Longer --original {tmp_path}/base.jsonl")
+    assert result["answers"]["of each form"] == 12
+    figures = result["figures"]
+    assert [(name, column["judge, %"]["value"]) for name, column in figures.items()] == [
+        ("parallel", 100),
+        ("baseline", 50),
+        ("original", 0),
+        ("parallel - baseline", 50),
+        ("parallel - original", 100),
+        ("baseline - original", 50),
     ]
-    assert result["differences"]["parallel - baseline"]["judge, %"]["bound"] == 50
+    assert figures["parallel - baseline"]["judge, %"]["bound"] == 50
     assert "| judge, % | 100 (75.8 to 100) | 50 (50 to 50) |" in capsys.readouterr().out
-    for form, text in texts.items():
+    for form, text in {**texts, "original": "Tea."}.items():
         exported = json.loads((tmp_path / "out" / "alpaca" / f"{form}.json").read_text())
         assert exported[7] == {"instruction": "Prompt 7", "output": text, "generator": form}
+    write_rows(tmp_path / "base.jsonl", [{}, *(asdict(Answer(n, "baseline")) for n in range(12))])
+    command = f"--answers {tmp_path}/answers.jsonl --original {tmp_path}/base.jsonl --out {tmp_path}/out"
+    assert "other prompts" in refused(main, command)
 
 
 def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
@@ -88,8 +83,7 @@ def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
     rows[1] = Answer(0, "parallel", text="Coffee is much older.")
     result = judged(tmp_path, rows, f"--judge {__name__}:Longer")
     assert "BackendStatusError: it is too long" in capsys.readouterr().err
-    assert [result["missing"][form]["judge, %"] for form in ("baseline", "parallel")] == [0, 1]
-    assert result["differences"]["parallel - baseline"]["judge, %"]["value"] == 50
+    assert result["figures"]["parallel - baseline"]["judge, %"]["value"] == 50
     write_rows(
         tmp_path / "b.jsonl", [{"made": "up"}, *(asdict(Answer(0, form, text="Coffee!")) for form in texts)]
     )
@@ -107,14 +101,14 @@ def test_faults_are_counted_in_every_file_of_answers(tmp_path: Path) -> None:
         Answer(number, "baseline", written="Both are good.", well_formed=number < 2) for number in (2, 0, 1)
     ]
     result = judged(tmp_path, rows)
-    tagged, plain = result["methods"]["parallel"], result["methods"]["baseline"]
+    tagged, plain = result["figures"]["parallel"], result["figures"]["baseline"]
     for name in ("repeat", "cut", "off_topic"):
         assert tagged[name]["value"] == pytest.approx(100 / 3)
     assert tagged["any fault"]["value"] == pytest.approx(200 / 3)
     assert tagged["empty"]["high"] > 0, "none of three is not never"
     assert plain["malformed"]["value"] == plain["any fault"]["value"] == pytest.approx(100 / 3)
-    assert result["differences"]["parallel - baseline"]["any fault"]["value"] == pytest.approx(100 / 3)
-    assert result["differences"]["where promised"]["any fault"]["value"] == pytest.approx(100 / 3)
+    assert result["figures"]["parallel - baseline"]["any fault"]["value"] == pytest.approx(100 / 3)
+    assert result["figures"]["where parallel promises"]["any fault"]["value"] == pytest.approx(100 / 3)
 
 
 def test_likelihoods_are_computed_once_for_each_answer(
@@ -136,9 +130,9 @@ def test_likelihoods_are_computed_once_for_each_answer(
     bits = [json.loads(line)["figure"] for line in lines[1:]]
     tea, coffee = [value for value in bits if value is not None]
     assert 0 < tea < 30 and 0 < coffee < 30
-    assert result["methods"]["baseline"]["bits a token"]["value"] == pytest.approx((tea + coffee) / 2)
-    assert result["differences"]["parallel - baseline"]["bits a token"]["value"] == 0
-    assert result["differences"]["where promised"]["bits a token"] is None, "one answer without text"
+    assert result["figures"]["baseline"]["bits a token"]["value"] == pytest.approx((tea + coffee) / 2)
+    assert result["figures"]["parallel - baseline"]["bits a token"]["value"] == 0
+    assert result["figures"]["where parallel promises"]["bits a token"] is None, "one answer without text"
 
 
 def test_a_prompt_counts_once_whatever_the_number_of_passes(tmp_path: Path) -> None:
@@ -156,60 +150,18 @@ def test_a_prompt_counts_once_whatever_the_number_of_passes(tmp_path: Path) -> N
             for number in range(passes)
         ]
         results.append(judged(tmp_path, rows, f"--judge {__name__}:Longer", passes=passes))
-    once, twice = (result["differences"]["parallel - baseline"]["judge, %"] for result in results)
+    once, twice = (result["figures"]["parallel - baseline"]["judge, %"] for result in results)
     assert once == pytest.approx(twice), "twice as many answers that are alike are no more certain"
 
 
-def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
-    rows = [asdict(Answer(number, form)) for number in range(3) for form in ("baseline", "parallel")]
-    out = f"--out {tmp_path}/out"
+def test_prompts_count_that_every_form_has_an_answer_to(tmp_path: Path) -> None:
+    rows = [Answer(number, form) for number in range(3) for form in ("baseline", "parallel")]
+    assert judged(tmp_path, rows[:-1])["answers"]["of each form"] == 2
     for name, lines in {
-        "prompt": [{}, *rows[:-1]],
-        "pass": [{"passes": 2}, *rows],
-        "count": [{"count": 4}, *rows],
-        "form": [{"forms": ["baseline", "parallel", "original"]}, *rows],
-        "baseline": [{}, *rows[1::2]],
+        "baseline": [{}, *map(asdict, rows[1::2])],
         "other": [{"a": 1}, {"b": 2}],
         "empty": [{"a": 1}],
     }.items():
         write_rows(tmp_path / f"{name}.jsonl", lines)
-        refused(main, f"--answers {tmp_path}/{name}.jsonl {out}")
-    refused(main, f"--answers {tmp_path}/missing.jsonl {out}")
-
-
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
-    for arguments in (
-        "--backend local:",
-        "--answers a.jsonl --backend local: --prompts p.txt",
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main([*arguments.split(), "--out", str(tmp_path)])
-        assert ended.value.code == 2
-
-
-# Writing answers -----------------------------------------------------------------------------------------
-
-
-def test_sampled_answers_are_drawn_alike_in_every_run(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of coffee.\nTell me of milk.\n")
-    ask = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --temperature 1 --max-tokens 12"
-    drawn: dict[str, list[Any]] = {}
-    for name, more in {
-        "a": "",
-        "b": "--together 1",
-        "c": "--seed 2",
-        "d": f"--sample 2 --passes 2 --original {LOCAL_TINY}",
-    }.items():
-        run(main, f"{ask} --out {tmp_path}/{name} {more}")
-        _, answers = read_answers(tmp_path / name / "answers.jsonl")
-        drawn[name] = [(row.method, row.question, row.number, row.text) for row in answers]
-    assert drawn["a"] == drawn["b"] != drawn["c"]
-    assert len(drawn["d"]) == 2 * 2 * 3
-    first = {row for row in drawn["d"] if not row[2] and row[0] != "original"}
-    assert first < {*drawn["a"]}
-    result = json.loads((tmp_path / "d" / "result.json").read_text())
-    assert result["differences"]["baseline - original"]["tokens of the text"]["value"] == 0, "the same model"
-    assert f"{SPEED} to original" in result
-    assert "max_tokens: 12 there, 13 now" in refused(main, f"{ask} --out {tmp_path}/a --max-tokens 13")
+        refused(main, f"--answers {tmp_path}/{name}.jsonl --out {tmp_path}/out")
+    refused(main, f"--answers {tmp_path}/missing.jsonl --out {tmp_path}/out")

@@ -15,7 +15,7 @@ from commands_run import run as run_command
 from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import load, speed
-from pasta_async.evals.answers import Answer, Form, of_method, read_prompts
+from pasta_async.evals.answers import Answer, Form, ask, of_method, read_answers, read_prompts
 from pasta_async.evals.report import cell, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.jobs import Journal
@@ -89,7 +89,7 @@ def test_an_answer_is_not_sooner_for_being_short():
         run(0, "parallel", 0.2, 10, 10),  # no promise, and a tenth of the text, at the same pace
         run(0, "baseline", 2.0, 100, 100),
     ]
-    with pytest.raises(ValueError, match="every prompt"):
+    with pytest.raises(InvalidRequestError, match="every method"):
         pairs(rows[:1], "parallel", "baseline")
     figures = describe(rows)
     assert next(name for name in figures if "times sooner" in name) == SAME_ANSWER
@@ -120,12 +120,22 @@ async def test_figures_are_of_all_prompts_and_of_those_with_promises():
     scripts = {"both": PARALLEL, "bad": "Well. <sync/> That is all.", "loop": "It goes round again. " * 9}
     rows = await speed.measure(scripted(scripts, clock), [*scripts], settings(passes=1))
     figures = summarise(rows)
-    assert [*figures] == ["all prompts", "with promises"]
-    whole = figures["all prompts"]
-    assert (whole["prompts"], figures["with promises"]["prompts"]) == (3, 1)
+    assert [*figures] == ["parallel", "parallel, with promises"]
+    whole = figures["parallel"]
+    assert (whole["prompts"], figures["parallel, with promises"]["prompts"]) == (3, 1)
+    assert whole["ms from a fork to its first token"] == pytest.approx(1000 * LATENCY)
     assert whole["answers with promises, %"]["value"] == pytest.approx(100 / 3)
     assert whole["answers without a fault in their tags, %"]["value"] == pytest.approx(200 / 3)
     assert whole["ms a token, plain"]["value"] == pytest.approx(1000 * LATENCY)
+
+
+async def test_in_parallel_an_untrained_model_writes_an_outline() -> None:
+    text = "Two:\n\n1. **Tea**: Old.\n\n2. **Coffee**: Newer."
+    async with Client(ScriptedBackend(text, trained=False)) as client:
+        rows = [
+            await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel", "outline")
+        ]
+    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2), (text, 2)]
 
 
 async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
@@ -214,14 +224,38 @@ def test_cells_of_tables():
 def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of milk.\n")
     out = tmp_path / "speed.jsonl"
-    options = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 1 --out"
-    run_command(speed.main, options, out)
-    measured, where, *rows = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    options = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 1"
+    run_command(speed.main, f"{options} --forms parallel --forms outline --out", out)
+    measured, where, *_ = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert measured["benchmark"] == "speed"
     assert where["environment"]["cores"] >= 1
-    assert [row["question"] for row in rows] == ["Tell me of tea."] * 2 + ["Tell me of milk."] * 2
-    assert all(row["seconds"] > row["first_token"] > 0 for row in rows)
-    assert f"| {SAME_ANSWER} |" in capsys.readouterr().out
+    _, rows = read_answers(out)
+    assert all(row.seconds > row.first_token > 0 for row in rows)
+    texts = [of_method(rows, form)[0].text for form in ("baseline", "parallel", "outline")]
+    assert texts[0] == texts[2] != texts[1], "a trained model's outline is its plain answer"
+    shown = capsys.readouterr().out
+    assert f"| {SAME_ANSWER} |" in shown and "|  | parallel |" in shown and "| outline |" in shown
+
+
+def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):
+    (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of coffee.\nTell me of milk.\n")
+    options = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --temperature 1 --max-tokens 12"
+    texts: dict[str, list[Any]] = {}
+    for name, more in {
+        "a": "--passes 1 --together 4",
+        "b": "--passes 1",
+        "c": "--passes 1 --together 4 --seed 2",
+        "d": "--sample 2 --together 4",
+    }.items():
+        run_command(speed.main, f"{options} {more} --out", tmp_path / name)
+        rows = read_answers(tmp_path / name)[1]
+        texts[name] = sorted((row.method, row.question, row.number, row.text) for row in rows)
+    assert texts["a"] == texts["b"] != texts["c"]
+    assert len(texts["d"]) == 2 * 2 * 2
+    assert {row for row in texts["d"] if not row[2]} < {*texts["a"]}
+    assert "max_tokens: 12 there, 13 now" in refused(
+        speed.main, f"{options} --passes 1 --max-tokens 13 --out", tmp_path / "b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +263,6 @@ def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         f"--backend {LOCAL_TINY} --documents {{0}}/missing.jsonl",
         f"--backend {LOCAL_TINY} --documents {{0}}/documents.jsonl --out {{0}}/rows.jsonl",
-        f"--backend {LOCAL_TINY} --documents {{0}}/documents.jsonl --methods magic",
         "--backend http://127.0.0.1:9 --documents {0}/documents.jsonl",
         "--backend local:{0}/nowhere --documents {0}/documents.jsonl",
     ],
