@@ -43,22 +43,6 @@ async def test_the_engine_writes_the_given_document_whatever_its_weights(local: 
     assert free.critical_path == alone.critical_path < free.usage.completion_tokens
 
 
-async def test_threads_joins_and_caches_are_the_real_ones(local: LocalBackend):
-    async with Client(forced(local), limits=FORCED_LIMITS) as client:
-        answer = await client.generate("Well?", sampling=FORCED_SAMPLING)
-
-    main, first, second, _ = answer.threads
-    assert len(main.requests) == 2
-    for thread in (first, second):  # it computes `<async>`, and main's latest token if main has not yet
-        request = thread.requests[0]
-        assert request.cached_tokens is not None
-        assert request.cached_tokens >= request.prompt_tokens - 2
-    behind_sync = main.requests[1]
-    assert behind_sync.cached_tokens is not None
-    # the first chunk's own KV is found, what stands behind it in the written form is computed again
-    assert first.requests[0].prompt_tokens < behind_sync.cached_tokens < behind_sync.prompt_tokens
-
-
 async def test_the_kv_is_that_of_the_given_tokens(local: LocalBackend):
     """Behind the last given token the engine goes on as behind a prompt that ends with it."""
     tokenizer = (await local.connect()).tokenizer

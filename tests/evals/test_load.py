@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands_run import run, write_rows
-from recorder import Recorder
 
 from pasta_async.evals.answers import Answer, of_method, read_answers
 from pasta_async.evals.load import Load, LoadSettings, drive, main, measure, summarise
@@ -38,7 +37,9 @@ def settings_of(methods: Sequence[str], **changed: Any) -> LoadSettings:
 
 
 @asynccontextmanager
-async def opened(documents: Mapping[str, Document] = DOCUMENTS) -> AsyncGenerator[tuple[Engine, Recorder]]:
+async def opened(
+    documents: Mapping[str, Document] = DOCUMENTS,
+) -> AsyncGenerator[tuple[Engine, ScriptedBackend]]:
     """An engine that takes time for each token and for nothing else, and what it was asked."""
     clock, known = VirtualClock(), {WARM_UP.question: WARM_UP.document, **documents}
     tokenizer = word_tokenizer(document.text for document in known.values())
@@ -46,7 +47,7 @@ async def opened(documents: Mapping[str, Document] = DOCUMENTS) -> AsyncGenerato
     def script(prompt: str) -> Document:
         return known[re.sub(r"^\[\d+ \d+\] ", "", prompt)]
 
-    backend = Recorder(ScriptedBackend(script, tokenizer=tokenizer, clock=clock, latency=LATENCY))
+    backend = ScriptedBackend(script, tokenizer=tokenizer, clock=clock, latency=LATENCY)
     async with open_engine(backend, documents, clock) as engine:
         yield engine, backend
 

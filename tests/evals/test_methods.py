@@ -13,7 +13,17 @@ from recorder import Recorder
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.evals.answers import Answer, read_answers
-from pasta_async.evals.methods import METHODS, Case, main, measure, open_engine, play, rounds, summarise
+from pasta_async.evals.methods import (
+    METHODS,
+    Case,
+    Engine,
+    main,
+    measure,
+    open_engine,
+    play,
+    rounds,
+    summarise,
+)
 from pasta_async.lang import parse
 from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
@@ -35,26 +45,29 @@ PLAIN = "Only one word after the other."
 DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
 
 
-class World:
-    """Embedded engines, each loaded anew, and what they were asked."""
+@asynccontextmanager
+async def opened() -> AsyncGenerator[Client]:
+    """A client of an embedded engine, which is loaded anew."""
+    backend = LocalBackend(PASTA_TINY)
+    try:
+        yield Client(backend)
+    finally:
+        await backend.aclose()
 
-    def __init__(self) -> None:
-        self.made: list[Recorder] = []
 
-    @asynccontextmanager
-    async def opened(self) -> AsyncGenerator[Client]:
-        backend = LocalBackend(PASTA_TINY)
-        self.made.append(Recorder(backend))
-        try:
-            yield Client(self.made[-1])
-        finally:
-            await backend.aclose()
+@asynccontextmanager
+async def recorded() -> AsyncGenerator[tuple[Engine, Recorder]]:
+    """An engine, and what it was asked."""
+    async with opened() as client:
+        recorder = Recorder(client.backend)
+        async with open_engine(recorder, DOCUMENTS) as engine:
+            yield engine, recorder
 
 
 @pytest.fixture(scope="module")
 def measured() -> list[Answer]:
     """Both documents by every method, in two passes."""
-    return asyncio.run(measure(World().opened, DOCUMENTS, ALL, passes=2))
+    return asyncio.run(measure(opened, DOCUMENTS, ALL, passes=2))
 
 
 def test_methods_take_turns_and_each_has_its_own_critical_path(measured: list[Answer]):
@@ -90,9 +103,8 @@ def test_no_answer_finds_anothers_kv(measured: list[Answer]):
 
 
 async def test_every_method_writes_the_whole_text():
-    world = World()
-    async with world.opened() as client, open_engine(client.backend, DOCUMENTS) as engine:
-        recorder, tokenizer = world.made[0], engine.forced.model.tokenizer
+    async with recorded() as (engine, recorder):
+        tokenizer = engine.forced.model.tokenizer
         for name in NAMES:
             begun = len(recorder.requests)
             row = await play(engine, METHODS[name], Case(0, "many", DOCUMENTS["many"]))
@@ -101,22 +113,20 @@ async def test_every_method_writes_the_whole_text():
             text = "".join(map(tokenizer.decode, written))
             assert text.count("word") == 95, name
             assert text.count("So it is.") == 1, name
-        assert not recorder.open
 
 
 async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_one():
-    world = World()
-    async with world.opened() as client, open_engine(client.backend, DOCUMENTS) as engine:
+    async with recorded() as (engine, recorder):
         await play(engine, METHODS["apar"], Case(0, "many", DOCUMENTS["many"]))
-        main, *children = world.made[0].requests
-        texts = [engine.forced.model.tokenizer.decode(ids) for ids in world.made[0].written]
+        main, *children = recorder.requests
+        texts = [engine.forced.model.tokenizer.decode(ids) for ids in recorder.written]
     assert "1. Apples:" in texts[0] and "2. Pears:" in texts[0] and "word" not in texts[0]
     assert [text.count("word") for text in texts[1:]] == [30, 40, 25]
     tags = engine.forced.tags
     for number, child in enumerate(children, 1):
         assert child.ids[-2:] == (tags.promise, tags.open_async)
         assert child.ids.count(tags.promise) == number  # the forks before it, not what they write
-        assert child.ids[:-1] == (*main.ids, *world.made[0].written[0])[: len(child.ids) - 1]
+        assert child.ids[:-1] == (*main.ids, *recorder.written[0])[: len(child.ids) - 1]
 
 
 def test_the_rounds_of_a_document_are_its_visible_text():
