@@ -13,7 +13,7 @@ from commands_run import run, write_rows
 
 from pasta_async.evals.answers import Answer, of_method, read_answers
 from pasta_async.evals.load import Load, LoadSettings, drive, main, measure, summarise
-from pasta_async.evals.methods import METHODS, WARM_UP, Engine, cases_of, open_engine
+from pasta_async.evals.methods import METHODS, WARM_UP, Engine, MethodName, cases_of, open_engine
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend, VirtualClock, word_tokenizer
@@ -21,10 +21,10 @@ from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping
 
 LATENCY = 0.01
-NAMES = ["sequential", "pasta"]
+NAMES: tuple[MethodName, ...] = ("sequential", "pasta")
 WRITTEN = (
     f"First:{promise('one', ' word' * 30, 30)} Second:{promise('two', ' word' * 40, 40)}<sync/> So it is."
 )
@@ -32,8 +32,8 @@ DOCUMENTS = {"many": parse(WRITTEN), "single": parse("Only one word after the ot
 CASES = cases_of(DOCUMENTS)
 
 
-def settings_of(methods: Sequence[str], **changed: Any) -> LoadSettings:
-    return LoadSettings(backend="scripted", documents=Path("none"), methods=tuple(methods), **changed)
+def settings_of(**changed: Any) -> LoadSettings:
+    return LoadSettings(backend="scripted", documents=Path("none"), methods=NAMES, **changed)
 
 
 @asynccontextmanager
@@ -86,7 +86,7 @@ async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_metho
 
 async def test_answers_are_kept_and_not_written_again(tmp_path: Path):
     file = tmp_path / "load.jsonl"
-    settings = settings_of(NAMES, at_once=(2,), rates=(5.0,), answers=4, rounds=2)
+    settings = settings_of(at_once=(2,), rates=(5.0,), answers=4, rounds=2)
     async with opened() as (engine, backend):
         with Journal(file, {"benchmark": "load"}) as journal:
             answers = await measure(engine, CASES, settings, journal)
@@ -111,7 +111,7 @@ async def test_answers_are_kept_and_not_written_again(tmp_path: Path):
 async def test_rounds_go_on_with_the_next_documents_and_the_same_answers_are_compared():
     documents = {f"{n}": parse(WRITTEN) for n in range(10)}
     async with opened(documents) as (engine, _):
-        settings = settings_of(NAMES, at_once=(1,), answers=5, rounds=3)
+        settings = settings_of(at_once=(1,), answers=5, rounds=3)
         answers = await measure(engine, cases_of(documents), settings)
     for name in NAMES:
         order = [(answer.number, answer.prompt) for answer in of_method(answers, name)]
