@@ -14,7 +14,7 @@ from commands_run import run as run_command
 
 from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals import load, speed
+from pasta_async.evals import speed
 from pasta_async.evals.answers import Answer, Form, ask, of_method, read_answers, read_prompts
 from pasta_async.evals.report import cell, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
@@ -195,16 +195,7 @@ def test_prompts_come_from_files_of_several_forms(
     assert read_prompts(tmp_path / name) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("p.txt", "\n"),
-        ("p.jsonl", ""),
-        ("p.jsonl", '{"dataset": "a"}'),
-        ("p.jsonl", "One?"),
-        ("none.txt", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [("p.txt", "\n"), ("p.jsonl", ""), ("none.txt", None)])
 def test_prompts_that_cannot_be_used_are_refused(name: str, content: str | None, tmp_path: Path):
     if content is not None:
         (tmp_path / name).write_text(content)
@@ -256,20 +247,3 @@ def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):
     assert "max_tokens: 12 there, 13 now" in refused(
         speed.main, f"{options} --passes 1 --max-tokens 13 --out", tmp_path / "b"
     )
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        f"--backend {LOCAL_TINY} --documents {{0}}/missing.jsonl",
-        f"--backend {LOCAL_TINY} --documents {{0}}/documents.jsonl --out {{0}}/rows.jsonl",
-        "--backend http://127.0.0.1:9 --documents {0}/documents.jsonl",
-        "--backend local:{0}/nowhere --documents {0}/documents.jsonl",
-    ],
-)
-def test_what_does_not_fit_ends_a_command_with_one_line(arguments: str, tmp_path: Path):
-    (tmp_path / "rows.jsonl").write_text("no JSON\n")
-    (tmp_path / "documents.jsonl").write_text(
-        '{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n'
-    )
-    assert "\n" not in refused(load.main, arguments.format(tmp_path))
