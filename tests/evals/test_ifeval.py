@@ -90,7 +90,10 @@ def questions(tmp_path: Path) -> Path:
 
 
 def test_answers_are_checked(questions: Path, tmp_path: Path) -> None:
-    texts = {"baseline": ("Ada, who counts.", "bert."), "parallel": ("Ada counts.", "bert has a zebra.")}
+    texts = {
+        "baseline": ("Ada, who counts.", "bert."),
+        "parallel": ("Ada counts.", "bert is a man who has a zebra in his garden."),
+    }
     rows = [
         asdict(Answer(number, form, text=text, question=QUESTIONS[number]["prompt"]))
         for form, answers in texts.items()
