@@ -62,7 +62,11 @@ class Local:
         self.name: str = f"local {dtype}"
         self._runner = asyncio.Runner()
         self._backend = LocalBackend(path, dtype=dtype, device="cpu", slots=_SLOTS, threads=cpus)
-        self._model = self._runner.run(self._backend.connect())
+        try:
+            self._model = self._runner.run(self._backend.connect())
+        except BaseException:
+            self._runner.close()
+            raise
         self.vocabulary: int = self._model.vocab_size
         self._prompt: tuple[int, ...] = ()
 
