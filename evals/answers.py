@@ -17,6 +17,7 @@ from pydantic import Field
 
 from pasta_async import Client, Generation, Limits
 from pasta_async.backends import BackendOptions, WrappingBackend
+from pasta_async.backends.options import DType
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
@@ -37,7 +38,7 @@ class MeasureSettings(CommandSettings):
 
     backend: str = Field(description="as for pasta_async.generate")
     sample: Count | None = Field(default=None, description="draw so many of the prompts at random")
-    dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
+    dtype: DType | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
     threads: Count | None = Field(default=None, description="local: CPU threads; see `open_backend`")
     out: Path | None = Field(default=None, description="file of answers; an interrupted run goes on from it")
 
