@@ -57,13 +57,6 @@ def test_stop_texts_end_the_answer_and_may_hold_commas() -> None:
     assert generate("x", "--stop", ", ", backend=backend).out == "One,two\n"
 
 
-def test_an_outline_writes_the_items_of_a_list_in_threads() -> None:
-    text = "1. **Tea**: mild.\n\n2. **Coffee**: strong."
-    backend = ScriptedBackend(text, trained=False, clock=RealClock())
-    assert generate("x", "--parallel", "outline", backend=backend).out == text + "\n"
-    assert {request.thread for request in backend.requests} == {0, 1, 2}
-
-
 def test_json_is_the_generation() -> None:
     answer = json.loads(generate("x", "--json").out)
     assert answer["text"] == TEXT

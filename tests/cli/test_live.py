@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from written import CAUSES, INTRO, TEXT, WRITTEN
 
-from pasta_async import Client, Generation, Sampling, Span
+from pasta_async import Client, Generation, Sampling
 from pasta_async.cli.commands import GenerateOptions, show_answer
-from pasta_async.cli.display import bar, summary
+from pasta_async.cli.display import summary
 from pasta_async.cli.live import LiveDisplay, view
 from pasta_async.testing import ScriptedBackend
 
@@ -86,14 +86,6 @@ async def test_control_characters_of_an_answer_are_never_shown() -> None:
     shown = "\n".join([*picture(done), *summary(done), console.export_text()])
     assert shown.count("t\ufffd[2J\ufffd31m\ufffd") == 3
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
-
-
-def test_bars_are_drawn_to_scale() -> None:
-    spans = [Span(thread=0, start=0.0, end=1.0), Span(thread=0, start=3.0, end=4.0)]
-    assert bar(spans, 4.0, 8) == "██    ██"
-    assert bar([Span(thread=1, start=3.99, end=4.0)], 4.0, 8) == "       █", "the shortest is one cell"
-    assert bar([], 4.0, 4) == "    "
-    assert bar([Span(thread=1, start=0.0, end=0.0)], 0.0, 2) == "██", "no time at all"
 
 
 @pytest.mark.parametrize(("topic", "named"), [("a topic of five words", False), ("", True)])
