@@ -6,40 +6,25 @@ when it is opened.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from collections.abc import AsyncGenerator
+from typing import Any, Unpack, cast
 
-from pasta_async.backends.options import EngineOptions
+from pasta_async.backends.options import (
+    BackendOptions,
+    EngineOptions,
+    LaunchOptions,
+    ServerOptions,
+    VLLMOptions,
+)
 from pasta_async.errors import InvalidRequestError
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
 
-if TYPE_CHECKING:
-    import httpx
-
-
-class BackendOptions(EngineOptions, total=False):
-    """Options of the backends that a URL names. A backend refuses an option that it does not have."""
-
-    api_key: str | None
-    """`http:` and `vllm:`: sent as a bearer token."""
-    timeout: httpx.Timeout | float
-    """`http:` and `vllm:`: seconds; its `read` is the longest wait for a token, queues included."""
-    tokenizer: str | Path | None
-    """`http:` and `vllm:`: the model's tokenizer, as a folder, a `tokenizer.json` or a name on the hub; None:
-    that of the model that the server loaded, if it is on this machine or on the hub."""
-    model: str | None
-    """`vllm:`: the model to ask, a LoRA adapter for instance; None: the one that it serves."""
-    server_args: Mapping[str, Any]
-    """`sglang:`: further options of SGLang's server."""
-
-
 _OPTIONS = {
     "local": EngineOptions.__optional_keys__,
-    "http": {"api_key", "timeout", "tokenizer"},
-    "vllm": {"api_key", "timeout", "tokenizer", "model"},
-    "sglang": {"device", "server_args"},
+    "http": ServerOptions.__optional_keys__,
+    "vllm": VLLMOptions.__optional_keys__,
+    "sglang": LaunchOptions.__optional_keys__,
 }
 
 _FORMS = """  local:                  the embedded engine with pasta-qwen, else pasta-smol: see `pull`
@@ -69,7 +54,7 @@ def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
         raise InvalidRequestError(
             f"{url} does not take {', '.join(unknown)}; its options are {', '.join(sorted(_OPTIONS[kind]))}"
         )
-    given = cast("dict[str, Any]", options)
+    given = cast("dict[str, Any]", options)  # which class has which is checked
     if kind == "local":
         from pasta_async.backends.local import LocalBackend
 
@@ -80,29 +65,7 @@ def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
         return VLLMBackend(rest, **given)
     from pasta_async.backends.sglang import LaunchedBackend, SGLangBackend
 
-    if kind == "http":
-        return SGLangBackend(url, **given)
-    arguments = {"device": given.get("device"), **_server_args(url, given.get("server_args", {}))}
-    if arguments["device"] not in (None, "cpu", "cuda"):
-        raise InvalidRequestError(f"{url}: device is cpu or cuda, not {arguments['device']!r}")
-    return LaunchedBackend(rest, **arguments)
-
-
-_REACHED_BY = {"host", "port", "model_path", "api_key", "admin_api_key"}
-"""Options that `sglang:` sets itself: it needs them to reach the server that it started."""
-
-
-def _server_args(url: str, value: object) -> Mapping[str, Any]:
-    """The options for SGLang's server, by their names in Python; InvalidRequestError for a bad one."""
-    names: set[object] = {*value} if isinstance(value, Mapping) else {None}
-    if not all(isinstance(name, str) for name in names) or names & {"self", "path"}:
-        raise InvalidRequestError(f"{url}: server_args is a mapping of SGLang's options, not {value!r:.80}")
-    given = cast("Mapping[str, Any]", value)
-    if taken := [name for name in given if name in _REACHED_BY or name.startswith("ssl_")]:
-        raise InvalidRequestError(
-            f"{url}: {taken[0]} is not for server_args: the program finds the server by it"
-        )
-    return given
+    return SGLangBackend(url, **given) if kind == "http" else LaunchedBackend(rest, **given)
 
 
 def _kind(url: str) -> tuple[str, str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
 from pasta_async.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    import httpx
 
 DType = Literal["float32", "bfloat16", "float16", "int8"]
 """A number format to compute in."""
@@ -39,6 +44,43 @@ class EngineOptions(TypedDict, total=False):
     threads: Annotated[int, Field(ge=1, le=1024)] | None
     """CPU threads of the engine; None: one if the model is small (more would wait for each other), else
     torch's own number. The rest of the process keeps its setting."""
+
+
+class ServerOptions(TypedDict, total=False):
+    """Options of `http:`, an SGLang server that runs."""
+
+    api_key: str | None
+    """Sent as a bearer token."""
+    client: httpx.AsyncClient | None
+    """The client that sends the requests, with certificates or an authentication of its own say. It is not
+    closed here, and belongs to one event loop; its pool must hold a connection for each request at a time."""
+    timeout: httpx.Timeout | float
+    """Seconds; its `read` is the longest wait for a token, queues included. Whatever else the server does may
+    take at most 30 seconds."""
+    tokenizer: str | Path | None
+    """The model's tokenizer, as a folder, a `tokenizer.json` or a name on the hub; None: that of the model
+    that the server loaded, if it is on this machine or on the hub."""
+
+
+class VLLMOptions(ServerOptions, total=False):
+    """Options of `vllm:`, a vLLM server that runs."""
+
+    model: str | None
+    """The model to ask, a LoRA adapter for instance; None: the one that it serves."""
+
+
+class LaunchOptions(TypedDict, total=False):
+    """Options of `sglang:`, an SGLang server that the program starts."""
+
+    device: str | None
+    """"cpu" or "cuda"; None: a GPU if there is one."""
+    server_args: Mapping[str, Any]
+    """Further options of SGLang's server by their names in Python (`{"mem_fraction_static": 0.8}`), which win
+    over those chosen here, but none of those by which the program reaches the server."""
+
+
+class BackendOptions(EngineOptions, VLLMOptions, LaunchOptions, total=False):
+    """All options; a backend refuses one that it does not have."""
 
 
 def checked_options(options: EngineOptions) -> EngineOptions:

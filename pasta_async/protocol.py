@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pasta_async.grammar import Grammar, GrammarKind
 from pasta_async.load import EngineLoad
 from pasta_async.options import Sampling
-from pasta_async.results import FinishReason
 from pasta_async.tag_tokens import TagGrammar, TagIds
 
 if TYPE_CHECKING:
@@ -57,9 +56,9 @@ class DecodeRequest:
     thread: int
     """0 is the main thread, k the k-th promise."""
     ids: tuple[int, ...]
-    """The whole context."""
+    """The whole context, of ids below `Model.vocab_size`."""
     max_tokens: int
-    """At least 1."""
+    """At least 1, and with the context at most `Model.context_length`."""
     sampling: Sampling
     """Temperature and the like. Its stop, seed and max_tokens are the answer's: use the fields here."""
     seed: int | None = None
@@ -85,13 +84,17 @@ class DecodeRequest:
     request. Others ignore all of them."""
 
 
+RequestEnd = Literal["stop", "length"]
+"""The end of a request by itself: a stop id, end-of-text or the end of its grammar, or `max_tokens`."""
+
+
 class Piece(NamedTuple):
     """Newly decoded tokens, as many as came at once."""
 
     ids: tuple[int, ...]
     """Their ids, with those of tags, stop ids and end-of-text."""
-    finish_reason: FinishReason | None = None
-    """Set on the last piece of a request (which may hold no ids), and only there: "stop" or "length"."""
+    finish_reason: RequestEnd | None = None
+    """Set on the last piece of a request (which may hold no ids), and only there."""
     cached_tokens: int | None = None
     """Tokens of the prompt whose KV came from the prefix cache; at the latest on the last piece."""
 

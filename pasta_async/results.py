@@ -22,7 +22,7 @@ from pasta_async.lang.parser import read_document
 __all__ = ["FinishReason", "Generation", "RequestRecord", "Span", "ThreadRecord", "Usage", "Width"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-"""The reason for the end of a request, a thread or an answer. A backend's pieces say `stop` or `length`.
+"""The reason for the end of a request, a thread or an answer.
 
 * `stop`: end-of-text, a stop text or, in a chunk, `</async>`.
 * `length`: a limit on tokens.

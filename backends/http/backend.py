@@ -6,19 +6,23 @@ Each request is sent once; the client retries (`Limits.retries`).
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar, Generic, TypedDict, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 import httpx
+from pydantic import BaseModel
 
-from pasta_async.backends.http.client import DEFAULT_TIMEOUT, Events, HTTPClient
+from pasta_async.backends.http.client import Events, HTTPClient
+from pasta_async.backends.options import ServerOptions
 from pasta_async.clock import wait_out
 from pasta_async.errors import (
     BackendConnectError,
@@ -26,11 +30,11 @@ from pasta_async.errors import (
     BackendProtocolError,
     BackendStatusError,
     BackendTimeoutError,
-    InvalidRequestError,
-    InvalidStateError,
+    UnsupportedModelError,
 )
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece
+from pasta_async.tokenizer import Tokenizer
 
 ABORT_SECONDS = 5.0
 """Seconds that the abort of a cancelled request may take before its cancellation goes on regardless."""
@@ -41,36 +45,50 @@ FRESH_SECONDS = 0.25
 WAIT_SECONDS = 0.5
 """Seconds that a reading may take: an answer waits for it, and then goes on without it."""
 
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"),
+    *("generation_config.json", "config.json"),
+)
+"""Files of a model that its tokenizer is made of."""
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A server's model; subclasses add the settings of the server that change a request."""
+SAMPLE = "Two wars (1914-1918, 1939-1945):\n  1. causes,\n  2. outcome; na\u00efve, \u6f22\u5b57 \U0001f389."
+"""A text that different tokenizers hardly ever encode to the same ids."""
 
-    model: Model
-
-
-class ServerOptions(TypedDict, total=False):
-    """Options of every backend for a server; `ServerBackend` says what they mean."""
-
-    api_key: str | None
-    client: httpx.AsyncClient | None
-    timeout: httpx.Timeout | float
-    tokenizer: str | Path | None
+_UNKNOWN = (404, 405)
+"""HTTP statuses of a server that does not have an endpoint."""
 
 
-_Served = TypeVar("_Served", bound=ServedModel)
+class About(BaseModel):
+    """A server's reply that holds its version."""
+
+    version: str
+
+
+_About = TypeVar("_About", bound=About)
+
+
+class _Ids(BaseModel):
+    tokens: list[int]
 
 
 class Call(ABC):
     """A request on the server: what is sent, how its events are read, and its end."""
 
-    def __init__(self, url: str, body: dict[str, Any], headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        request: DecodeRequest,
+        model: Model,
+    ) -> None:
         self.url: str = url
-        self.body: dict[str, Any] = body
-        self.headers: Mapping[str, str] = headers
+        self.body: Mapping[str, Any] = _merged(body, request.extra)
+        self.headers: Mapping[str, str] = {**headers, **(request.headers or {})}
         self.events: Events | None = None
         self.is_over = False
         """True once the server works on the request no more: there is nothing to abort."""
+        self._ends = {*request.stop_ids, *model.end_ids}
         self._ending: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -79,12 +97,18 @@ class Call(ABC):
 
         Raises:
             BackendStatusError: The event says that the server gave the request up.
-            LookupError, TypeError, ValueError, AttributeError: It has not the form of the server's events.
         """
 
-    @abstractmethod
+    def piece(self, ids: Sequence[int], finish_reason: Any, cached_tokens: int | None = None) -> Piece:
+        """A piece of these ids. An end-of-text that only the server knows is left out: it has no text."""
+        if finish_reason == "stop" and ids and ids[-1] not in self._ends:
+            ids = ids[:-1]
+        return Piece(tuple(ids), finish_reason, cached_tokens)
+
     async def abort(self) -> None:
-        """Have the server end the request early. A failure is ignored."""
+        """Have the server end the request early; a failure is ignored. Closing the connection does that."""
+        if self.events:
+            await self.events.break_off()
 
     async def end(self) -> None:
         """Abort the request, unless it is over, and close its connection.
@@ -104,44 +128,32 @@ class Call(ABC):
                 await self.events.aclose()
 
 
-class ServerBackend(ABC, Generic[_Served]):
+class ServerBackend(ABC):
     """A server, reached over HTTP.
 
-    Text is encoded and decoded here, by the model's own tokenizer, which is found in `tokenizer`, or else in
-    the folder that the server loaded, if that is on this machine, or else on the Hugging Face hub by the name
-    that the server was started with.
+    Text is encoded and decoded here, by the model's own tokenizer, which is found as the option `tokenizer`
+    says.
 
     Args:
         url: Base URL of the server, a path included where it has one.
-        api_key: Sent as a bearer token.
-        client: An `httpx.AsyncClient` to use. It is not closed here; its pool must hold a
-            connection for each request at a time.
-        timeout: Seconds, or an `httpx.Timeout`; its `read` is the longest wait for a token, queues included.
-            Whatever else the server does may take at most 30 seconds.
-        tokenizer: The model's tokenizer: a folder, a `tokenizer.json`, or a name on the hub.
+        options: See `ServerOptions`.
 
     Raises:
-        InvalidRequestError: The URL is not that of an HTTP server, the key cannot be sent, or the proxy
-            settings of the environment cannot be used.
+        InvalidRequestError: The URL is not that of an HTTP server, or the key cannot be sent.
     """
 
     kind: ClassVar[str]
     """The name of the program that serves."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        client: httpx.AsyncClient | None = None,
-        timeout: httpx.Timeout | float = DEFAULT_TIMEOUT,
-        tokenizer: str | Path | None = None,
-    ) -> None:
-        self._http = HTTPClient(self.kind, url, api_key, client, timeout)
-        self._tokenizer = tokenizer
+    minimum_version: ClassVar[str]
+    """The oldest version in the tests."""
+
+    def __init__(self, url: str, options: ServerOptions) -> None:
+        self._http = HTTPClient(self.kind, url, options)
+        self._tokenizer = options.get("tokenizer")
         self._connecting = anyio.Lock()
         self._reading = anyio.Lock()
-        self._served: _Served | None = None
+        self._model: Model | None = None
         self._open: set[Call] = set()
         self._latest_load: EngineLoad | BackendError | None = None
         self._fresh_until = 0.0
@@ -160,28 +172,26 @@ class ServerBackend(ABC, Generic[_Served]):
         """Reach the server and learn its model, once; later calls return the same. Cancelling it is safe.
 
         Raises:
-            BackendConnectError: Nothing listens there, it is another program, or too old.
+            BackendConnectError: Nothing listens there.
             BackendTimeoutError: Something listens, and says nothing.
             BackendStatusError: The server refused, perhaps because `api_key` is missing.
             UnsupportedModelError: There is no tokenizer, or the server has another one, or its model does not
                 generate text.
+            BackendError: It is another program, or too old.
         """
-        return (await self._connected()).model
-
-    async def _connected(self) -> _Served:
         async with self._connecting:
             self._http.check_open()
-            if self._served is None:
-                self._served = await self._learn()
-            return self._served
+            if self._model is None:
+                self._model = await self._learn()
+            return self._model
 
     @abstractmethod
-    async def _learn(self) -> _Served:
+    async def _learn(self) -> Model:
         """Ask the server what it is; the errors are those of `connect`."""
 
     @abstractmethod
-    def _call(self, request: DecodeRequest, served: _Served) -> Call:
-        """The call that sends a request (`InvalidRequestError`: it does not fit the model)."""
+    def _call(self, request: DecodeRequest, model: Model) -> Call:
+        """The call that sends a request to the server."""
 
     @abstractmethod
     async def _read_load(self) -> EngineLoad:
@@ -194,33 +204,18 @@ class ServerBackend(ABC, Generic[_Served]):
         closes its connection before it returns, in at most 6 s.
 
         Raises:
-            InvalidRequestError: The ids do not fit the model. Nothing was sent.
             BackendError: The server refused or failed, or the backend was closed.
         """
-        call = self._call(request, await self._connected())
-        async with self._under_way(call):
-            call.events = await self._http.open(call.url, call.body, call.headers)
-            async for event in call.events:
-                for piece in self._pieces(call, event):
-                    call.is_over = piece.finish_reason is not None
-                    yield piece
-            if not call.is_over:
-                raise BackendProtocolError(f"{self.url} ended the stream without a finish reason")
-
-    def _pieces(self, call: Call, event: Any) -> list[Piece]:
-        try:
-            return [*call.pieces(event)]
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            message = f"{self.url} sent an event of another form than {self.kind}'s ({error!r})"
-            raise BackendProtocolError(message) from error
-
-    @asynccontextmanager
-    async def _under_way(self, call: Call) -> AsyncGenerator[None]:
-        """Keep a request among the open ones; abort it if the block is left before the request is over."""
+        call = self._call(request, await self.connect())
         self._open.add(call)
         try:
-            yield
-        except (BackendStatusError, BackendConnectError, InvalidRequestError, InvalidStateError):
+            call.events = await self._http.open(call.url, call.body, call.headers)
+            async with aclosing(call.events.read()) as events:
+                async for event in events:
+                    for piece in call.pieces(event):
+                        call.is_over = piece.finish_reason is not None
+                        yield piece
+        except (BackendStatusError, BackendConnectError):
             call.is_over = True  # it was refused, or never arrived
             raise
         finally:
@@ -263,27 +258,114 @@ class ServerBackend(ABC, Generic[_Served]):
         finally:
             await self._http.aclose()
 
+    # Handshake ----------------------------------------------------------------------------------------------
 
-def checked_ids(ids: Sequence[int], model: Model) -> list[int]:
-    """The ids of a request, if the model can take them: an id outside the vocabulary can crash a server.
+    async def _identify(self, form: type[_About], url: str) -> _About:
+        """The reply that tells the server's version, at a URL that every server of the kind has.
 
-    Raises:
-        InvalidRequestError: They do not fit the vocabulary, or the context.
-    """
-    if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) < model.vocab_size):
-        bad = next(i for i in ids if type(i) is not int or not 0 <= i < model.vocab_size)
-        raise InvalidRequestError(f"{bad!r} is no token id of {model.name} (0 to {model.vocab_size - 1})")
-    if not 0 < len(ids) < model.context_length:
-        raise InvalidRequestError(
-            f"a context of {len(ids)} tokens; {model.name} takes 1 to {model.context_length - 1}, "
-            f"since prompt and answer share {model.context_length}"
-        )
-    return list(ids)
+        Raises:
+            BackendError: It is another program, or too old.
+        """
+        try:
+            about = await self._http.ask(form, url)
+        except (BackendStatusError, BackendProtocolError) as error:
+            if isinstance(error, BackendStatusError) and error.status not in _UNKNOWN:
+                raise
+            raise BackendError(f"this is no {self.kind} server: {error}. Is the URL right?") from error
+        if _numbers(about.version) < _numbers(self.minimum_version):
+            raise BackendError(
+                f"{url}: this is {self.kind} {about.version}; pasta_async needs {self.minimum_version} or "
+                f"newer (pip install -U {self.kind.lower()})"
+            )
+        return about
+
+    async def _find_tokenizer(
+        self, server: str, named: str, *, revision: str | None = None, compare: bool = True
+    ) -> Tokenizer:
+        """The tokenizer of a server's model. A cancellation does not wait for the thread that loads it.
+
+        Args:
+            server: Base URL of the server.
+            named: The model's folder or its name on the hub, as the server tells it; the option wins.
+            revision: The model's revision on the hub; None: the latest.
+            compare: Have the server encode `SAMPLE` as well: the ids must be the same.
+
+        Raises:
+            UnsupportedModelError: There is none, or the server has another one.
+            BackendError: The server failed.
+        """
+        source = self._tokenizer or named
+        load = partial(_load_tokenizer, source, server, None if self._tokenizer else revision)
+        tokenizer = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+        if compare:
+            await self._compare(server, tokenizer, source)
+        return tokenizer
+
+    async def _compare(self, server: str, tokenizer: Tokenizer, source: str | Path) -> None:
+        """Refuse a tokenizer that gives `SAMPLE` other ids than the server does, if that has `/tokenize`."""
+        body = {"prompt": SAMPLE, "add_special_tokens": False}
+        try:
+            ids = await self._http.ask(_Ids, f"{server}/tokenize", body)
+        except BackendStatusError as error:
+            if error.status in _UNKNOWN:  # a proxy in front of the server passes on only some endpoints
+                return
+            raise
+        if ids.tokens != tokenizer.encode_unguarded(SAMPLE):
+            raise UnsupportedModelError(
+                f"{server} encodes text otherwise than the tokenizer at {source}: pass tokenizer= with that "
+                "of the model that it serves"
+            )
 
 
-def merged(body: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+def _load_tokenizer(source: str | Path, server: str, revision: str | None) -> Tokenizer:
+    """A tokenizer from a folder, a `tokenizer.json`, or the hub."""
+    if os.path.exists(source):  # `Path.exists` raises where it may not look
+        return Tokenizer.from_folder(source)
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    hub: Any = huggingface_hub
+    try:
+        folder = hub.snapshot_download(str(source), revision=revision, allow_patterns=[*TOKENIZER_FILES])
+    except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
+        raise UnsupportedModelError(
+            f"there is no tokenizer for {server}: {source!r} is no folder here, nor on the hub ({error}). "
+            "Pass tokenizer=, or set PASTA_TOKENIZER: a folder, a tokenizer.json or a name on the hub. Or "
+            "have the server's model folder on this machine, or start the server by a name on the hub "
+            "(HF_TOKEN opens gated models)"
+        ) from error
+    return Tokenizer.from_folder(folder)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version: 0.5.23.post1 counts as 0.5.23, and so does its release candidate."""
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()
+
+
+def sampling_fields(request: DecodeRequest, model: Model) -> dict[str, Any]:
+    """Fields that both servers know by one name. Defaults differ from server to server, so all are sent."""
+    sampling = request.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "ignore_eos": False,
+        "stop_token_ids": [*request.stop_ids, *model.end_ids],
+    }
+
+
+def rank_of(answer: str, ranks: int) -> int:
+    """The data-parallel rank of all requests of an answer: each rank has a prefix cache of its own."""
+    return zlib.crc32(answer.encode()) % ranks
+
+
+def _merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """A request's body with the fields of `DecodeRequest.extra`; mappings in both are merged."""
+    result = {**body}
     for name, value in extra.items():
-        present = body.get(name)
-        body[name] = {**present, **value} if isinstance(present, dict) else value
-    return body
+        present = result.get(name)
+        result[name] = {**present, **value} if isinstance(present, dict) else value
+    return result

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import os
 import re
-import urllib.request
-from collections import deque
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from pasta_async.backends.options import ServerOptions
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
@@ -26,7 +23,6 @@ from pasta_async.errors import (
     BackendTimeoutError,
     BackendTransportError,
     InvalidRequestError,
-    InvalidStateError,
 )
 
 _Form = TypeVar("_Form", bound=BaseModel)
@@ -52,10 +48,7 @@ def http_client(url: str, **options: Any) -> httpx.AsyncClient:
     try:
         return httpx.AsyncClient(trust_env=not _is_loopback(url), **options)
     except (ImportError, httpx.InvalidURL, ValueError) as error:
-        names = [name for name, value in os.environ.items() if name.lower().endswith("_proxy") and value]
-        raise InvalidRequestError(
-            f"the proxy settings in {', '.join(names)} cannot be used: {error}"
-        ) from error
+        raise InvalidRequestError(f"the environment's proxy settings cannot be used: {error}") from error
 
 
 class HTTPClient:
@@ -63,66 +56,46 @@ class HTTPClient:
 
     Args:
         kind: Name of the program that serves, for error messages: "SGLang".
-        url: Base URL, as for `ServerBackend`.
-        api_key: See `ServerBackend`.
-        client: See `ServerBackend`.
-        timeout: See `ServerBackend`.
+        url: Base URL of the server.
+        options: Those of the backend.
 
     Raises:
-        InvalidRequestError: The URL is not that of an HTTP server, the key cannot be sent, or the proxy
-            settings of the environment cannot be used.
+        InvalidRequestError: The URL is not that of an HTTP server, or the key cannot be sent.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        url: str,
-        api_key: str | None = None,
-        client: httpx.AsyncClient | None = None,
-        timeout: httpx.Timeout | float = DEFAULT_TIMEOUT,
-    ) -> None:
+    def __init__(self, kind: str, url: str, options: ServerOptions) -> None:
         self.kind: str = kind
         self.url: str = _checked_url(url, kind)
+        api_key = options.get("api_key")
         if api_key and not re.fullmatch(r"[!-~]+", api_key):
             raise InvalidRequestError("api_key: a header cannot hold it; does it end with a line break?")
         self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = httpx.Timeout(timeout)
-        self._short_timeout = httpx.Timeout(timeout)
+        self._timeout = httpx.Timeout(options.get("timeout", DEFAULT_TIMEOUT))
+        self._short_timeout = httpx.Timeout(self._timeout)
         self._short_timeout.read = min(self._timeout.read or SHORT_READ, SHORT_READ)
-        self._is_own = client is None
-        self._through = "" if client else _proxy_note(self.url)
-        # Requests wait for their turn in the client and on the server, never for a connection.
-        self._new_client = partial(http_client, url, limits=httpx.Limits(keepalive_expiry=KEEPALIVE))
-        self._client = client or self._new_client()
+        self._given = options.get("client")
+        self._own: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: AsyncGenerator[None] | None = None
         self._waits: set[anyio.CancelScope] = set()
         self._closed = False
 
     async def _connected(self) -> httpx.AsyncClient:
-        """The httpx client of the running event loop: connections belong to the loop that opened them."""
+        """The caller's httpx client, or one for the running event loop, to which its connections belong."""
+        if self._given:
+            return self._given
         loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return self._client
-        # A caller's client cannot be opened again; one of our own is made anew for each event loop.
-        if not self._is_own and (self._loop or self._client.is_closed):
-            raise InvalidStateError(
-                "the httpx client was closed, or belongs to another event loop: pass one of this loop"
-            )
-        if self._is_own:
-            if self._loop:
-                self._client = self._new_client()
+        if self._own is None or self._loop is not loop:
+            self._loop = loop
+            # Requests wait for their turn in the client and on the server, never for a connection.
+            self._own = http_client(self.url, limits=httpx.Limits(keepalive_expiry=KEEPALIVE))
             # `asyncio.run` ends the async generators that are left before it closes the loop.
-            self._open = _open_in_this_loop(self._client)
+            self._open = _open_in_this_loop(self._own)
             await anext(self._open)
-        self._loop = loop
-        return self._client
+        return self._own
 
     async def text(self, url: str, body: Any = None) -> str:
         """The text that a URL replies; a body is posted as JSON."""
-        return (await self._send(url, body)).text
-
-    async def _send(self, url: str, body: Any) -> httpx.Response:
         method = "GET" if body is None else "POST"
         with self.waiting(url):
             client = await self._connected()
@@ -131,35 +104,26 @@ class HTTPClient:
             )
         if not response.is_success:
             raise self._refusal(response, url)
-        return response
+        return response.text
 
     async def ask(self, form: type[_Form], url: str, body: Any = None) -> _Form:
-        """The JSON that a URL replies, checked against a pydantic model; a body is posted as JSON."""
-        content = (await self._send(url, body)).content
+        """The JSON that a URL replies, as a pydantic model; a body is posted as JSON."""
+        text = await self.text(url, body)
         try:
-            return form.model_validate(self.json(content, url) if content.strip() else None)
+            return form.model_validate_json(text)
         except ValidationError as error:
-            raise BackendProtocolError(
-                f"{url} sent a reply of another form than {self.kind}'s: {error}"
-            ) from error
+            raise BackendProtocolError(f"{url} sent a reply that is not {self.kind}'s: {error}") from error
 
     async def open(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Events:
         """Post JSON, with further headers, and read events. The caller closes them.
 
         Raises:
-            InvalidRequestError: The body cannot be sent as JSON.
             BackendError: The server refused, or could not be reached.
         """
-        headers = {**headers, **self.headers, "Content-Type": "application/json"}
-        try:
-            content = json.dumps(body).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"a request that cannot be sent: {error}") from error
+        headers = {**headers, **self.headers}
         with self.waiting(url):
             client = await self._connected()
-            request = client.build_request(
-                "POST", url, content=content, headers=headers, timeout=self._timeout
-            )
+            request = client.build_request("POST", url, json=body, headers=headers, timeout=self._timeout)
             response = await client.send(request, stream=True)
             if response.is_success:
                 return Events(self, response, url)
@@ -205,33 +169,25 @@ class HTTPClient:
             await self._open.aclose()
 
     def _transport_error(self, error: httpx.RequestError, url: str) -> BackendTransportError:
-        where = url + self._through
         why = str(error) or type(error).__name__
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
             return BackendConnectError(
-                f"nothing answers at {where} ({why}). Is the {self.kind} server running, is the URL right?"
+                f"nothing answers at {url} ({why}). Is the {self.kind} server running, is the URL right?"
             )
         if isinstance(error, httpx.TimeoutException):
-            return BackendTimeoutError(f"{where} sent nothing for too long ({why})")
-        return BackendTransportError(f"the connection to {where} broke off ({why})")
+            return BackendTimeoutError(f"{url} sent nothing for too long ({why})")
+        return BackendTransportError(f"the connection to {url} broke off ({why})")
 
     def _refusal(self, response: httpx.Response, url: str) -> BackendStatusError:
         """The error for a response whose status is not a success."""
         status = response.status_code
         hint = " (pass api_key=)" if status in (401, 403) else ""
+        text = " ".join(response.text.split())
         return BackendStatusError(
-            f"{url}{self._through} answered {status}{hint}: {_excerpt(response.text)}",
+            f"{url} answered {status}{hint}: {text:.300}",
             status=status,
             retry_after=retry_seconds(response),
         )
-
-    def json(self, content: bytes, url: str) -> Any:
-        """The JSON that a server sent."""
-        try:
-            return json.loads(content)
-        except ValueError as error:
-            text = content.decode(errors="replace")
-            raise BackendProtocolError(f"{url}{self._through} sent no JSON but {_excerpt(text)}") from error
 
 
 async def _open_in_this_loop(client: httpx.AsyncClient) -> AsyncGenerator[None]:
@@ -241,58 +197,52 @@ async def _open_in_this_loop(client: httpx.AsyncClient) -> AsyncGenerator[None]:
 
 
 class Events:
-    """The events of a reply as JSON: those of a stream up to ``[DONE]``, or a plain reply as the only one."""
+    """The events of a reply: those of a stream up to ``[DONE]``, or a plain reply as the only one."""
 
     def __init__(self, http: HTTPClient, response: httpx.Response, url: str) -> None:
         self._http = http
         self._response = response
         self._url = url
-        self._is_stream = "text/event-stream" in response.headers.get("content-type", "")
         self._chunks = response.aiter_bytes()
-        self._lines = deque[bytes]()
-        self._rest = b""  # the beginning of a line that is not complete yet
-        self._is_over = False
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        """The next object. Cancelling breaks the connection off.
+    async def read(self) -> AsyncGenerator[dict[str, Any]]:
+        """The events' JSON. Cancelling it breaks the connection off.
 
         Raises:
-            BackendError: An error event, a stream that broke off, or something that is no JSON.
+            BackendError: An error event, a connection that broke off, or something that is no JSON.
         """
-        if self._is_over:
-            raise StopAsyncIteration
-        if not self._is_stream:
-            self._is_over = True
+        if "text/event-stream" not in self._response.headers.get("content-type", ""):
             with self._http.waiting(self._url):
                 content = await self._response.aread()
-            return self._http.json(content, self._url)
-        while not (line := await self._next_line()).startswith(b"data:"):
-            pass  # an empty line, or a comment that keeps the connection open
-        data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            self._is_over = True
-            raise StopAsyncIteration
-        event = self._http.json(data, self._url)
-        if isinstance(event, dict) and (error := cast("dict[str, Any]", event).get("error")):
+            yield self._event(content)
+            return
+        rest = b""  # the beginning of a line that is not complete yet
+        while True:
+            with self._http.waiting(self._url):
+                chunk = await anext(self._chunks, None)
+            if chunk is None:
+                return
+            # Not `aiter_lines` of httpx: it ends lines at U+2028, too, which JSON may hold.
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                if not line.startswith(b"data:"):
+                    continue  # an empty line, or a comment that keeps the connection open
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                yield self._event(data)
+
+    def _event(self, data: bytes) -> dict[str, Any]:
+        try:
+            event: dict[str, Any] = json.loads(data)
+        except ValueError as error:
+            raise BackendProtocolError(f"{self._url} sent no JSON but {data[:300]!r}") from error
+        if error := event.get("error"):
             # Servers send an object with a number as its code; routers also send words.
             code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
             status = code if isinstance(code, int) else 500
             raise BackendStatusError(f"{self._url} broke off with {error}", status=status)
-        return cast("Any", event)
-
-    async def _next_line(self) -> bytes:
-        # Not `aiter_lines` of httpx: it ends lines at U+2028, too, which JSON may hold.
-        with self._http.waiting(self._url):
-            while not self._lines:
-                chunk = await anext(self._chunks, None)
-                if chunk is None:
-                    raise BackendProtocolError(f"the stream from {self._url} ended without [DONE]")
-                *lines, self._rest = (self._rest + chunk).split(b"\n")
-                self._lines.extend(lines)
-        return self._lines.popleft()
+        return event
 
     async def break_off(self) -> None:
         """Close the connection at once."""
@@ -316,16 +266,10 @@ def retry_seconds(response: httpx.Response) -> float | None:
     return float(header) if re.fullmatch(r"\d{1,9}(\.\d+)?", header) else None
 
 
-def _excerpt(text: str) -> str:
-    """The beginning of a reply, on one line, for an error message."""
-    text = " ".join(text.split())
-    return (text[:300] + "..." if len(text) > 300 else text) or "nothing"
-
-
 def _checked_url(url: str, kind: str) -> str:
     try:
         parsed = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError, ValueError) as error:
+    except (httpx.InvalidURL, ValueError) as error:
         raise InvalidRequestError(f"{url!r} is no URL: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InvalidRequestError(
@@ -336,8 +280,6 @@ def _checked_url(url: str, kind: str) -> str:
             f"the URL of the server at {parsed.host} holds a name or password, which messages would show; "
             "pass client=, with auth= of httpx"
         )
-    if parsed.query or parsed.fragment:
-        raise InvalidRequestError(f"{url!r} has a query or a fragment; give the server's base URL")
     return str(parsed).rstrip("/")
 
 
@@ -347,13 +289,3 @@ def _is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
-
-
-def _proxy_note(url: str) -> str:
-    """A note for errors where a server is asked through a proxy: it may be the proxy that fails."""
-    parsed = httpx.URL(url)
-    proxies = urllib.request.getproxies()
-    used = parsed.scheme if parsed.scheme in proxies else "all"
-    if _is_loopback(url) or used not in proxies or urllib.request.proxy_bypass(parsed.host):
-        return ""
-    return f" (through the proxy of {used.upper()}_PROXY)"

@@ -34,8 +34,7 @@ from pasta_async.clock import wait_out
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.jobs import progress
 from pasta_async.load import StepTimes
-from pasta_async.protocol import Piece
-from pasta_async.results import FinishReason
+from pasta_async.protocol import Piece, RequestEnd
 
 _SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown
 _SLOW_TO_CONVERT = 10**8  # the same for weights that are converted to int8
@@ -48,7 +47,7 @@ class Output(NamedTuple):
     job: Job
     token: int | None
     """None if none could be chosen."""
-    finish_reason: FinishReason | None
+    finish_reason: RequestEnd | None
     error: BackendError | None = None
     """The reason why no token could be chosen."""
 
@@ -124,7 +123,7 @@ class Engine:
     def step(self) -> list[Output] | None:
         """Run the model once over all jobs that can move; None if there are none.
 
-        A job whose output has `finish_reason` set is gone already.
+        A job whose output has `finish_reason` or `error` set is gone already.
         """
         # 1. The scheduler says which job computes how many tokens, and gives each token a slot.
         began = perf_counter()
@@ -189,12 +188,12 @@ class Engine:
         """Add a job's chosen token to it, and end it if that is its last one."""
         if isinstance(token, BackendError):
             self.scheduler.remove(job)
-            return Output(job, None, "error", token)
+            return Output(job, None, None, token)
         if job.length == job.prompt:  # its first token: forks of it may come any time now
             self.scheduler.publish(job)
         job.ids[job.length] = token
         job.length += 1
-        finish_reason: FinishReason | None = None
+        finish_reason: RequestEnd | None = None
         if token in job.stops or job.sampler.over:
             finish_reason = "stop"
         elif job.length == job.limit:
@@ -245,7 +244,7 @@ class Stream:
         """True if the reader has read all that was handed to it."""
         return not self._pieces
 
-    def write(self, token: int, finish_reason: FinishReason | None) -> Piece | None:
+    def write(self, token: int, finish_reason: RequestEnd | None) -> Piece | None:
         """The piece that a token makes ready; the first and the last say how much of the prompt was cached.
 
         Called in the engine's thread.
@@ -410,7 +409,7 @@ class EngineLoop:
         deliveries: defaultdict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
         for job, token, finish_reason, error in outputs:
             stream = self._streams[id(job)]
-            if finish_reason:
+            if finish_reason or error:
                 del self._streams[id(job)]
             if token is None:
                 assert error is not None

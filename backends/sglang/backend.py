@@ -1,21 +1,32 @@
-"""SGLang over HTTP: the native `/generate`, token ids in and out."""
+"""SGLang over HTTP: the native `/generate`, token ids in and out.
+
+A router (`sglang-router` 0.3.2, sgl-model-gateway) passes `/generate` and the OpenAI endpoints on to one of
+its workers, and closes that request when its own connection is closed. It has no `/tokenize` of SGLang's
+form, no `/abort_request` and no `/server_info`: for these its workers are asked, at the addresses it tells.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import uuid
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
-from pasta_async.backends.http import Call, ServerBackend, ServerOptions, checked_ids, merged
+from pydantic import BaseModel, ConfigDict
+
+from pasta_async.backends.http.backend import About, Call, ServerBackend, rank_of, sampling_fields
 from pasta_async.backends.http.client import HTTPClient
-from pasta_async.backends.sglang.handshake import SGLangModel, find_engines, shake_hands
-from pasta_async.backends.sglang.load import LoadReader
-from pasta_async.errors import BackendConnectError, BackendStatusError
-from pasta_async.load import EngineLoad
-from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.backends.options import ServerOptions
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendProtocolError,
+    BackendStatusError,
+    UnsupportedModelError,
+)
+from pasta_async.load import EngineLoad, StepTimes
+from pasta_async.protocol import DecodeRequest, Model, Piece
+from pasta_async_sglang import ON, STATE
 
 ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router with `--policy manual` keeps requests together; others ignore it."""
@@ -23,8 +34,81 @@ ROUTING_KEY = "X-SMG-Routing-Key"
 NEVER = -1e4
 """Added to the logit of a banned id: its probability becomes 0. Forced decoding adds more, and wins."""
 
+_NO_MOMENTS = [0.0] * 6
 
-class SGLangBackend(ServerBackend[SGLangModel]):
+
+class SGLangAbout(About):
+    """The fields of `/server_info` that are used here."""
+
+    revision: str | None = None
+    skip_tokenizer_init: bool | None = None
+    incremental_streaming_output: bool | None = None
+    enable_deterministic_inference: bool | None = None
+    disable_overlap_schedule: bool | None = None
+    grammar_backend: str | None = None
+    dp_size: int = 1
+    max_req_input_len: int
+    """The longest prompt: a little less than the context, or much less if the KV cache is small."""
+    internal_states: list[dict[str, Any]] | None = None
+    """The state of each scheduler process; the plug-in adds its own to it."""
+
+    @property
+    def constrains(self) -> bool:
+        """True if the server can decode by a grammar, for which it needs a tokenizer."""
+        return not self.skip_tokenizer_init and self.grammar_backend != "none"
+
+    @property
+    def plugin(self) -> str | None:
+        """`ON`, or the reason why the plug-in is off in a scheduler; None if a scheduler lacks it."""
+        states: list[str | None] = [state.get(STATE) for state in self.internal_states or [{}]]
+        return next((state for state in states if state != ON), ON)
+
+
+class PreferredSampling(BaseModel):
+    """A server's default sampling (`--preferred-sampling-params`): the fields that belong to the model."""
+
+    repetition_penalty: float = 1.0
+    """The penalty of requests that name none."""
+    logit_bias: dict[str, float] = {}
+    """Numbers that are added to the logits of every request, by token id."""
+
+
+class _ModelInfo(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(protected_namespaces=())
+
+    model_path: str
+    tokenizer_path: str | None = None
+    served_model_name: str | None = None
+    is_generation: bool = True
+    preferred_sampling_params: PreferredSampling | None = None
+
+
+class _Worker(BaseModel):
+    url: str
+    is_healthy: bool
+
+
+class _Workers(BaseModel):
+    workers: list[_Worker]
+
+
+class _Rank(BaseModel):
+    """The load of a data-parallel rank (0.5.23: entrypoints/v1_loads.py, managers/load_snapshot.py)."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    max_running_requests: int
+    token_usage: float
+    decode_moments: list[float] | None = None
+    """The number of decode steps since the server's start, then sums over these steps: requests,
+    microseconds, requests squared, requests x microseconds, tokens."""
+
+
+class _Loads(BaseModel):
+    loads: list[_Rank]
+
+
+class SGLangBackend(ServerBackend):
     """An SGLang server, or a router (`sglang-router`) in front of some.
 
     Servers that were started with `--skip-tokenizer-init` work, too. A router aborts nothing, so its workers
@@ -33,33 +117,111 @@ class SGLangBackend(ServerBackend[SGLangModel]):
     """
 
     kind = "SGLang"
+    minimum_version = "0.5.23"  # some older ones decode on when their client has gone
 
     def __init__(self, url: str, **options: Unpack[ServerOptions]) -> None:
-        super().__init__(url, **options)
+        super().__init__(url, options)
         self._engines = [self.url]
-        self._load = LoadReader(self._http)
+        self._about: SGLangAbout
+        self._preferred: PreferredSampling
         self._request_ids = _request_ids()
+        self._steps = StepTimes()
+        self._moments: dict[tuple[str, int], list[float]] = {}  # last reading, by server and rank
 
-    async def _learn(self) -> SGLangModel:
-        self._engines = await find_engines(self._http)
-        return await shake_hands(self._http, self._engines[0], self._tokenizer)
+    async def _learn(self) -> Model:
+        self._engines = await self._find_engines()
+        server = self._engines[0]
+        about = await self._identify(SGLangAbout, f"{server}/server_info")
+        info = await self._http.ask(_ModelInfo, f"{server}/model_info")
+        if not info.is_generation:
+            raise UnsupportedModelError(f"{server} serves {info.model_path!r}, which does not generate text")
+        self._about = about
+        self._preferred = info.preferred_sampling_params or PreferredSampling()
+        tokenizer = await self._find_tokenizer(
+            server,
+            info.tokenizer_path or info.model_path,
+            revision=about.revision,
+            compare=not about.skip_tokenizer_init,
+        )
+        return Model(
+            name=info.served_model_name or info.model_path,
+            tokenizer=tokenizer,
+            context_length=about.max_req_input_len,
+            vocab_size=tokenizer.vocab_size,
+            end_ids=tokenizer.end_ids,
+            tags=tokenizer.tags,
+            honours_seeds=bool(about.enable_deterministic_inference),
+            grammars=frozenset({"json_schema"} if about.constrains else ()),
+            notes=tuple(self._notes()),
+        )
+
+    async def _find_engines(self) -> list[str]:
+        """Base URLs of a router's healthy workers (`BackendConnectError`: none), or of the server itself."""
+        try:
+            workers = (await self._http.ask(_Workers, f"{self.url}/workers")).workers
+        except (BackendStatusError, BackendProtocolError):  # no router; `/server_info` tells what is wrong
+            return [self.url]
+        healthy = [worker.url.rstrip("/") for worker in workers if worker.is_healthy]
+        if not healthy:
+            raise BackendConnectError(f"the router at {self.url} has no healthy worker")
+        return healthy
+
+    def _notes(self) -> Iterator[str]:
+        about = self._about
+        if about.plugin not in (None, ON):
+            yield f"the server's plug-in for forks is off: {about.plugin}"
+        if self._preferred.repetition_penalty != 1 and about.disable_overlap_schedule is False:
+            yield "the server's repetition penalty misses tokens: start it with --disable-overlap-schedule"
+
+    def _call(self, request: DecodeRequest, model: Model) -> Call:
+        about = self._about
+        name = next(self._request_ids)
+        # A fork that names its parent finds the tokens that the parent has decoded (`pasta_async_sglang`).
+        # The parent is main's request that decodes now.
+        if request.thread and about.plugin == ON:
+            mains = (call for call in self._open if isinstance(call, _Generate))
+            if parent := next((main.id for main in mains if main.main_of == request.answer), None):
+                name = f"{name}:{parent}"
+        body: dict[str, Any] = {
+            "rid": name,
+            "input_ids": request.ids,
+            "sampling_params": _sampling_params(request, model, self._preferred),
+            "stream": request.stream,
+        }
+        if about.dp_size > 1:
+            body["routed_dp_rank"] = rank_of(request.answer, about.dp_size)
+        return _Generate(self._http, self._engines, body, request, model, about)
 
     async def _read_load(self) -> EngineLoad:
         """The load of the server, or of all workers of a router together."""
+        ranks: list[_Rank] = []
         try:
-            return await self._load.read(self._engines)
+            for server in self._engines:
+                loads = (await self._http.ask(_Loads, f"{server}/v1/loads?include=core")).loads
+                for number, rank in enumerate(loads):
+                    steps, requests, micros, squares, products, _ = self._growth((server, number), rank)
+                    self._steps.add(steps, requests, micros / 1e6, squares, products / 1e6)
+                ranks += loads
         except BackendConnectError:
             if self._engines != [self.url]:
-                self._served = None  # a router's worker has gone: the next request asks which there are
+                self._model = None  # a router's worker has gone: the next request asks which there are
             raise
+        doubles_at = self._steps.doubles_at
+        return EngineLoad(
+            capacity=sum(rank.max_running_requests for rank in ranks),
+            running=sum(rank.num_running_reqs for rank in ranks),
+            queued=sum(rank.num_waiting_reqs for rank in ranks),
+            kv_use=max(rank.token_usage for rank in ranks),
+            step_doubles_at=None if doubles_at is None else doubles_at * len(ranks),
+        )
 
-    def _call(self, request: DecodeRequest, served: SGLangModel) -> Call:
-        name = next(self._request_ids)
-        parent = None
-        if request.thread and served.publishes:  # the parent of a fork is main's request that decodes now
-            mains = (call for call in self._open if isinstance(call, _Generate))
-            parent = next((main.id for main in mains if main.main_of == request.answer), None)
-        return _Generate(f"{name}:{parent}" if parent else name, request, served, self._http, self._engines)
+    def _growth(self, key: tuple[str, int], rank: _Rank) -> list[float]:
+        """The growth of a rank's `decode_moments` since the last reading; all of them after a restart."""
+        moments = rank.decode_moments or _NO_MOMENTS
+        before = self._moments.get(key, _NO_MOMENTS)
+        growth = [new - old for new, old in zip(moments, before, strict=True)]
+        self._moments[key] = moments
+        return moments if min(growth) < 0 else growth
 
 
 class _Generate(Call):
@@ -67,43 +229,34 @@ class _Generate(Call):
 
     def __init__(
         self,
-        name: str,
-        request: DecodeRequest,
-        served: SGLangModel,
         http: HTTPClient,
         engines: Sequence[str],
+        body: Mapping[str, Any],
+        request: DecodeRequest,
+        model: Model,
+        about: SGLangAbout,
     ) -> None:
-        body = {**_body(request, served), "rid": name}
-        headers = {ROUTING_KEY: request.answer, **(request.headers or {})}
-        super().__init__(f"{http.url}/generate", body, headers)
-        self.id = name
+        super().__init__(f"{http.url}/generate", body, {ROUTING_KEY: request.answer}, request, model)
+        self.id: str = body["rid"]
         self.main_of = None if request.thread else request.answer
         """The answer whose main thread this request decodes; None for other threads."""
         self._http = http
         self._engines = engines
-        self._incremental = bool(served.about.incremental_streaming_output) and request.stream
-        self._ends = {*request.stop_ids, *served.model.end_ids}
+        self._incremental = about.incremental_streaming_output and request.stream
         self._count = 0  # ids in the events so far
 
     def pieces(self, event: Mapping[str, Any]) -> Iterable[Piece]:
-        """The new tokens of an event; without incremental streaming it has all ids of the request so far.
-
-        An end-of-text id that only the server knows is left out: it has no text.
-        """
+        """The new tokens of an event; without incremental streaming it has all ids of the request so far."""
         meta: dict[str, Any] = event["meta_info"]
-        reason: dict[str, Any] = meta.get("finish_reason") or {}
-        kind = reason.get("type")
-        matched = reason.get("matched")  # the stop id that ended the request
-        ids: tuple[int, ...] = tuple(event["output_ids"][0 if self._incremental else self._count :])
-        self._count += len(ids)
-        if kind not in (None, "stop", "length"):
+        reason: dict[str, Any] = meta["finish_reason"] or {"type": None}
+        if reason["type"] == "abort":
             raise BackendStatusError(
-                f"the server ended the request: {reason.get('message') or kind}",
+                f"the server ended the request: {reason.get('message')}",
                 status=reason.get("status_code") or 503,
             )
-        if matched is not None and ids[-1:] == (matched,) and matched not in self._ends:
-            ids = ids[:-1]
-        yield Piece(ids, kind, meta.get("cached_tokens"))
+        ids = event["output_ids"][0 if self._incremental else self._count :]
+        self._count += len(ids)
+        yield self.piece(ids, reason["type"], meta.get("cached_tokens"))
 
     async def abort(self) -> None:
         """Ask every engine to end the request; closing its connection asks again."""
@@ -122,36 +275,16 @@ def _request_ids() -> Iterator[str]:
     return (f"pasta-{process}-{number:012x}" for number in itertools.count())
 
 
-def _body(request: DecodeRequest, served: SGLangModel) -> dict[str, Any]:
-    """The body for `/generate`; mappings in `request.extra` are merged into its fields."""
-    body: dict[str, Any] = {
-        "input_ids": checked_ids(request.ids, served.model),
-        "sampling_params": _sampling_params(request, served),
-        "stream": request.stream,
-    }
-    if (ranks := served.about.dp_size) > 1:  # each has a prefix cache of its own
-        body["routed_dp_rank"] = zlib.crc32(request.answer.encode()) % ranks
-    return merged(body, request.extra)
-
-
-def _sampling_params(request: DecodeRequest, served: SGLangModel) -> dict[str, Any]:
-    """SGLang's sampling parameters, including those whose default may differ from server to server."""
-    model = served.model
+def _sampling_params(request: DecodeRequest, model: Model, preferred: PreferredSampling) -> dict[str, Any]:
     sampling = request.sampling
     params: dict[str, Any] = {
-        "max_new_tokens": min(request.max_tokens, model.context_length - len(request.ids)),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
+        **sampling_fields(request, model),
+        "max_new_tokens": request.max_tokens,
         "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": sampling.repetition_penalty or served.preferred.repetition_penalty,
-        "ignore_eos": False,
+        "repetition_penalty": sampling.repetition_penalty or preferred.repetition_penalty,
         "skip_special_tokens": False,
-        "stop_token_ids": [*request.stop_ids, *model.end_ids],
     }
-    if bias := served.preferred.logit_bias | dict.fromkeys(map(str, request.banned_ids), NEVER):
+    if bias := preferred.logit_bias | dict.fromkeys(map(str, request.banned_ids), NEVER):
         params["logit_bias"] = bias
     if model.honours_seeds and request.seed is not None:
         params["sampling_seed"] = request.seed

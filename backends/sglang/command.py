@@ -16,28 +16,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Unpack, cast
 from urllib.request import getproxies
 
 import anyio
 import httpx
 
+from pasta_async.backends.options import LaunchOptions
 from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
-from pasta_async.backends.sglang.handshake import SGLangModel
-from pasta_async.errors import BackendError, UnsupportedModelError
+from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
+from pasta_async.protocol import Model
 from pasta_async.tokenizer_files import read_object
 from pasta_async_sglang import VARIABLE
-
-Device = Literal["cuda", "cpu"]
 
 _ENVIRONMENT = {
     VARIABLE: "1",  # forks find what their parent has decoded
     "SGLANG_TIMEOUT_KEEP_ALIVE": "60",  # seconds; SGLang's 5 can close a connection as it is used again
 }
 """Environment variables of a server; values that are set already are kept."""
-
-_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
-"""Without this SGLang does not see a CPU as a device."""
 
 _END_WITH_PARENT = """\
 import ctypes, os, sys
@@ -52,6 +48,9 @@ _POLL_SECONDS = 0.25
 
 _STOP_SECONDS = 30.0
 """Time for a server to end before it is killed."""
+
+_REACHED_BY = ("host", "port", "model_path", "api_key", "admin_api_key")
+"""Options by which a `LaunchedBackend` reaches its server."""
 
 _Settings = dict[str, tuple[str | int | bool, str]]
 _COMMON: _Settings = {
@@ -84,7 +83,7 @@ class ServerCommand:
 def server_command(
     model: str,
     *,
-    device: Device | None = None,
+    device: str | None = None,
     host: str = "127.0.0.1",
     port: int = 30000,
     extra: Sequence[str] = (),
@@ -93,7 +92,7 @@ def server_command(
 
     Args:
         model: A folder, or a name on the Hugging Face hub.
-        device: Where to run; None looks for a GPU.
+        device: "cpu" or "cuda"; None looks for a GPU.
         host: Address to listen at.
         port: Port to listen at.
         extra: Further arguments of SGLang, which win over those chosen here.
@@ -116,7 +115,9 @@ def server_command(
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
     environment = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
     environment |= _direct_loopback()
-    return ServerCommand(argv, chosen, environment | (_CPU_ENVIRONMENT if device == "cpu" else {}))
+    if device == "cpu":
+        environment["SGLANG_USE_CPU_ENGINE"] = "1"  # else SGLang does not see a CPU as a device
+    return ServerCommand(argv, chosen, environment)
 
 
 def _direct_loopback() -> dict[str, str]:
@@ -163,24 +164,28 @@ class LaunchedBackend(SGLangBackend):
 
     Args:
         path: A model folder.
-        device: Where to run; None looks for a GPU.
-        server_args: Further options of SGLang's server by their names in Python (`mem_fraction_static=0.8`),
-            which win over those chosen here, `log_level="error"` among them.
+        options: See `LaunchOptions`.
 
     Raises:
+        InvalidRequestError: An option is bad.
         BackendError: SGLang is missing or could not start; `connect` raises it.
     """
 
-    def __init__(self, path: str | Path, *, device: Device | None = None, **server_args: Any) -> None:
+    def __init__(self, path: str | Path, **options: Unpack[LaunchOptions]) -> None:
+        self._device = options.get("device")
+        if self._device not in (None, "cpu", "cuda"):
+            raise InvalidRequestError(f"sglang: device is cpu or cuda, not {self._device!r}")
+        server_args = options.get("server_args", {})
+        if taken := [name for name in server_args if name in _REACHED_BY or name.startswith("ssl_")]:
+            raise InvalidRequestError(f"sglang: {taken[0]} in server_args: the server is reached by it")
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]
         super().__init__(f"http://127.0.0.1:{self._port}", tokenizer=path)
         self._path = Path(path)
-        self._device: Device | None = device
         self._flags = [*_flags({"log_level": "error", **server_args})]
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def _learn(self) -> SGLangModel:
+    async def _learn(self) -> Model:
         if read_object(self._path / "config.json") is None:
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process or self._start()  # `aclose` may end and forget it meanwhile

@@ -345,8 +345,8 @@ class PlanRun:
                     finished = "stop"
                 if finished:
                     break
-        if finished not in ("stop", "length"):
-            raise BackendProtocolError(f"the backend's stream ended without saying why ({finished})")
+        if finished is None:
+            raise BackendProtocolError("the backend's stream ended without saying why")
         part.finish_reason = finished
         await self._finish(part, request.grammar, is_ended)
 

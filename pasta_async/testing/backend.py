@@ -13,7 +13,7 @@ from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang.document import Document
 from pasta_async.load import EngineLoad
-from pasta_async.protocol import DecodeRequest, Model, Piece
+from pasta_async.protocol import DecodeRequest, Model, Piece, RequestEnd
 from pasta_async.results import FinishReason
 from pasta_async.testing.clock import VirtualClock
 from pasta_async.testing.script import (
@@ -274,7 +274,7 @@ class ScriptedBackend:
         # The request ends behind the first stop id, or at its limit.
         ends = {*request.stop_ids, *self._model.end_ids}
         count = next(number for number, token in enumerate(passage, 1) if token in ends)
-        finish_reason: FinishReason = "stop" if count <= limit else "length"
+        finish_reason: RequestEnd = "stop" if count <= limit else "length"
         count = min(count, limit)
         size = self._piece if request.stream else count
         if fault is not None and fault.after_tokens < count:

@@ -10,8 +10,7 @@ from typing import get_args
 from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import GrammarKind, grammar_vocabulary
 from pasta_async.load import EngineLoad
-from pasta_async.protocol import DecodeRequest, Model, Piece
-from pasta_async.results import FinishReason
+from pasta_async.protocol import DecodeRequest, Model, Piece, RequestEnd
 from pasta_async.testing.tokenizer import word_tokenizer
 
 
@@ -85,7 +84,7 @@ class RandomBackend:
     async def aclose(self) -> None:
         """Nothing is to be released. Never waits, so there is nothing to cancel."""
 
-    def _tokens(self, request: DecodeRequest) -> Iterable[tuple[int, FinishReason | None]]:
+    def _tokens(self, request: DecodeRequest) -> Iterable[tuple[int, RequestEnd | None]]:
         """The output of a request, with the reason of its end at the last token."""
         chance = random.Random(f"{self._seed}/{request.seed}/{request.ids}")
         matcher = request.grammar.matcher(self._vocabulary) if request.grammar else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import table_model
 
+from pasta_async.backends.http.backend import ServerBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
@@ -23,6 +25,12 @@ END: int = TOKENIZER.token_to_id("</s>")
 TAGS: tuple[int, ...] = tuple(map(TOKENIZER.token_to_id, TAG_TOKENS))
 STOP = {"type": "stop", "matched": END}
 HTML = httpx.Response(200, html="<html>Welcome</html>")
+ABOUT: dict[str, Any] = {
+    "version": "0.5.23",
+    "incremental_streaming_output": True,
+    "max_req_input_len": 100,
+}
+"""What the server says of itself."""
 
 Answer = Any
 """A route's JSON to send, a response, an exception to raise, or a function of the request's JSON."""
@@ -104,15 +112,14 @@ class OddServer(httpx.AsyncBaseTransport):
 
     def _usual(self) -> dict[str, Answer]:
         return {
-            "/server_info": {"version": "0.5.23", "incremental_streaming_output": True},
+            "/server_info": {**ABOUT},
             "/model_info": {"model_path": model_folder(), "served_model_name": "odd", "is_generation": True},
-            "/v1/models": {"data": [{"id": "odd", "max_model_len": 100}]},
             "/tokenize": _tokenize,
             "/abort_request": httpx.Response(200),
             "/generate": self._generate,
         }
 
-    def _generate(self, body: Any) -> Answer:
+    def _generate(self, _: Any) -> Answer:
         return self.decoding.pop(0)
 
 
@@ -135,14 +142,7 @@ def backend(server: OddServer, **options: Any) -> SGLangBackend:
     return SGLangBackend("http://odd", client=server.client(), **options)
 
 
-async def pieces_of(engine: SGLangBackend, **fields: Any) -> list[Piece]:
+async def pieces_of(engine: ServerBackend, **fields: Any) -> list[Piece]:
     """The pieces that are decoded for a request with these fields."""
-    fields = {
-        "answer": "a",
-        "thread": 0,
-        "ids": (11, 12, 13),
-        "max_tokens": 50,
-        "sampling": Sampling(),
-        **fields,
-    }
-    return [piece async for piece in engine.decode(DecodeRequest(**fields))]
+    request = replace(DecodeRequest("a", 0, (11, 12, 13), 50, Sampling()), **fields)
+    return [piece async for piece in engine.decode(request)]

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from odd_server import END, STOP, OddServer, backend, event, pieces_of, sse, stream
+from odd_server import ABOUT, END, STOP, OddServer, backend, event, pieces_of, sse, stream
 
 from pasta_async import Client, DecodeRequest, Sampling
-from pasta_async_sglang import ON, STATE, TESTED, VARIABLE, plugin
+from pasta_async_sglang import ON, STATE, TESTED, VARIABLE, register
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 
@@ -26,7 +26,7 @@ def good() -> Any:
 def server_that_says(*states: str | None) -> OddServer:
     """A server of so many schedulers, each of which tells this of its plug-in."""
     reported = [{} if state is None else {STATE: state} for state in states]
-    return OddServer({"/server_info": {"version": "0.5.23", "internal_states": reported}})
+    return OddServer({"/server_info": ABOUT | {"internal_states": reported}})
 
 
 async def ids_sent(server: OddServer, answer: str = "a") -> tuple[str, str]:
@@ -99,7 +99,7 @@ def reported_state(registry: Registry, scheduler: Any) -> Any:
 
 
 def test_it_hooks_into_a_scheduler_that_it_knows(registry: Registry) -> None:
-    plugin.register()
+    register()
     assert set(registry.hooks) == {"get_internal_state", "handle_generate_request"}
     assert reported_state(registry, suitable()) == ON
 
@@ -147,14 +147,14 @@ def suitable(**changes: Any) -> Any:
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_server_of_another_kind_has_it_off(registry: Registry, changes: dict[str, Any]) -> None:
-    plugin.register()
+    register()
     assert reported_state(registry, suitable(**changes)) != ON
 
 
 def test_what_fails_switches_it_off_and_the_request_goes_on(
     registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugin.register()
+    register()
     before = registry.hooks["handle_generate_request"]
     for rid in (None, "fork", "fork:nobody"):
         before(suitable(), SimpleNamespace(rid=rid), mm_input_error=None)

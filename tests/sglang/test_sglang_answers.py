@@ -24,7 +24,7 @@ STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PA
 
 SMALL = {
     **{"max_total_tokens": 1000, "chunked_prefill_size": 128, "schedule_conservativeness": 0.1},
-    **{"page_size": 4, "dp_size": 2, "disable_overlap_schedule": True},
+    **{"page_size": 4, "dp_size": 2, "disable_overlap_schedule": True, "skip_server_warmup": True},
 }
 """Two ranks with slots for about five requests, in pages: more are begun than can end, and longer prompts are
 prefilled in pieces."""
@@ -45,7 +45,7 @@ async def test_a_small_server_of_ones_own_answers_alike_and_ends_with_the_backen
     for name, value in {**STRICT, "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}.items():
         monkeypatch.setenv(name, value)
     before = psutil.Process().children(recursive=True)
-    async with aclosing(LaunchedBackend(shipped, device="cpu", skip_server_warmup=True, **SMALL)) as backend:
+    async with aclosing(LaunchedBackend(shipped, device="cpu", server_args=SMALL)) as backend:
         some = PROMPTS[:8]
         # It reserves room for `max_tokens`, of which it has little.
         there, here = await answers(backend, some, max_tokens=120), await answers(local, some, max_tokens=120)

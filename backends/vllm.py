@@ -1,0 +1,213 @@
+"""vLLM as a backend: a stock server's `/v1/completions` over HTTP, token ids in and out.
+
+Its token-in token-out endpoint (`/inference/v1/generate`) is off unless the server was started with
+`--enable-scale-out`. A request ends when its connection is closed: a stock server has no other way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Unpack
+
+from pydantic import BaseModel
+
+from pasta_async.backends.http.backend import About, Call, ServerBackend, rank_of, sampling_fields
+from pasta_async.backends.options import VLLMOptions
+from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, UnsupportedModelError
+from pasta_async.load import EngineLoad, StepTimes
+from pasta_async.protocol import DecodeRequest, Model, Piece
+
+SESSION = "X-Session-ID"
+"""The header by which vLLM's router keeps requests together; a server takes it as a label."""
+
+RANK = "X-data-parallel-rank"
+"""The header that names the data-parallel engine which decodes a request."""
+
+NEVER = -100.0
+"""Added to the logit of a banned id: the lowest bias that vLLM accepts."""
+
+Metrics = Mapping[str, list[tuple[dict[str, str], float]]]
+"""Labels and value of each sample, by the metric's name without `vllm:`. Each engine has one or more."""
+
+_SAMPLE = re.compile(r"^vllm:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)  # in Prometheus's text form
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class _Card(BaseModel):
+    """A model, or an adapter, of a server."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    """The model that an adapter is for; None if this is no adapter."""
+    max_model_len: int | None = None
+
+
+class _Cards(BaseModel):
+    data: list[_Card]
+
+
+class VLLMBackend(ServerBackend):
+    """A vLLM server, as it is started by `vllm serve MODEL`.
+
+    With `--enable-prompt-tokens-details` it also tells how much of a context it found in its prefix cache.
+
+    Args:
+        url: Base URL of the server.
+        options: See `VLLMOptions`.
+    """
+
+    kind = "vLLM"
+    minimum_version = "0.32.0"
+
+    def __init__(self, url: str, **options: Unpack[VLLMOptions]) -> None:
+        super().__init__(url, options)
+        self._name = options.get("model")
+        self._engines = 1  # each has a prefix cache of its own
+        self._counted = [0.0] * 4  # the counters of `_count_steps` at the last reading
+        self._steps = StepTimes()
+
+    async def _learn(self) -> Model:
+        await self._identify(About, f"{self.url}/version")
+        cards = (await self._http.ask(_Cards, f"{self.url}/v1/models")).data
+        names = [card.id for card in cards]
+        if self._name not in (None, *names):
+            raise UnsupportedModelError(
+                f"{self.url} does not serve {self._name!r}; there is {', '.join(names)}"
+            )
+        base = next(card for card in cards if card.parent is None)
+        assert base.max_model_len is not None  # only adapters have none
+        tokenizer = await self._find_tokenizer(self.url, base.root or base.id)
+        caches = await self._caches()
+        self._engines = max(1, len(caches))
+        notes: list[str] = []
+        if any(cache["enable_prefix_caching"] != "True" for cache in caches):
+            notes.append(f"{self.url} computes every fork anew: start it with --enable-prefix-caching")
+        if tokenizer.tags:
+            notes.append("vLLM holds tags to no grammar, and a repetition penalty counts them")
+        return Model(
+            name=self._name or base.id,
+            tokenizer=tokenizer,
+            context_length=base.max_model_len,
+            vocab_size=tokenizer.vocab_size,
+            end_ids=tokenizer.end_ids,
+            tags=tokenizer.tags,
+            honours_seeds=True,
+            grammars=frozenset({"json_schema"}),
+            notes=tuple(notes),
+        )
+
+    async def _caches(self) -> list[dict[str, str]]:
+        """Settings of each engine's prefix cache; none from a server whose metrics are out of reach."""
+        try:
+            return _labels(await self._metrics(), "cache_config_info")
+        except BackendError:
+            return []
+
+    def _call(self, request: DecodeRequest, model: Model) -> Call:
+        headers = {SESSION: request.answer}
+        if self._engines > 1:
+            headers[RANK] = str(rank_of(request.answer, self._engines))
+        return _Completion(f"{self.url}/v1/completions", _body(request, model), headers, request, model)
+
+    async def _metrics(self) -> Metrics:
+        samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for name, labels, value in _SAMPLE.findall(await self._http.text(f"{self.url}/metrics")):
+            samples.setdefault(name, []).append((dict(_LABEL.findall(labels)), float(value)))
+        return samples
+
+    async def _read_load(self) -> EngineLoad:
+        metrics = await self._metrics()
+        if "num_requests_running" not in metrics:
+            raise BackendProtocolError(f"{self.url}/metrics has none of vLLM's metrics")
+        running = int(_sum(metrics, "num_requests_running"))
+        queued = int(_sum(metrics, "num_requests_waiting"))
+        self._count_steps(metrics)
+        doubles_at = self._steps.doubles_at
+        return EngineLoad(
+            # vLLM does not tell --max-num-seqs. If requests wait, no more can run than do. Otherwise the KV
+            # cache is the limit, in which each request holds at least one block.
+            capacity=running if queued else sum(_blocks(metrics)) or running,
+            running=running,
+            queued=queued,
+            kv_use=max(value for _, value in metrics["kv_cache_usage_perc"]),
+            step_doubles_at=None if doubles_at is None else doubles_at * self._engines,
+        )
+
+    def _count_steps(self, metrics: Metrics) -> None:
+        """Count the steps since the last reading, at their mean batch size, unless one of them prefilled.
+
+        Every request in a decode step waits for its token as long as the step takes. So the number of waits
+        per step is the batch size, and the mean wait is the step's time.
+        """
+        names = ("iteration_tokens_total_count", "prompt_tokens_total")
+        waits = ("inter_token_latency_seconds_count", "inter_token_latency_seconds_sum")
+        counted = [_sum(metrics, name) for name in (*names, *waits)]
+        growth = [new - old for new, old in zip(counted, self._counted, strict=True)]
+        self._counted = counted
+        steps, prefilled, requests, seconds = growth
+        if min(steps, requests, seconds) > 0 and not prefilled:
+            batch = requests / steps
+            step_seconds = seconds / requests
+            self._steps.add(steps, requests, steps * step_seconds, requests * batch, requests * step_seconds)
+
+
+def _labels(metrics: Metrics, name: str) -> list[dict[str, str]]:
+    return [labels for labels, _ in metrics.get(name, [])]
+
+
+def _sum(metrics: Metrics, name: str) -> float:
+    return sum(value for _, value in metrics.get(name, []))
+
+
+def _blocks(metrics: Metrics) -> Iterator[int]:
+    """The number of KV cache blocks of each engine that tells it."""
+    for cache in _labels(metrics, "cache_config_info"):
+        if (blocks := cache.get("num_gpu_blocks", "")).isdigit():
+            yield int(blocks)
+
+
+class _Completion(Call):
+    """A request to `/v1/completions`."""
+
+    _last: Piece | None = None
+
+    def pieces(self, event: Mapping[str, Any]) -> Iterable[Piece]:
+        """The new tokens of an event. The last ones wait for the usage, which says what was cached."""
+        for choice in event["choices"]:
+            reason = choice["finish_reason"]
+            piece = self.piece(choice["token_ids"], reason)
+            if reason is None:
+                yield piece
+            elif reason in ("stop", "length"):
+                self._last = piece
+            else:
+                raise BackendStatusError(f"the server ended the request: {reason}", status=503)
+        if self._last and (usage := event.get("usage")):
+            details: dict[str, int] = usage.get("prompt_tokens_details") or {}
+            yield self._last._replace(cached_tokens=details.get("cached_tokens"))
+
+
+def _body(request: DecodeRequest, model: Model) -> dict[str, Any]:
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        **sampling_fields(request, model),
+        "model": model.name,
+        "prompt": request.ids,
+        "max_tokens": request.max_tokens,
+        "stream": request.stream,
+        "return_token_ids": True,
+        "top_k": sampling.top_k or 0,
+    }
+    if request.stream:
+        body["stream_options"] = {"include_usage": True}
+    if sampling.repetition_penalty is not None:  # else as the model's generation_config.json says
+        body["repetition_penalty"] = sampling.repetition_penalty
+    if request.seed is not None:
+        body["seed"] = request.seed
+    if request.banned_ids:
+        body["logit_bias"] = dict.fromkeys(map(str, request.banned_ids), NEVER)
+    if request.grammar:
+        body["structured_outputs"] = {"json": request.grammar.text}
+    return body
