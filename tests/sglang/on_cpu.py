@@ -24,10 +24,7 @@ import runpy
 import sys
 import types
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any
 
 PACKAGES = ("torchvision", "torchaudio", "triton", "sgl_kernel", "flashinfer")
 
@@ -128,53 +125,7 @@ def _install() -> None:
     sys.meta_path.append(_Finder([name for name in PACKAGES if importlib.util.find_spec(name) is None]))
 
 
-# Seeds ------------------------------------------------------------------------------------------------------
-
-
-def _honour_seeds() -> None:
-    """Have SGLang read the seeds of requests, which it does only with ``--enable-deterministic-inference``.
-
-    The flag asks for an accelerator; here it means just that seeds are honoured. It is not SGLang's
-    deterministic inference: results may depend on the batch, and need not equal those of a GPU.
-    """
-    choices = importlib.import_module("sglang.srt.arg_groups.choices")
-    choices.add_deterministic_attention_backend_choices(["torch_native"])
-    choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
-    kernels: Any = importlib.import_module("sglang.srt.batch_invariant_ops")
-    kernels.enable_batch_invariant_mode = _Class  # the kernels need an accelerator
-    hashes: Any = importlib.import_module("sglang.kernels.ops.sampling.murmur_hash")
-    hashes.murmur_hash32 = _murmur3
-
-
-_MASK = 0xFFFFFFFF
-
-
-def _murmur3(seed: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
-    """MurmurHash3 x86_32 of seed (u64), position (u32) and column (u32), which SGLang's kernels have.
-
-    Shapes: [rows], [rows], [columns] to uint32 [rows, columns]. Source: Austin Appleby's MurmurHash3, public
-    domain.
-    """
-    torch: Any = importlib.import_module("torch")
-    wide = seed.view(torch.int64) if seed.dtype == torch.uint64 else seed.to(torch.int64)
-    rows = (wide & _MASK, (wide >> 32) & _MASK, positions.to(torch.int64) & _MASK)
-    state: Any = torch.zeros(1, 1, dtype=torch.int64)
-    for block in (*(row[:, None] for row in rows), (columns.to(torch.int64) & _MASK)[None, :]):
-        state = state ^ ((_rotate((block * 0xCC9E2D51) & _MASK, 15) * 0x1B873593) & _MASK)
-        state = (_rotate(state, 13) * 5 + 0xE6546B64) & _MASK
-    state = state ^ 16  # bytes hashed
-    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
-        state = ((state ^ (state >> shift)) * factor) & _MASK
-    return (state ^ (state >> 16)).to(torch.uint32)
-
-
-def _rotate(value: Tensor, bits: int) -> Tensor:
-    return ((value << bits) | (value >> (32 - bits))) & _MASK
-
-
 _install()
-if "--enable-deterministic-inference" in sys.argv:
-    _honour_seeds()
 if __name__ == "__main__":
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__")  # `__main__` stays this file, for the processes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from odd_server import ABOUT, END, STOP, OddServer, backend, event, pieces_of, sse, stream
 
-from pasta_async import Client, DecodeRequest, Sampling
+from pasta_async import DecodeRequest, Sampling
 from pasta_async_sglang import ON, STATE, TESTED, VARIABLE, register
 
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -55,12 +55,9 @@ async def test_a_fork_names_its_running_parent_where_the_server_can_use_that() -
     ("state", "notes"), [(None, 0), (ON, 0), ("this SGLang has no tree", 1)], ids=["none", "on", "off"]
 )
 async def test_an_answer_notes_a_plug_in_that_is_off(state: str | None, notes: int) -> None:
-    server = server_that_says(state)
-    server.decoding = [good()]
-    async with Client(backend(server)) as client:
-        answer = await client.generate([11, 12], baseline=True)
-    assert len(answer.notes) == notes
-    assert all(str(state) in note for note in answer.notes)
+    model = await backend(server_that_says(state)).connect()
+    assert len(model.notes) == notes
+    assert all(str(state) in note for note in model.notes)
 
 
 # What it is registered for ----------------------------------------------------------------------------------

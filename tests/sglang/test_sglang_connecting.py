@@ -75,9 +75,12 @@ async def test_a_path_and_a_key_go_with_every_request() -> None:
     server = OddServer()
     server.routes = {f"/llm/v1{path}": answer for path, answer in server.routes.items()}
     server.decoding = [stream([sse([event([END], finish_reason=STOP)])])]
-    engine = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=server.client())
+    client = server.client()
+    engine = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=client)
     await pieces_of(engine)
     assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
+    await engine.aclose()
+    assert not client.is_closed  # it is the caller's
 
 
 @pytest.mark.parametrize(("overlap", "penalty", "notes"), [(True, 1.1, 1), (False, 1.1, 0), (True, 1.0, 0)])

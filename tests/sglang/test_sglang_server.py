@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 from real_server import RealServer, require_sglang, running_server
 from server_contract import *  # noqa: F403 - the tests
@@ -27,20 +26,6 @@ async def test_a_forced_token_may_be_a_banned_one(backend: SGLangBackend, local:
     for engine in (backend, local):
         forced = force(engine, replace(request(prompt, tokens=3), banned_ids=tags), tags[3:])
         assert ids_of(await read(engine, forced)) == [*tags[3:]]
-
-
-async def test_a_client_of_the_caller_is_used_and_left_open(server: RealServer) -> None:
-    seen: list[str] = []
-
-    async def note(sent: httpx.Request) -> None:
-        seen.append(sent.url.path)
-
-    async with httpx.AsyncClient(event_hooks={"request": [note]}) as client:
-        backend = SGLangBackend(server.url + "/", client=client)
-        await read(backend, request(await chat(backend), tokens=2))
-        await backend.aclose()
-        assert not client.is_closed
-    assert "/generate" in seen and "/server_info" in seen
 
 
 def test_a_client_serves_in_one_event_loop_after_another(server: RealServer) -> None:

@@ -24,13 +24,6 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"total": {"type": "integer"}},
-    "required": ["total"],
-    "additionalProperties": False,
-}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA}}
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +41,6 @@ async def client(served: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
 async def ask(client: openai.AsyncOpenAI, **values: Any) -> Any:
     create: Any = client.chat.completions.with_raw_response.create
     return await create(**{"model": "m", "messages": MESSAGES, "temperature": 0, "max_tokens": 60, **values})
-
-
-async def test_answers_are_the_librarys(client: openai.AsyncOpenAI, backend: SGLangBackend) -> None:
-    expected = await Client(backend).generate(PROMPT)
-    raw = await ask(client, max_tokens=None)
-    assert raw.headers["x-pasta-mode"] == "parallel"
-    assert raw.parse().choices[0].message.content == expected.text
-
-
-async def test_an_object_of_a_schema_is_written_by_the_library(
-    client: openai.AsyncOpenAI, server: RealServer
-) -> None:
-    raw = await ask(client, response_format=FORMAT)
-    reply = raw.parse()
-    assert raw.headers["x-pasta-mode"] == "baseline"
-    assert set(json.loads(reply.choices[0].message.content)) == {"total"}
-    assert server.running() == 0
 
 
 async def test_tools_in_a_stream(client: openai.AsyncOpenAI) -> None:
@@ -87,7 +63,7 @@ async def test_log_probabilities_and_no_tags(client: openai.AsyncOpenAI, backend
 async def test_a_client_that_leaves_aborts_on_the_engine(
     served: LiveServer, server: RealServer, extra: dict[str, Any]
 ) -> None:
-    body = {"model": "m", "messages": MESSAGES, "n": 4, "max_tokens": 1500, "seed": 1, **extra}
+    body = {"model": "m", "messages": MESSAGES, "n": 4, "max_tokens": 1500, **extra}
     if "tools" in extra:
         body["logit_bias"] = {"0": -100}
     with served.connect() as connection:

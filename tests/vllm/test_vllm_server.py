@@ -12,10 +12,10 @@ import pytest
 from local_models import unconstrained
 from real_vllm import BLOCK, RealServer, running_vllm
 from server_contract import *  # noqa: F403 - the tests
-from server_contract import chat, read, request
+from server_contract import chat, ids_of, read, request
 from trained import PROMPTS, answered, export_model
 
-from pasta_async import Client, Limits
+from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.errors import BackendTransportError, PastaError, UnsupportedModelError
@@ -37,6 +37,12 @@ async def test_a_fork_of_a_running_parent_finds_all_but_the_last_block(
         fork = [*prompt, *main, 5]
         cached = (await read(backend, request(fork, tokens=2)))[-1].cached_tokens
     assert cached is not None and len(fork) - cached <= BLOCK + 1  # the last token may have no KV yet
+
+
+async def test_seeds_are_honoured(backend: VLLMBackend) -> None:
+    seeded = replace(request(await chat(backend), tokens=30), sampling=Sampling(temperature=2.0))
+    first, again, other = [ids_of(await read(backend, replace(seeded, seed=seed))) for seed in (7, 7, 8)]
+    assert first == again != other
 
 
 async def test_an_unknown_model_is_refused_with_those_there_are(server: RealServer) -> None:
