@@ -111,48 +111,23 @@ async def test_the_last_piece_waits_for_what_was_cached(size: int) -> None:
     assert await pieces_of(engine, stream=False) == [Piece((A, B, END), "stop")]
 
 
-async def test_an_end_of_text_that_only_the_server_knows_is_no_text() -> None:
-    reply = {**event([A, B], "stop"), "usage": USAGE}
-    assert await pieces_of(backend(served(reply)), stream=False) == [Piece((A,), "stop", 2)]
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        (stream([sse([event([A], "abort")])]), BackendStatusError),
-        (stream([sse([{"error": {"message": "EngineCore died", "code": 500}}])]), BackendStatusError),
-        (httpx.Response(400, json={"error": {"message": "temperature"}}), BackendStatusError),
-    ],
-)
-async def test_what_is_wrong_with_an_answer_is_told(reply: Any, kind: type[BackendError]) -> None:
-    with pytest.raises(kind, match=r"http://odd|the server ended"):
-        await pieces_of(backend(served(reply)))
-
-
-@pytest.mark.parametrize(
-    ("routes", "kind", "message"),
-    [
-        ({"version": httpx.Response(404)}, BackendError, "no vLLM server"),
-        ({"version": {"version": "0.31.1"}}, BackendError, "0.31.1"),
-        ({"tokenize": {"tokens": [1, 2]}}, UnsupportedModelError, "pass tokenizer="),
-    ],
-)
-async def test_what_is_wrong_with_a_server_is_told(
-    routes: dict[str, Any], kind: type[BackendError], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        await connected(served(**routes))
-
-
 async def test_a_model_is_what_the_server_says() -> None:
     model = await connected(served())
     assert (model.name, model.context_length, model.tags, model.end_ids) == ("odd", 100, TAGS, (END,))
     assert model.honours_seeds and "no grammar" in " ".join(model.notes)
     assert (await connected(served(), model="small")).name == "small"
+    with pytest.raises(BackendError, match=r"0\.31\.1"):
+        await connected(served(version={"version": "0.31.1"}))
     no_cache = await connected(served(metrics=metrics(caching=False)))
     assert any("--enable-prefix-caching" in note for note in no_cache.notes)
     with pytest.raises(UnsupportedModelError, match="there is odd, small"):
         await connected(served(), model="large")
+
+
+async def test_a_request_that_the_engine_gave_up_may_be_sent_again() -> None:
+    with pytest.raises(BackendStatusError, match="abort") as caught:
+        await pieces_of(backend(served(stream([sse([event([A], "abort")])]))))
+    assert caught.value.retryable
 
 
 async def test_all_threads_of_an_answer_meet_one_engine() -> None:
