@@ -25,7 +25,7 @@ from pasta_async.evals.report import grouped, measurements
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.protocol import Model
 from pasta_async.training.data import corpus
-from pasta_async.training.identity import weights_of
+from pasta_async.training.endpoint import weights_of
 
 Form = Literal["baseline", "parallel", "outline"]
 """A plain answer, a parallel one, or a plain one with the items of its lists in parallel."""

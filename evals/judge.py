@@ -31,7 +31,7 @@ from pasta_async.jobs import Journal, progress, write_json
 from pasta_async.protocol import Message
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.data.corpus import digest, read_lines
-from pasta_async.training.identity import model_digest
+from pasta_async.training.endpoint import model_digest
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.samples import SampledPrompt
 

@@ -38,9 +38,8 @@ from pasta_async.evals.speed import counted_speedup
 from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
 from pasta_async.jobs import Journal, progress, write_json
 from pasta_async.lang import parse
-from pasta_async.training.endpoint import EndpointSettings, collect
+from pasta_async.training.endpoint import EndpointSettings, collect, model_digest
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, count_faults, soundness
-from pasta_async.training.identity import model_digest
 from pasta_async.training.samples import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 
@@ -203,7 +202,7 @@ async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
         for form, answers in forms.items():
 
             async def grade(index: int, answers: Sequence[Answer] = answers) -> float:
-                return 100 * await judge.verdict(_asked(forms["baseline"][index]), answers[index].text)
+                return 100 * await judge.quality(_asked(forms["baseline"][index]), answers[index].text)
 
             grades, failures = await collect(range(len(answers)), grade, settings.in_flight)
             if failures:

@@ -1,23 +1,27 @@
-"""A model behind an endpoint that speaks OpenAI's chat completions, and when to give up on one that fails."""
+"""Models that commands ask: digests that tell them apart, endpoints of chat completions, and failures."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
+from pasta_async import Client
 from pasta_async.backends.http.client import http_client
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, default_model, find_model, model_weights
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
     BackendProtocolError,
     BackendStatusError,
-    BackendTimeoutError,
     PastaError,
     ThreadFailedError,
+    UnsupportedModelError,
 )
 from pasta_async.jobs import for_each, progress
 from pasta_async.protocol import Message
@@ -25,15 +29,68 @@ from pasta_async.protocol import Message
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
+# --- what tells one model from another
+
+_PATTERNS = (
+    *("config.json", "generation_config.json", ADAPTER_CONFIG, "*.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "*.jinja"),
+)
+_END = 2**20
+"""Bytes at the end of a file that are hashed: training always changes them."""
+
+
+def model_digest(model: str | Path) -> str:
+    """16 hexadecimal digits that identify a model, by names, sizes and ends of its files.
+
+    These are its configuration, weights, tokenizer, chat template and default sampling. `model` is the folder
+    of a model or of an adapter, a GGUF file, or the name of a model that ships.
+
+    Raises:
+        UnsupportedModelError: There is no such model.
+    """
+    path = model_weights(find_model(model))
+    files = [path] if path.is_file() else sorted(file for name in _PATTERNS for file in path.glob(name))
+    if not files:
+        raise UnsupportedModelError(f"there is no model {path}: no config.json and no weights")
+    hashed = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            opened.seek(max(0, size - _END))
+            hashed.update(f"{file.name}/{size}/".encode() + opened.read())
+    return hashed.hexdigest()[:16]
+
+
+def backend_digest(backend: str) -> str:
+    """The digest of the model that a backend (`open_backend`) computes here; empty for a server."""
+    scheme, _, name = backend.partition(":")
+    return model_digest(name or default_model()) if scheme in ("local", "sglang") else ""
+
+
+async def weights_of(backend: str) -> str:
+    """`backend_digest`; for a server the name of the model that it serves now.
+
+    Raises:
+        PastaError: There is no such model, or the server cannot be reached.
+
+    Cancelling it leaves nothing open.
+    """
+    if not backend.startswith(("http", "vllm:")):
+        return backend_digest(backend)
+    async with Client(backend) as client:
+        return (await client.connect()).name
+
+
+# --- endpoints
+
 _MAX_IN_A_ROW = 10
 _OF_ONE_REQUEST = (400, 413, 422)
 """Statuses by which a server refuses one request rather than all of them."""
 
 
 class EndpointSettings(CommandSettings):
-    """Options of the commands that send requests."""
+    """Options of the commands that send requests; the key is in the environment, OPENAI_API_KEY."""
 
-    key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with the key")
     in_flight: int = Field(default=32, ge=1, description="requests at the same time")
     retries: int = Field(default=5, ge=0, description="of a request that fails")
     timeout: float = Field(default=600.0, gt=0, description="seconds for a request")
@@ -66,11 +123,12 @@ class Endpoint:
     def __init__(self, base_url: str, model: str, settings: EndpointSettings, **fields: Any) -> None:
         from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI  # takes a second
 
-        self.identity: tuple[str, str, dict[str, Any]] = (base_url, model, fields)
-        """The address, the model and the fields: its replies depend on them, besides the messages."""
+        self._url = base_url
+        self._model = model
+        self._fields = fields
         self._client = AsyncOpenAI(
             base_url=base_url,
-            api_key=os.environ.get(settings.key_variable) or "none",  # servers without keys take any
+            api_key=os.environ.get("OPENAI_API_KEY") or "none",  # servers without keys take any
             max_retries=settings.retries,
             timeout=settings.timeout,
             http_client=http_client(
@@ -88,37 +146,31 @@ class Endpoint:
         """Send one request. A cancellation closes its connection.
 
         Raises:
-            BackendConnectError: Nothing answered, after all retries.
-            BackendTimeoutError: The reply took too long, after all retries.
+            BackendConnectError: No reply came, after all retries.
             BackendStatusError: The endpoint refused or failed, after all retries.
             BackendProtocolError: The reply is no chat completion.
         """
         import openai
         from openai.types.chat import ChatCompletion
 
-        url, model, fields = self.identity
         create: Any = self._client.chat.completions.create  # its overloads know no dict of fields
         try:
-            answer: Any = await create(model=model, messages=list(messages), **fields)
+            answer: Any = await create(model=self._model, messages=list(messages), **self._fields)
         except openai.APIStatusError as error:
-            message = f"{url} answers {error.status_code} for the model {model!r}: {error.message}"
+            message = f"{self._url} answers {error.status_code} for model {self._model!r}: {error.message}"
             raise BackendStatusError(message, status=error.status_code) from error
-        except openai.APITimeoutError as error:
-            raise BackendTimeoutError(f"{url} sent no reply in time") from error
         except openai.APIConnectionError as error:
-            reason = error.__cause__ or error
-            raise BackendConnectError(f"{url} cannot be reached: {error} ({reason})") from error
+            message = f"{self._url} sent no reply: {error} ({error.__cause__})"
+            raise BackendConnectError(message) from error
         except ValueError as error:
-            raise BackendProtocolError(f"the reply of {url} is no JSON: {error}") from error
+            raise BackendProtocolError(f"the reply of {self._url} is no JSON: {error}") from error
         if not isinstance(answer, ChatCompletion):
-            raise BackendProtocolError(f"the reply of {url} is no chat completion: {answer!r:.100}")
+            raise BackendProtocolError(f"the reply of {self._url} is no chat completion: {answer!r:.100}")
         return _completion(answer)
 
 
 def _completion(answer: ChatCompletion) -> Completion:
-    """The fields of a reply that are used; the client checks nothing, so anything may be missing."""
-    if not answer.choices:
-        return Completion("", "none", 0, 0)
+    """The fields of a reply that are used."""
     choice = answer.choices[0]
     usage = answer.usage
     content = choice.logprobs.content if choice.logprobs else None
@@ -135,12 +187,12 @@ def _completion(answer: ChatCompletion) -> Completion:
 class FailureBudget:
     """Ends a run when a request fails for a reason that all others share.
 
-    That is a refusal such as that of a wrong key, a failure before the server has ever answered (`proven`: it
-    has), or ten failures in a row.
+    That is a refusal such as that of a wrong key, a failure before any request has succeeded, or ten failures
+    in a row.
     """
 
-    def __init__(self, *, proven: bool) -> None:
-        self._proven = proven
+    def __init__(self) -> None:
+        self._proven = False
         self._in_a_row = 0
 
     def succeeded(self) -> None:
@@ -184,7 +236,7 @@ async def collect(
     """
     results: dict[T, R] = {}
     failures: dict[T, str] = {}
-    budget = FailureBudget(proven=False)
+    budget = FailureBudget()
     with progress(len(items), "answers") as advance:
 
         async def collect_one(item: T) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from pasta_async.errors import BackendProtocolError, InvalidRequestError
+from pasta_async.errors import BackendProtocolError
 from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import digest
@@ -46,19 +46,6 @@ class Judge(ABC):
             BackendError: This answer could not be judged; others may be.
             PastaError: No answer can be.
         """
-
-    async def verdict(self, prompt: SampledPrompt, text: str) -> float:
-        """The `quality`, checked. Cancelling it ends the judge's requests.
-
-        Raises:
-            BackendError: This answer could not be judged; others may be.
-            PastaError: No answer can be, or the quality is not from 0 to 1.
-        """
-        quality = await self.quality(prompt, text)
-        if not 0 <= quality <= 1:
-            name = f"the judge {type(self).__module__}:{type(self).__qualname__}"
-            raise InvalidRequestError(f"{name} gives an answer to {prompt.id!r} {quality}, not 0 to 1")
-        return float(quality)
 
 
 class ModelJudge(Judge):
@@ -128,12 +115,8 @@ class PairwiseJudge(Judge):
         """The probability that the model names the first answer."""
         key = digest(messages, "")
         if key not in self._verdicts:
-            try:
-                verdict = await self._ask(messages)
-            except BackendProtocolError:
-                verdict = await self._ask(messages)  # once more: it may have been an accident
-            self._verdicts[key] = verdict
-            self._journal.append({"key": key, "first": verdict})
+            self._verdicts[key] = await self._ask(messages)
+            self._journal.append({"key": key, "first": self._verdicts[key]})
         return self._verdicts[key]
 
     async def _ask(self, messages: Sequence[Message]) -> float:

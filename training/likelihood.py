@@ -17,11 +17,11 @@ from pasta_async.backends.local.checkpoint import open_folder
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
+from pasta_async.tokenizer_files import TokenizerFiles
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.model import Codec
 from pasta_async.training.rows import deal_rows, pack_row, row_length, target_losses
 from pasta_async.training.samples import SampledPrompt
-from pasta_async.training.views import Trie
+from pasta_async.training.views import Codec, Trie
 
 
 def load_frozen(kind: Any, folder: Path | str) -> Any:
@@ -49,7 +49,7 @@ class LanguageModel(Codec):
 
     def __init__(self, folder: Path | str, row_tokens: int = 1024) -> None:
         self._model = load_frozen(AutoModelForCausalLM, folder)
-        super().__init__(folder)
+        super().__init__(TokenizerFiles.read(Path(folder)))
         self.context: int = self._model.config.max_position_embeddings
         """Most tokens of a prompt and its answer."""
         self.row_tokens: int = row_tokens
@@ -131,7 +131,7 @@ class LikelihoodJudge(ModelJudge):
             InvalidRequestError: The answer, or the baseline's, does not fit the model's context.
         """
         baseline = prompt.baseline.text
-        samples = (sample.text for sample in prompt.samples if not sample.error)
+        samples = (sample.text for sample in prompt.samples)
         bits_of = await self.figures(prompt, sorted({text, baseline, *samples}))
         if not text or not baseline:
             return float(text == baseline)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,18 +22,17 @@ import tokenizers
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, grown_rows
-from pasta_async.backends.local.checkpoint import expected_shapes, open_folder, read_json
+from pasta_async.backends.local.checkpoint import open_folder, read_json
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import write_json
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import Message
-from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Tokenizer, add_tags
-from pasta_async.tokenizer_files import find_template, named_ends
+from pasta_async.tokenizer_files import TokenizerFiles, find_template, named_ends
 from pasta_async.training.rows import embed
+from pasta_async.training.views import Codec
 
 # --- the tokenizer
 
@@ -50,82 +49,30 @@ _SWITCH = (
 )
 
 
-class Codec:
-    """Encodes documents for one model exactly as the backends do, by the files of its folder.
-
-    The model may have the tags or not. `template_kwargs` are further values for its chat template, such as
-    `enable_thinking`.
-
-    Raises:
-        UnsupportedModelError: The tokenizer cannot be used.
-    """
-
-    def __init__(self, folder: Path | str, template_kwargs: Mapping[str, Any] | None = None) -> None:
-        self._tokenizer = Tokenizer.from_folder(folder)
-        self._kwargs = dict(template_kwargs or {})
-        self.knows_tags: bool = self._tokenizer.tags is not None
-        stand_ins = range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
-        self.tag_ids: TagIds = self._tokenizer.tags or TagIds(*stand_ins)
-        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
-        self.end: int = next(iter(self._tokenizer.end_ids), stand_ins.start - 1)
-        """Id that ends an answer."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text as data: never a special token."""
-        return self._tokenizer.encode(text)
-
-    def count(self, text: str) -> int:
-        """Tokens of a text."""
-        return len(self.encode(text))
-
-    def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 of one token, maybe only a part of a character."""
-        return self._tokenizer.token_bytes(token)
-
-    def prompt(self, messages: Sequence[Message], pasta: bool = True) -> list[int]:
-        """Ids of a chat up to where the answer begins; without `pasta` it asks for the plain baseline.
-
-        Raises:
-            InvalidRequestError: The chat template refuses the messages.
-        """
-        kwargs = self._kwargs if pasta else {**self._kwargs, "pasta": False}
-        return self._tokenizer.encode_chat(messages, kwargs)
-
-    def detokenize(self, ids: Iterable[int]) -> str:
-        """The text of ids, special tokens kept."""
-        return self._tokenizer.decode(ids)
-
-
 class ModelCodec(Codec):
-    """The codec of a folder that `write_tokenizer` made; an answer ends as the template ends a turn.
+    """The tokenizer of a folder that `write_tokenizer` made; an answer ends as the template ends a turn.
 
     Raises:
         UnsupportedModelError: The tokenizer cannot be used.
         InvalidRequestError: The chat template does not fit; the message says why.
     """
 
-    def __init__(self, folder: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
-        super().__init__(folder, template_kwargs)
-        if not self.knows_tags:
-            raise InvalidRequestError(f"{folder} has no tag tokens: make it with write_tokenizer")
-        self.vocab_size: int = self._tokenizer.vocab_size
+    def __init__(self, folder: Path) -> None:
+        super().__init__(TokenizerFiles.read(folder))
         self.end: int = self._end_of_turn(folder)
 
     def _end_of_turn(self, folder: Path) -> int:
         """The first special token that the template puts behind an assistant's text."""
         text = "qwxz"
         chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
-        kwargs = {**self._kwargs, "add_generation_prompt": False}
-        ids = self._tokenizer.encode_chat(chat, kwargs)
-        starts = [start for start in range(len(ids)) if text in self.detokenize(ids[start:])]
+        ids = self.encode_chat(chat, {"add_generation_prompt": False})
+        starts = [start for start in range(len(ids)) if text in self.decode(ids[start:])]
         if not starts:
             raise InvalidRequestError(
                 f"{folder}: the chat template leaves out what an assistant said; name another one"
             )
-        added = read_json(folder / "tokenizer.json").get("added_tokens") or []
-        special = {entry["id"] for entry in added if entry["special"]}
         for token in ids[starts[-1] + 1 :]:
-            if token in special:
+            if token in self.commands:
                 return token
         raise InvalidRequestError(
             f"{folder}: the chat template puts no special token behind an answer, so answers would have no "
@@ -201,22 +148,13 @@ class BaseModel:
         Raises:
             UnsupportedModelError: Weights are missing, unknown or of a wrong shape.
         """
-        checkpoint = open_folder(self.folder)
-        shape = checkpoint.config
-        weights = {name: checkpoint.tensor(name).to(torch.float32) for name in expected_shapes(shape)}
-        for name in {"model.embed_tokens.weight", "lm_head.weight"} & weights.keys():
-            weights[name] = self._grown(weights[name])
-        if shape.tied:
-            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-        config = AutoConfig.from_pretrained(self.folder)
-        config.vocab_size = len(weights["model.embed_tokens.weight"])
-        # The model is made without memory for weights, and then takes the tensors as they are.
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        model.load_state_dict(weights, assign=True)
+        open_folder(self.folder)  # refuses what cannot be trained
+        model: Any = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        for layer in (embedding,) if model.config.tie_word_embeddings else (embedding, head):
+            layer.weight = torch.nn.Parameter(self._grown(layer.weight.detach()))
+        embedding.num_embeddings = head.out_features = model.config.vocab_size = len(embedding.weight)
         model.tie_weights()
-        rotary = model.model.rotary_emb
-        model.model.rotary_emb = type(rotary)(model.config)  # its buffers are in no checkpoint
         model.config.use_cache = False
         return (self._adapted(model) if self.lora_rank else model).train()
 

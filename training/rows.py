@@ -65,11 +65,7 @@ class Row(NamedTuple):
 
 
 def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device | str = "cpu") -> Row:
-    """Put trees side by side, padded to `length` tokens. Without any tree the row is padding alone.
-
-    Raises:
-        ValueError: They do not fit, or a target has nothing before it.
-    """
+    """Put trees side by side, padded to `length` tokens. Without any tree the row is padding alone."""
     ids = np.full(length, pad, dtype=np.int64)
     positions = np.zeros(length, dtype=np.int64)
     ends = np.arange(1, length + 1, dtype=np.int64)  # padding sees itself alone
@@ -81,14 +77,10 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
         slots, end = (start + np.array(part, dtype=np.int64) for part in tree.preorder())
         spans.append((start, start + len(tree)))
         start += len(tree)
-        if start > length:
-            raise ValueError(f"{sum(map(len, trees))} tokens do not fit a row of {length}")
         ids[slots] = tree.ids
         positions[slots] = tree.depths()
         ends[slots] = end
         parents = np.array(tree.parents, dtype=np.int64)[tree.targets]
-        if (parents < 0).any():
-            raise ValueError("the first token of a view is a target: put a prompt before it")
         labels = np.array(tree.ids, dtype=np.int64)[tree.targets]
         targets.append(np.stack([slots[parents], labels, np.full(len(labels), number)]))
     parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
@@ -98,13 +90,9 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
 def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:
     """Deal examples to rows of at most `capacity` tokens, about equally full; row r is for process r % world.
 
-    Each row has indexes into `sizes`, and may be empty: the number of rows is a multiple of `world`.
-
-    Raises:
-        ValueError: An example is larger than a row.
+    Each row has indexes into `sizes`, of which none exceeds the capacity. It may be empty: the number of rows
+    is a multiple of `world`.
     """
-    if max(sizes) > capacity:
-        raise ValueError(f"an example of {max(sizes)} tokens is larger than a row of {capacity}")
     largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
     rows = world * math.ceil(sum(sizes) / (capacity * world))
     while True:

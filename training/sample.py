@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, Json
+from pydantic import Field
 
 from pasta_async import Client
 from pasta_async.backends import WrappingBackend
@@ -27,8 +27,7 @@ from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progres
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.results import Generation
 from pasta_async.training.data.corpus import PartSettings, Record, digest, read_records, write_records
-from pasta_async.training.endpoint import FailureBudget
-from pasta_async.training.identity import backend_digest
+from pasta_async.training.endpoint import FailureBudget, backend_digest
 from pasta_async.training.samples import Plain, Sample, SampledPrompt
 from pasta_async.training.views import Trie
 
@@ -37,7 +36,7 @@ Kind = int | Literal["baseline"]
 
 _IDENTITY = {
     *("backend", "baseline", "max_tokens", "temperature", "plain_temperature"),
-    *("repetition_penalty", "seed", "without_syncs", "template_kwargs"),
+    *("repetition_penalty", "seed", "without_syncs"),
 }
 """Settings that an answer depends on: if one changes, another journal is needed."""
 
@@ -63,9 +62,6 @@ class SampleSettings(PartSettings):
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
     together: int = Field(default=64, ge=1, description="answers at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
-    template_kwargs: Json[dict[str, Any]] = Field(
-        default={}, description='further values for the chat template, as JSON: {"enable_thinking": false}'
-    )
 
 
 async def sample(settings: SampleSettings) -> dict[str, Any]:
@@ -197,8 +193,8 @@ def trie_of(exchanges: Iterable[Exchange]) -> Trie:
 class Drawing:
     """One run over some prompts: a client with a `Recording` draws the samples, `baseline` its own answers.
 
-    The journal keeps finished answers, which are not drawn again; those that ended in an error are. Answers
-    stay in the file until they are asked for: in memory they would need many times the space.
+    The journal keeps finished answers, which are not drawn again; those that failed are. Answers stay in the
+    file until they are asked for: in memory they would need many times the space.
     """
 
     def __init__(self, settings: SampleSettings, client: Client, baseline: Client, journal: Journal) -> None:
@@ -206,11 +202,11 @@ class Drawing:
         self._client = client
         self._baseline = baseline
         self._journal = journal
-        self._answers: dict[tuple[str, Kind], int | Sample] = {
-            (row["prompt"], row["kind"]): index for index, row in journal.stored()
+        self._places: dict[tuple[str, Kind], int] = {
+            (row["prompt"], row["kind"]): place for place, row in journal.stored()
         }
-        """Places of answers in the journal; samples that ended in an error, which it lacks, themselves."""
-        self._budget = FailureBudget(proven=True)
+        """Places of the answers in the journal."""
+        self._budget = FailureBudget()
         self.totals: Counter[str] = Counter()
         """Counts. Of this run: answers and tokens; resumed are answers from the journal. Of the prompts that
         `prompts` has yielded: samples, and how many of them are well_formed and exact."""
@@ -230,17 +226,13 @@ class Drawing:
         wanted: list[tuple[Record, Kind]] = [(record, "baseline") for record in records]
         wanted += [(record, number) for record in records for number in range(self._settings.n)]
         due: list[tuple[Record, Kind]] = [
-            (record, kind) for record, kind in wanted if (_key(record), kind) not in self._answers
+            (record, kind) for record, kind in wanted if (_key(record), kind) not in self._places
         ]
         self.totals["resumed"] = len(wanted) - len(due)
         advance(self.totals["resumed"])
 
         async def draw(item: tuple[Record, Kind]) -> None:
-            record, kind = item
-            if kind == "baseline":
-                await self._draw_baseline(record, info)
-            else:
-                await self._draw_sample(record, kind, info)
+            await self._draw(*item, info)
             self.totals["answers"] += 1
             advance()
 
@@ -250,109 +242,76 @@ class Drawing:
         """The prompts with their answers, one at a time. One whose baseline failed is left out."""
         for record in records:
             key = _key(record)
-            if (key, "baseline") not in self._answers:
+            if (key, "baseline") not in self._places:
                 continue
+            drawn = [number for number in range(self._settings.n) if (key, number) in self._places]
             prompt = SampledPrompt.model_validate(
                 {
                     "id": record.id,
                     "messages": record.messages,
                     "form": record.form,
-                    "samples": [self._answer(key, number) for number in range(self._settings.n)],
+                    "samples": [self._answer(key, number) for number in drawn],
                     "baseline": self._answer(key, "baseline"),
                 }
             )
-            for drawn in prompt.samples:
-                self.totals.update(samples=1, well_formed=drawn.well_formed, exact=drawn.exact)
+            for answer in prompt.samples:
+                self.totals.update(samples=1, well_formed=answer.well_formed, exact=answer.exact)
             yield prompt
 
     def _answer(self, key: str, kind: Kind) -> Any:
-        """An answer, read from the journal where it is there."""
-        answer = self._answers[key, kind]
-        return self._journal.read(answer)["answer"] if isinstance(answer, int) else answer
+        """An answer, read from the journal."""
+        return self._journal.read(self._places[key, kind])["answer"]
 
-    async def _draw_baseline(self, record: Record, info: Model) -> None:
-        temperature = self._settings.plain_temperature
-        try:
-            generation = await self._generate(record, "baseline", info, temperature)
-        except PastaError as failure:
-            self._failed(failure)
-            return
-        answer = Plain(
-            text=generation.text,
-            tokens=generation.usage.completion_tokens,
-            finish_reason=generation.finish_reason,
-        )
-        self._keep(record, "baseline", answer)
-
-    async def _draw_sample(self, record: Record, number: int, info: Model) -> None:
-        syncless = number < self._settings.without_syncs
-        banned = (info.tags.sync,) if info.tags and syncless else ()
-        temperature = self._settings.temperature
-        error = ""
-        with recorded(banned) as exchanges:
+    async def _draw(self, record: Record, kind: Kind, info: Model) -> None:
+        """Draw one answer and keep it; an error is noted, and raised if others would fail as well."""
+        settings = self._settings
+        plain = kind == "baseline"
+        temperature = settings.plain_temperature if plain else settings.temperature
+        seed = answer_seed(settings.seed, record.id, kind) if temperature and info.honours_seeds else None
+        syncless = kind != "baseline" and kind < settings.without_syncs
+        with recorded((info.tags.sync,) if info.tags and syncless else ()) as exchanges:
             try:
-                generation = await self._generate(record, number, info, temperature)
+                generation = await (self._baseline if plain else self._client).generate(
+                    record.messages,
+                    temperature=temperature,
+                    repetition_penalty=settings.repetition_penalty,
+                    max_tokens=settings.max_tokens,
+                    seed=seed,
+                    baseline=plain,
+                    parallel="always",
+                    whole_chunks=True,  # nothing is streamed
+                )
             except PastaError as failure:
-                error = self._failed(failure)
-                generation = failure.partial
-        seed = self._seed(record, number, info, temperature)
-        drawn = _sample(number, seed, generation, exchanges, error, info.tags is not None)
-        if error:
-            self.totals["tokens"] += drawn.tokens
-            self._answers[_key(record), number] = drawn
-        else:
-            self._keep(record, number, drawn)
-
-    async def _generate(self, record: Record, kind: Kind, info: Model, temperature: float) -> Generation:
-        baseline = kind == "baseline"
-        client = self._baseline if baseline else self._client
-        generation = await client.generate(
-            record.messages,
-            temperature=temperature,
-            repetition_penalty=self._settings.repetition_penalty,
-            max_tokens=self._settings.max_tokens,
-            seed=self._seed(record, kind, info, temperature),
-            baseline=baseline,
-            chat_template_kwargs=self._settings.template_kwargs,
-            parallel="always",
-            whole_chunks=True,  # nothing is streamed
-        )
+                self._budget.failed(failure)
+                self.failures.append(f"{type(failure).__name__}: {failure}")
+                return
         self._budget.succeeded()
-        return generation
-
-    def _seed(self, record: Record, kind: Kind, info: Model, temperature: float) -> int | None:
-        if temperature == 0 or not info.honours_seeds:
-            return None
-        return answer_seed(self._settings.seed, record.id, kind)
-
-    def _failed(self, failure: PastaError) -> str:
-        """Note an answer that ended in an error, which is raised if others would fail as well."""
-        self._budget.failed(failure)
-        error = f"{type(failure).__name__}: {failure}"
-        self.failures.append(error)
-        return error
-
-    def _keep(self, record: Record, kind: Kind, answer: Plain | Sample) -> None:
+        answer = (
+            _plain(generation)
+            if kind == "baseline"
+            else _sample(kind, seed, generation, exchanges, info.tags is not None)
+        )
         self.totals["tokens"] += answer.tokens
         row = {"prompt": _key(record), "kind": kind, "answer": answer.model_dump(mode="json")}
-        self._answers[_key(record), kind] = self._journal.append(row)
+        self._places[_key(record), kind] = self._journal.append(row)
 
 
 def _key(record: Record) -> str:
     return digest(record.messages, record.id)
 
 
+def _plain(generation: Generation) -> Plain:
+    return Plain(
+        text=generation.text,
+        tokens=generation.usage.completion_tokens,
+        finish_reason=generation.finish_reason,
+    )
+
+
 def _sample(
-    number: int,
-    seed: int | None,
-    generation: Generation | None,
-    exchanges: Sequence[Exchange],
-    error: str,
-    tagged: bool,
+    number: int, seed: int | None, generation: Generation, exchanges: Sequence[Exchange], tagged: bool
 ) -> Sample:
-    """An answer, or the part of one that an error left, as it is stored."""
-    if generation is None:
-        return Sample(number=number, seed=seed, finish_reason="error", error=error)
+    """An answer as it is stored; `tagged` says whether the model has the tags."""
     # If a limit cut an answer with threads, some of its decoded tokens are behind the cut.
     dropped = generation.finish_reason == "length" and len(generation.threads) > 1
     trie = trie_of(exchanges)
@@ -363,15 +322,14 @@ def _sample(
         text=generation.text,
         written=generation.document.format(),
         finish_reason=generation.finish_reason,
-        error=error,
         well_formed=generation.well_formed,
         tokens=tokens,
         critical_path=generation.critical_path,
-        threads=generation.threads,
+        cut=tuple(thread.thread for thread in generation.threads if thread.was_cut),
         ids=tuple(trie.ids),
         parents=tuple(trie.parents),
         targets=tuple(trie.targets),
-        exact=tagged and not error and not dropped and len(trie.targets) == tokens,
+        exact=tagged and not dropped and len(trie.targets) == tokens,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt
 
 from pasta_async.lang import Document, parse
-from pasta_async.results import FinishReason, ThreadRecord
+from pasta_async.results import FinishReason
 from pasta_async.training.data.corpus import Asked, StrictModel, read_lines
 from pasta_async.training.faults import Faults, count_faults
 from pasta_async.training.views import Trie
@@ -36,15 +36,14 @@ class Sample(StrictModel):
     written: str = ""
     """The text with tags."""
     finish_reason: FinishReason
-    error: str = ""
-    """The error that ended it, or empty; the other fields then have the part before it."""
     well_formed: bool = False
     """True if it ended by itself, without a diagnostic."""
     tokens: int = Field(default=0, ge=0)
     """Tokens generated, tags included."""
     critical_path: int = Field(default=0, ge=0)
     """Tokens that had to be decoded one after another, tags included."""
-    threads: tuple[ThreadRecord, ...] = ()
+    cut: tuple[int, ...] = ()
+    """The numbers of the threads that a limit ended."""
     ids: tuple[NonNegativeInt, ...] = ()
     """The tokens that were sent and that came back, as a trie in topological order."""
     parents: tuple[int, ...] = ()
@@ -98,7 +97,7 @@ def read_samples(path: Path | str) -> Iterator[SampledPrompt]:
 
 
 def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
-    """Read a file of scores, by prompt and number. Samples that ended in an error have none.
+    """Read a file of scores, by prompt and number.
 
     Raises:
         InvalidRequestError: It cannot be read, or a line is something else; with its number.
@@ -108,7 +107,6 @@ def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
 
 def faults_of_sample(sample: Sample, asked: Asked) -> Faults:
     """The faults of a sampled answer to a prompt."""
-    cut = {record.thread for record in sample.threads if record.was_cut}
     return count_faults(
-        sample.document, asked.prompt, form=asked.form, well_formed=sample.well_formed, cut=cut
+        sample.document, asked.prompt, form=asked.form, well_formed=sample.well_formed, cut=sample.cut
     )

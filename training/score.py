@@ -16,9 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import pkgutil
-import re
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -27,16 +25,13 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, command
-from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal, journal_beside
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.endpoint import Endpoint, EndpointSettings, collect
+from pasta_async.training.endpoint import Endpoint, EndpointSettings, collect, model_digest
 from pasta_async.training.faults import soundness
-from pasta_async.training.identity import model_digest
 from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge
 from pasta_async.training.samples import Sample, SampledPrompt, Score, faults_of_sample, read_samples
-
-_OWN = re.compile(r"[\w.]+:\w+")
 
 
 class JudgeSettings(EndpointSettings):
@@ -44,6 +39,7 @@ class JudgeSettings(EndpointSettings):
 
     judge: str = Field(
         default="likelihood",
+        pattern="^(likelihood|https?://.+|.+:.+)$",
         description="likelihood; an endpoint, http://host:30000/v1; or package.module:name",
     )
     judge_model: str = Field(
@@ -53,13 +49,8 @@ class JudgeSettings(EndpointSettings):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        likelihood = self.judge == "likelihood"
-        if not self.judge_model and (self.remote or likelihood):
-            named = "the endpoint's model" if self.remote else "the folder of the model"
-            raise ValueError(f"name {named} with --judge-model")
-        if not (self.remote or likelihood or _OWN.fullmatch(self.judge)):
-            kinds = "likelihood, http://host:30000/v1, or package.module:name"
-            raise ValueError(f"--judge is {kinds}, not {self.judge!r}")
+        if not self.judge_model and (self.remote or self.judge == "likelihood"):
+            raise ValueError("name the endpoint's model, or the model's folder, with --judge-model")
         return self
 
     @property
@@ -82,16 +73,16 @@ class ScoreSettings(JudgeSettings):
 async def score(settings: ScoreSettings) -> dict[str, Any]:
     """Score, write the file, and return figures of the run. Cancelling it loses only the requests under way.
 
-    The same answer to a prompt is judged once. Samples that ended in an error have no score.
+    The same answer to a prompt is judged once.
 
     Raises:
         PastaError: The samples or the judge cannot be used; replies that arrived are kept.
     """
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples)])
-    finished = [(p, s) for p in prompts for s in p.samples if not s.error]
+    samples = [(prompt, sample) for prompt in prompts for sample in prompt.samples]
     # Soundness by prompt and number; with --sound-only a sample that has a fault is not judged, and gets 0.
     least = 1.0 if settings.sound_only else 0.0
-    measured = (((p.id, s.number), soundness(faults_of_sample(s, p))) for p, s in finished)
+    measured = (((p.id, s.number), soundness(faults_of_sample(s, p))) for p, s in samples)
     sound = {key: value for key, value in measured if value >= least}
     judged = [
         p.model_copy(update={"samples": [s for s in p.samples if (p.id, s.number) in sound]}) for p in prompts
@@ -101,7 +92,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         judge = await open_judge(settings, journal_beside(settings.out), stack)
         qualities, failures = await collect(
-            answers, lambda answer: judge.verdict(answers[answer], answer[1]), settings.in_flight
+            answers, lambda answer: judge.quality(answers[answer], answer[1]), settings.in_flight
         )
     if judge.sees_faults:  # nothing is taken off
         sound = dict.fromkeys(sound, 1.0)
@@ -112,38 +103,31 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
             speedup=_speedup(prompt, sample, judge),
             quality=qualities.get((prompt.id, sample.text), 0.0) * sound.get((prompt.id, sample.number), 0.0),
         )
-        for prompt, sample in finished
+        for prompt, sample in samples
         if (prompt.id, sample.text) not in failures
     ]
     write_records(settings.out, scores)
-    summary = {**_summary(prompts, scores), "failures": dict(Counter(failures.values()).most_common())}
+    # An answer that a limit ended is in no mean speed-up.
+    whole = {
+        (prompt.id, sample.number)
+        for prompt, sample in samples
+        if "length" not in (prompt.baseline.finish_reason, sample.finish_reason)
+    }
+    speedups = [score.speedup for score in scores if score.speedup and (score.id, score.number) in whole]
+    summary = {
+        "prompts": len(prompts),
+        "samples": len(samples),
+        "scored": len(scores),
+        "mean_quality": fmean([score.quality for score in scores] or [0.0]),
+        "geometric_mean_speedup": geometric_mean(speedups or [1.0]),
+        "failures": dict(Counter(failures.values()).most_common()),
+    }
     return {**summary, **judge.totals} if isinstance(judge, PairwiseJudge) else summary
 
 
 def _speedup(prompt: SampledPrompt, sample: Sample, judge: Judge) -> float:
     tokens = prompt.baseline.tokens if judge.sees_length else min(prompt.baseline.tokens, sample.tokens)
     return tokens / sample.critical_path if sample.critical_path else 1.0
-
-
-def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
-    """Figures of a run. Samples and baselines that a limit ended are counted, but are in no mean speed-up."""
-    samples = {(prompt.id, sample.number): sample for prompt in prompts for sample in prompt.samples}
-    cut = {key for key, sample in samples.items() if sample.finish_reason == "length"}
-    cut_baselines = {prompt.id for prompt in prompts if prompt.baseline.finish_reason == "length"}
-    whole = [
-        score for score in scores if score.id not in cut_baselines and (score.id, score.number) not in cut
-    ]
-    speedups = [score.speedup for score in whole if score.speedup > 0]
-    return {
-        "prompts": len(prompts),
-        "samples": len(samples),
-        "well_formed": fmean([sample.well_formed for sample in samples.values()] or [0.0]),
-        "ended_by_length": len(cut),
-        "baselines_ended_by_length": len(cut_baselines),
-        "scored": len(scores),
-        "mean_quality": fmean([score.quality for score in scores] or [0.0]),
-        "geometric_mean_speedup": geometric_mean(speedups or [1.0]),
-    }
 
 
 async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitStack) -> Judge:
@@ -165,14 +149,10 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
             identity = {"judge": settings.judge, "model": model_digest(model) if folder else model}
             arguments = [model, stack.enter_context(Journal(journal, identity))]
         try:
-            judge = pkgutil.resolve_name(settings.judge)(*arguments)
-        except PastaError:
-            raise
-        except Exception as error:  # whatever its module, or its constructor, raises
-            raise InvalidRequestError(f"--judge {settings.judge} cannot be made: {error!r}") from error
-        if not isinstance(judge, Judge):
-            raise InvalidRequestError(f"--judge {settings.judge} makes no pasta_async.training.judging.Judge")
-        return judge
+            make_judge = pkgutil.resolve_name(settings.judge)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise InvalidRequestError(f"--judge {settings.judge} is not there: {error}") from error
+        return make_judge(*arguments)
     form = hashlib.sha256("".join(JUDGE_PROMPT.values()).encode()).hexdigest()[:16]
     identity = {"judge": settings.judge, "model": settings.judge_model, "form": form}
     verdicts = stack.enter_context(Journal(journal, identity))

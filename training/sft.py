@@ -5,13 +5,11 @@ A checkpoint folder of Llama, Qwen2 or Qwen3 and annotated answers become a mode
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, FilePath
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
@@ -33,53 +31,35 @@ class SftSettings(TrainerSettings):
     plain_every: int = Field(
         default=1, ge=1, description="of form both: every so many answers are also learned without tags"
     )
-    estimates: Literal["recount", "keep", "none"] = Field(
+    estimates: Literal["recount", "none"] = Field(
         default="recount",
-        description="token estimates: counted with this model's tokenizer, as they are, or none, which makes "
-        "promises about three tokens shorter",
+        description="token estimates: counted with this model's tokenizer, or none, which makes promises "
+        "about three tokens shorter",
     )
-    chat_template: Path | None = Field(default=None, description="file of one to use instead of the model's")
+    chat_template: FilePath | None = Field(
+        default=None, description="file of one to use instead of the model's"
+    )
 
 
-class Supervised(Task):
-    """Annotated answers; an update minimises the cross-entropy of their targets.
+def supervised(records: Sequence[Record], codec: ModelCodec, settings: SftSettings) -> Task:
+    """Annotated answers with their tags, plain, or both; an update minimises the targets' cross-entropy."""
+    tagged = [] if settings.form == "plain" else [(record, True) for record in records]
+    every = settings.plain_every if settings.form == "both" else 1
+    plain = [] if settings.form == "pasta" else [(record, False) for record in records[::every]]
+    examples = tagged + plain
+    count = codec.count if settings.estimates == "recount" else None
 
-    `form`, `plain_every` and `estimates` are those of `SftSettings`.
-    """
-
-    def __init__(
-        self, records: Sequence[Record], codec: ModelCodec, form: str, estimates: str, plain_every: int = 1
-    ) -> None:
-        self._codec = codec
-        self._estimates = estimates
-        tagged = [] if form == "plain" else [(record, True) for record in records]
-        every = plain_every if form == "both" else 1
-        plain = [] if form == "pasta" else [(record, False) for record in records[::every]]
-        self._examples = tagged + plain
-        digest = hashlib.sha256(repr((form, plain_every, estimates)).encode())
-        for record in records:
-            digest.update(json.dumps([record.id, record.messages, record.written]).encode())
-        self.fingerprint: str = digest.hexdigest()[:16]
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def example(self, index: int) -> Trie:
-        """An answer as a trie, with its tags or plain.
-
-        Raises:
-            InvalidRequestError: Its prompt does not fit the chat template, or the answer is malformed.
-        """
-        record, pasta = self._examples[index]
+    def example(number: int) -> Trie:
+        record, pasta = examples[number]
         try:
-            document = align(self._codec, parse(record.written, strict=True))
-            prompt = self._codec.prompt(record.messages, pasta)
+            document = align(codec, parse(record.written, strict=True))
+            prompt = codec.prompt(record.messages, pasta)
         except PastaError as error:
             raise InvalidRequestError(f"{record.id}: {error}") from error
-        if self._estimates != "keep":
-            document = recount(document, self._codec.count if self._estimates == "recount" else None)
         pack = pack_views if pasta else pack_plain
-        return pack(self._codec, prompt, document)
+        return pack(codec, prompt, recount(document, count))
+
+    return Task(len(examples), example, lambda trie: len(trie.targets))
 
 
 def sft(settings: SftSettings) -> bool:
@@ -87,7 +67,7 @@ def sft(settings: SftSettings) -> bool:
     records = [record for path in settings.data for record in read_records(path)]
     return train(
         settings,
-        lambda codec: Supervised(records, codec, settings.form, settings.estimates, settings.plain_every),
+        lambda codec: supervised(records, codec, settings),
         template=settings.chat_template,
         both=settings.form == "both",
     )

@@ -10,6 +10,7 @@ examples.
 # pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -17,14 +18,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TextIO
+from typing import Any, ClassVar, Literal, TextIO
 
 import torch
 from accelerate import Accelerator
-from pydantic import Field, Json
+from pydantic import Field
 
 from pasta_async.backends.local.adapter import base_of
 from pasta_async.backends.local.cache import keep_freed_memory
@@ -33,7 +34,7 @@ from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.jobs import progress
-from pasta_async.training.identity import model_digest
+from pasta_async.training.endpoint import model_digest
 from pasta_async.training.model import BaseModel, ModelCodec, export_model, write_tokenizer
 from pasta_async.training.rows import Row, deal_rows, log_probabilities, pack_row, row_length
 from pasta_async.training.views import Trie
@@ -46,7 +47,7 @@ _LARGEST_NORM = 1.0
 """Largest norm of a gradient: a larger one is scaled down to it."""
 _MAY_CHANGE = {"out", "dtype", "recompute", "save_every", "stop_at"}
 """Settings that may change when a run is resumed: they change nothing in its results but rounding."""
-_BY_CONTENT = {"model", "chat_template"}
+_BY_CONTENT = {"model", "chat_template", "data", "samples", "scores"}
 """Settings that name files: their content, not their name, must be the same."""
 
 
@@ -60,11 +61,6 @@ class TrainerSettings(CommandSettings):
         description="checkpoint folder to start from (Llama, Qwen2 or Qwen3), or an adapter to train on"
     )
     out: Path = Field(description="folder of the run: metrics, checkpoints, and the trained model, OUT/model")
-    template_kwargs: Json[dict[str, Any]] = Field(
-        default={},
-        description="further values for the chat template, as JSON, in prefer those of the sampling: "
-        '{"enable_thinking": false}',
-    )
     batch: int = Field(default=8, ge=1, description="examples of an update, over all processes")
     row_tokens: int = Field(
         default=0,
@@ -86,8 +82,7 @@ class TrainerSettings(CommandSettings):
     seed: int = Field(default=0, description="seed of the order of the data, and of new weights")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description="of the computation, weights stay float32; auto: bfloat16 on CUDA, and "
-        "for large models on a CPU that has its products; else float32",
+        description="of the computation, weights stay float32; auto: bfloat16 on CUDA, else float32",
     )
     recompute: bool = Field(default=False, description="gradient checkpointing: compute activations again")
     lora_rank: int = Field(default=0, ge=0, description="train adapters of this rank only (0: all weights)")
@@ -97,12 +92,6 @@ class TrainerSettings(CommandSettings):
     drop_long: bool = Field(default=False, description="leave out examples that are too long, and count them")
 
     adapter_lr: ClassVar[float] = 5e-4
-
-    def resolved(self, new_tags: bool) -> Self:
-        """The settings with rates in the place of zeros; `new_tags`: the base model lacks the tags."""
-        lr = self.lr or (self.adapter_lr if self.lora_rank else 1e-5)
-        tag_rate = self.tag_rate or (20.0 if self.lora_rank and new_tags else 1.0)
-        return self.model_copy(update={"lr": lr, "tag_rate": tag_rate})
 
     @property
     def longest_row(self) -> int:
@@ -157,30 +146,16 @@ def _order(examples: int, seed: int, epoch: int) -> tuple[int, ...]:
 # --- tasks
 
 
+@dataclass(frozen=True, slots=True)
 class Task:
-    """Examples by number, whose targets become likelier; an update minimises a mean over them.
+    """Examples by number, whose targets become likelier; an update minimises a mean over them."""
 
-    A number gives the same example in every process.
-    """
-
-    fingerprint: str = ""
-    """Changes with the data, so that a checkpoint is not continued on others."""
-
-    def __len__(self) -> int:
-        """Examples in an epoch."""
-        raise NotImplementedError
-
-    def example(self, index: int) -> Trie:
-        """Make one example.
-
-        Raises:
-            InvalidRequestError: It cannot be trained on.
-        """
-        raise NotImplementedError
-
-    def weight(self, example: Trie) -> float:
-        """The weight of an example in the mean: its targets, of which each then counts the same."""
-        return float(len(example.targets))
+    count: int
+    """Examples in an epoch."""
+    example: Callable[[int], Trie]
+    """Makes an example, the same one in every process; a `PastaError` says why it cannot be trained on."""
+    weight: Callable[[Trie], float]
+    """The weight of an example in the mean. The number of its targets lets each of them count the same."""
 
 
 # --- updates
@@ -200,7 +175,6 @@ class TreeScores(torch.nn.Module):
             return log_probabilities(self.model, row)
 
 
-@dataclass
 class Loop:
     """The updates of a run: its model, its optimizer, and the number of the next update.
 
@@ -208,35 +182,57 @@ class Loop:
     its rows one by one and adds up gradients, and all are divided by the weights of the examples of all
     processes. Random numbers come from the seed and the number of the update, so a checkpoint needs weights,
     moments and that number.
+
+    Args:
+        settings: Options of the run.
+        task: What is learned.
+        sizes: Tokens of each example that is trained on, by its number.
+        base: Makes the model.
+        pad: Id that fills a row.
+        accelerator: Joins the processes.
     """
 
-    settings: TrainerSettings
-    task: Task
-    sizes: Mapping[int, int]
-    """Tokens of each example that is trained on, by its number."""
-    model: TreeScores
-    accelerator: Accelerator
-    pad: int
-    """Id that fills a row."""
-    unused: Sequence[tuple[torch.nn.Parameter, list[int]]] = ()
-    """Rows of parameters that stay as they are: those of tags that are in no example."""
-    step: int = 0
-    _asked_to_leave: bool = False  # this process was told to
-    _leaving: bool = False  # all processes know it
-    schedule: Schedule = field(init=False)
-    trained: dict[str, torch.nn.Parameter] = field(init=False)
-    optimizer: torch.optim.AdamW = field(init=False)
-    _prepared: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.schedule = Schedule(self.settings, list(self.sizes))
-        named = self.model.model.named_parameters()
-        self.trained = {name: param for name, param in named if param.requires_grad}
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        task: Task,
+        sizes: Mapping[int, int],
+        base: BaseModel,
+        pad: int,
+        accelerator: Accelerator,
+    ) -> None:
+        self.settings = settings
+        self.task = task
+        self.sizes = sizes
+        self.pad = pad
+        self.accelerator = accelerator
+        self.schedule = Schedule(settings, list(sizes))
+        self.step = 0
+        self._asked_to_leave = False  # this process was told to
+        self._leaving = False  # all processes know it
+        torch.manual_seed(settings.seed)
+        self.model: Any = base.loaded()
+        if settings.recompute:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        on_gpu = accelerator.device.type == "cuda"
+        half = settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
+        if half:
+            _compute_in_half(self.model)
+        self._unused = _unused_rows(self.model, base)
+        named = self.model.named_parameters()
+        self.trained: dict[str, torch.nn.Parameter] = {name: p for name, p in named if p.requires_grad}
         tags = [param for name, param in self.trained.items() if _TAG_TABLE in name]
         others = [param for name, param in self.trained.items() if _TAG_TABLE not in name]
-        groups = [{"params": others, "rate": 1.0}, {"params": tags, "rate": self.settings.tag_rate}]
+        groups = [{"params": others, "rate": 1.0}, {"params": tags, "rate": settings.tag_rate}]
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-        self._prepared = self.accelerator.prepare(self.model)
+        self._scores: Any = accelerator.prepare(TreeScores(self.model, half))
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.step = state["step"]
+        for name, param in self.trained.items():
+            param.data.copy_(state["model"][name])
+        self.optimizer.load_state_dict(state["optimizer"])
 
     def update(self) -> dict[str, float]:
         """Do one update, and return its line of the metrics.
@@ -299,13 +295,13 @@ class Loop:
         for index, trees in enumerate(rows):
             length = row_length(sum(map(len, trees)), self.settings.longest_row, few=device.type == "cuda")
             last = index == len(rows) - 1  # then the processes share their gradients
-            with nullcontext() if last else self.accelerator.no_sync(self._prepared):
+            with nullcontext() if last else self.accelerator.no_sync(self._scores):
                 # Without any tree padding is computed: other processes wait for this one's part.
-                loss = -self._prepared(pack_row(trees, length, self.pad, device)).sum()
+                loss = -self._scores(pack_row(trees, length, self.pad, device)).sum()
                 # Gradients are means over the processes.
                 (loss * (self.accelerator.num_processes / weight)).backward()
             total += float(loss.detach())
-        for param, unused in self.unused:
+        for param, unused in self._unused:
             if param.grad is not None:
                 param.grad[unused] = 0.0
         return total
@@ -425,15 +421,15 @@ def train(
     try:
         tokenizer = settings.out / "tokenizer"
         if first:
-            write_tokenizer(settings.model, tokenizer, template and _template_text(template), both)
+            write_tokenizer(settings.model, tokenizer, template and template.read_text("utf-8"), both)
         accelerator.wait_for_everyone()
-        codec = ModelCodec(tokenizer, settings.template_kwargs)
+        codec = ModelCodec(tokenizer)
         settings, base = _base_model(settings, codec)
         task = make_task(codec)
-        sizes, ids = _usable(task, settings, read_config(base.folder).positions, first)
+        sizes, ids, data = _usable(task, settings, read_config(base.folder).positions, first)
         base = replace(base, unused=frozenset(codec.tag_ids) - ids)
         identity = settings.model_dump(mode="json", exclude=_MAY_CHANGE | _BY_CONTENT) | {
-            "data": task.fingerprint,
+            "data": data,
             "model": [model_digest(folder) for folder in dict.fromkeys((settings.model, base.folder))],
             "tokenizer": model_digest(tokenizer),
         }
@@ -443,10 +439,12 @@ def train(
         steps = Schedule(settings, list(sizes)).steps
         finished = state is not None and state["step"] == steps and out.is_dir()
         if not finished:
-            loop = _make_loop(settings, base, codec, task, sizes, state, accelerator)
+            loop = Loop(settings, task, sizes, base, codec.end, accelerator)
+            if state is not None:
+                loop.resume(state)
             finished = loop.run(checkpoint, identity)
             if finished and first:
-                export_model(loop.model.model, base, tokenizer, codec.end, out, start_share)
+                export_model(loop.model, base, tokenizer, codec.end, out, start_share)
             accelerator.wait_for_everyone()
         if first:
             print(f"the model is in {out}" if finished else "stopped; the same command goes on")
@@ -457,48 +455,23 @@ def train(
 
 def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, BaseModel]:
     """The model that is trained, and the settings with nothing left open."""
-    folder = settings.model
+    folder, rank, alpha = settings.model, settings.lora_rank, settings.lora_alpha
     adapter = None
     if (folder / ADAPTER_CONFIG).is_file():
         adapter = folder
         config = read_json(adapter / ADAPTER_CONFIG)
         folder = base_of(adapter, config)
-        rank = config["r"]
-        if settings.lora_rank not in (0, rank):
-            raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {rank}; leave it out")
-        settings = settings.model_copy(update={"lora_rank": rank, "lora_alpha": config["lora_alpha"]})
-    if settings.tag_rate and not settings.lora_rank:
+        if rank not in (0, config["r"]):
+            raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {config['r']}; leave it out")
+        rank, alpha = config["r"], config["lora_alpha"]
+    if settings.tag_rate and not rank:
         raise InvalidRequestError("--tag-rate is for adapters: they have the tags' rows in a table")
-    base = BaseModel(folder, codec.tag_ids, settings.lora_rank, settings.lora_alpha, adapter)
-    return settings.resolved(adapter is None and bool(base.new_tags())), base
-
-
-def _make_loop(
-    settings: TrainerSettings,
-    base: BaseModel,
-    codec: ModelCodec,
-    task: Task,
-    sizes: Mapping[int, int],
-    state: dict[str, Any] | None,
-    accelerator: Accelerator,
-) -> Loop:
-    """The loop at its last checkpoint, or at the start with the base weights."""
-    torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]
-    model = base.loaded()
-    if settings.recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    half = settings.dtype == "bfloat16" or (settings.dtype == "auto" and accelerator.device.type == "cuda")
-    if half:
-        _compute_in_half(model)
-    loop = Loop(
-        settings, task, sizes, TreeScores(model, half), accelerator, codec.end, _unused_rows(model, base)
-    )
-    if state is not None:
-        loop.step = state["step"]
-        for name, param in loop.trained.items():
-            param.data.copy_(state["model"][name])
-        loop.optimizer.load_state_dict(state["optimizer"])
-    return loop
+    base = BaseModel(folder, codec.tag_ids, rank, alpha, adapter)
+    rates = {
+        "lr": settings.lr or (settings.adapter_lr if rank else 1e-5),
+        "tag_rate": settings.tag_rate or (20.0 if rank and adapter is None and base.new_tags() else 1.0),
+    }
+    return settings.model_copy(update={"lora_rank": rank, "lora_alpha": alpha, **rates}), base
 
 
 def _compute_in_half(model: Any) -> None:
@@ -534,18 +507,19 @@ def _unused_rows(model: Any, base: BaseModel) -> list[tuple[torch.nn.Parameter, 
 
 def _usable(
     task: Task, settings: TrainerSettings, positions: int, first: bool
-) -> tuple[dict[int, int], set[int]]:
-    """The size in tokens of each example to train on, by its number, and the set of all their ids.
+) -> tuple[dict[int, int], set[int], str]:
+    """The size in tokens of each example to train on, by its number; the set of all their ids; a digest.
 
     Raises:
         InvalidRequestError: An example cannot be made, or does not fit, or there are none.
     """
     sizes: dict[int, int] = {}
     ids: set[int] = set()
+    digest = hashlib.sha256()
     malformed: list[str] = []
     too_long: list[str] = []
-    with progress(len(task), "packing", shown=first) as advance:
-        for number in range(len(task)):
+    with progress(task.count, "packing", shown=first) as advance:
+        for number in range(task.count):
             advance()
             try:
                 example = task.example(number)
@@ -559,6 +533,7 @@ def _usable(
             else:
                 sizes[number] = len(example)
                 ids.update(example.ids)
+                digest.update(repr((example.ids, example.parents, example.targets)).encode())
     _refuse(malformed, "cannot be used")
     if not settings.drop_long:
         rows = f"rows of {settings.longest_row} or {positions} positions"
@@ -567,16 +542,9 @@ def _usable(
         raise InvalidRequestError("there is no example to train on")
     if first:
         print(f"{len(sizes)} examples, {sum(sizes.values())} tokens packed, {len(too_long)} too long")
-    return sizes, ids
+    return sizes, ids, digest.hexdigest()[:16]
 
 
 def _refuse(examples: Sequence[str], reason: str) -> None:
     if examples:
         raise InvalidRequestError(f"{len(examples)} examples {reason}, first {'; '.join(examples[:3])}")
-
-
-def _template_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"chat template {path} cannot be read: {error}") from error

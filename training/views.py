@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from pasta_async.lang import Document, Ignored, Node, Promise, Segment, Text, views
+from pasta_async.lang import TAG_TOKENS, Document, Ignored, Node, Promise, Segment, Text, views
+from pasta_async.protocol import Message
+from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Tokenizer
+from pasta_async.tokenizer_files import TokenizerFiles
 
 CountTokens = Callable[[str], int]
 """Tokens of a text, without special ones."""
@@ -29,21 +32,27 @@ _PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]+|_+|\n\s*", re.UNICODE)
 _LETTERS = 8
 
 
-class Encoder(Protocol):
-    """Turns text into ids and back, for one model."""
+class Codec(Tokenizer):
+    """The tokenizer of a model that has the tags or not, as the backends use it."""
 
-    end: int
-    """End-of-text."""
-    tags: Mapping[str, int]
-    """The ids of the tag tokens, by tag."""
+    def __init__(self, files: TokenizerFiles) -> None:
+        super().__init__(files)
+        stand_ins = range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
+        self.tag_ids: TagIds = self.tags or TagIds(*stand_ins)
+        self.end: int = next(iter(self.end_ids), stand_ins.start - 1)
+        """Id that ends an answer."""
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text as data."""
-        ...
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(self.encode(text))
 
-    def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 of one token, maybe only a part of a character."""
-        ...
+    def prompt(self, messages: Sequence[Message], pasta: bool = True) -> list[int]:
+        """Ids of a chat up to where the answer begins; without `pasta` it asks for the plain baseline.
+
+        Raises:
+            InvalidRequestError: The chat template refuses the messages.
+        """
+        return self.encode_chat(messages, {} if pasta else {"pasta": False})
 
 
 class Mark(NamedTuple):
@@ -87,7 +96,7 @@ class EncodedView(NamedTuple):
     """Ids that the thread generates; main's last target ends with end-of-text."""
 
 
-def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
+def encode_views(codec: Codec, document: Document) -> list[EncodedView]:
     """The views of a document, its text encoded as a whole and its tags where `align` puts them.
 
     Topics, estimates and what is malformed are encoded alone.
@@ -100,7 +109,7 @@ def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
         for part in parts:
             end = part.start + len(part.text)
             if part.is_tag:
-                yield codec.tags[part.text]
+                yield codec.tag_ids[TAG_TOKENS.index(part.text)]
             elif part.start in cuts and end in cuts:
                 yield from ids[cuts[part.start] : cuts[end]]
             else:
@@ -115,7 +124,7 @@ def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
     return encoded_views
 
 
-def align(codec: Encoder, document: Document) -> Document:
+def align(codec: Codec, document: Document) -> Document:
     """The document with each tag between two tokens of its text.
 
     A tag that falls into a token moves: what opens (a promise with its `<async>`, a `<sync/>`) to the token's
@@ -127,7 +136,7 @@ def align(codec: Encoder, document: Document) -> Document:
     return _move_tags(document, [*_cuts(codec, text, codec.encode(text))])
 
 
-def _cuts(codec: Encoder, text: str, ids: Sequence[int]) -> dict[int, int]:
+def _cuts(codec: Codec, text: str, ids: Sequence[int]) -> dict[int, int]:
     """The places where a token and a character of a text end together: tokens before, by characters before.
 
     Empty if the ids do not decode to the text, which a vocabulary may not be able to write.
@@ -215,7 +224,7 @@ class Trie:
         return places, [place + size for place, size in zip(places, sizes, strict=True)]
 
 
-def pack_views(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
+def pack_views(codec: Codec, prompt: Sequence[int], document: Document) -> Trie:
     """Every view of a document behind a prompt, with end-of-text as a target of main's last view."""
     trie = Trie()
     root = trie.extend(-1, prompt)
@@ -224,7 +233,7 @@ def pack_views(codec: Encoder, prompt: Sequence[int], document: Document) -> Tri
     return trie
 
 
-def pack_plain(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
+def pack_plain(codec: Codec, prompt: Sequence[int], document: Document) -> Trie:
     """The baseline: the text without tags, one segment, and end-of-text."""
     trie = Trie()
     trie.extend(trie.extend(-1, prompt), [*codec.encode(document.text), codec.end], target=True)

@@ -21,7 +21,7 @@ from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.pull import BaseSource, default_model, find_model, shipped_models
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.training.identity import model_digest
+from pasta_async.training.endpoint import model_digest
 from tests.pasta_tiny import PASTA_TINY
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40

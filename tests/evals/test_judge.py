@@ -69,7 +69,7 @@ async def qualities(journal: Path, judge: Path, texts: Sequence[str], baseline: 
     )
     with Journal(journal, {}) as opened:
         judge_of = TrainedJudge(judge, opened)
-        return [await judge_of.verdict(prompt, text) for text in texts]
+        return [await judge_of.quality(prompt, text) for text in texts]
 
 
 def test_it_agrees_with_preferences_on_prompts_that_it_did_not_learn_from(trained: Path) -> None:

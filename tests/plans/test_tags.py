@@ -9,8 +9,8 @@ from pasta_async.lang import parse
 from pasta_async.plans import After, Plan, Tokens
 from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
-from pasta_async.training.model import Codec
-from pasta_async.training.views import encode_views
+from pasta_async.tokenizer_files import TokenizerFiles
+from pasta_async.training.views import Codec, encode_views
 from tests.interpreter.support import promise
 from tests.pasta_tiny import PASTA_TINY
 from tests.plans.forms import REVIEW_TEXT
@@ -48,7 +48,8 @@ async def test_a_template_is_main_with_given_text(name: str) -> None:
     assert (filled.text, filled.generation.document) == (document.text, document)
     assert not filled.closed
     prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
-    trained = {view.thread: view for view in encode_views(Codec(PASTA_TINY), document) if view.thread}
+    codec = Codec(TokenizerFiles.read(PASTA_TINY))
+    trained = {view.thread: view for view in encode_views(codec, document) if view.thread}
     assert {play.request.thread for play in backend.played} == trained.keys()
     for play in backend.played:
         view = trained[play.request.thread]

@@ -19,13 +19,9 @@ _ASKED = re.compile(r"PROMPT:\n(.*?)\n\nRESPONSE:\n(.*)", re.DOTALL)
 
 ERRORS: dict[str, Callable[[str], str]] = {
     "text": lambda reply: reply.replace(" the ", " a ", 1),
-    "form": lambda reply: reply.replace("</async>", "", 1),
     "topic": lambda reply: reply.replace('topic="', 'topic="four words and more ', 1),
-    "nothing": lambda _: "",
 }
 """The damage of each mark to a right reply."""
-
-STATUSES = (400, 401)
 
 
 def annotation(response: str) -> str:
@@ -72,7 +68,7 @@ class Annotator(ChatServer):
         assert matched
         prompt, reply = matched[1], annotation(matched[2])
         again = index < len(messages) - 1
-        status = next((status for status in STATUSES if f"[{status}]" in prompt), 200)
+        status = 400 if "[400]" in prompt else 200
         with self.changed:
             self.requests.append(prompt)
             self.conversations.append(messages)

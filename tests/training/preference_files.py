@@ -26,7 +26,6 @@ def sample_of(codec: ModelCodec, content: str, written: str, number: int = 0, **
         "well_formed": True,
         "tokens": len(trie.targets),
         "critical_path": len(trie.targets),
-        "threads": (),
         "ids": trie.ids,
         "parents": trie.parents,
         "targets": trie.targets,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 from annotator_server import Annotator, running_annotator
 from commands_run import status
 
-from pasta_async import BackendStatusError
 from pasta_async.lang import check
 from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
 from pasta_async.training.data.corpus import plain_record, read_records, write_records
@@ -65,13 +63,7 @@ def test_a_right_reply_becomes_a_record_with_the_same_text(annotator: Annotator,
 
 @pytest.mark.parametrize(
     ("mark", "code"),
-    [
-        ("text", "text-changed"),
-        ("form", "promise-nested"),
-        ("topic", "topic-long"),
-        ("nothing", "text-changed"),
-        ("cut", "reply-cut"),
-    ],
+    [("text", "text-changed"), ("cut", "reply-cut")],
 )
 def test_a_wrong_reply_is_told_what_is_wrong_and_tried_again(
     annotator: Annotator, tmp_path: Path, mark: str, code: str
@@ -94,27 +86,24 @@ def test_what_stays_wrong_is_put_aside_with_its_reason(annotator: Annotator, tmp
 
 
 def test_short_answers_stay_plain_without_a_request(annotator: Annotator, tmp_path: Path) -> None:
-    summary = annotate(settings(annotator, tmp_path, "one", ask_from=1000))
+    run_settings = settings(annotator, tmp_path)
+    write_records(Path(run_settings.data), [plain_record([{"role": "user", "content": "one"}], "Short.")])
+    summary = annotate(run_settings)
     assert (summary["accepted"], summary["unasked"], annotator.requests) == (1, 1, [])
     assert next(read_records(tmp_path / "out" / "annotated.jsonl")).document.promises == ()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_no_reply_that_arrived_is_paid_for_again(
-    annotator: Annotator, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_no_reply_that_arrived_is_paid_for_again(annotator: Annotator, tmp_path: Path) -> None:
     """The process ends in the middle, at a known place: two requests wait, the others are answered."""
     run_settings = settings(annotator, tmp_path, *(f"{k} [text]" if k % 3 else str(k) for k in range(8)))
     command = [sys.executable, "-m", "pasta_async.training.data.annotate", "--in-flight", "2"]
     command += ["--data", run_settings.data, "--out", str(run_settings.out)]
     command += ["--base-url", annotator.url, "--model", "annotator"]
     annotator.answer_at_most = 5
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command)
     annotator.wait_for_requests(7)  # a worker asks when its last reply is on the disk
-    process.send_signal(how)
-    _, printed = process.communicate(timeout=60)
-    assert process.returncode == (-signal.SIGKILL if how is signal.SIGKILL else 130)
-    assert how is signal.SIGKILL or "the same command goes on" in printed
+    process.kill()
+    process.wait()
     journal = (run_settings.out / "journal.jsonl").read_bytes()
     assert journal.count(b"\n") == 1 + 5
 
@@ -134,22 +123,6 @@ def test_a_request_that_the_endpoint_refuses_is_asked_again_next_time(
     assert (summary["accepted"], summary["unanswered"]) == (1, 1)
     assert "400" in rejected(tmp_path)[0]["reasons"][0]
     assert annotate(settings(annotator, tmp_path, "one", "[400]"))["requests"] == 1
-
-
-def test_an_endpoint_that_refuses_everything_ends_the_run(annotator: Annotator, tmp_path: Path) -> None:
-    run_settings = settings(annotator, tmp_path, *(f"[400] {number}" for number in range(20)), in_flight=1)
-    with pytest.raises(BackendStatusError) as caught:
-        annotate(run_settings)
-    assert caught.value.status == 400
-    assert len(annotator.requests) == 10
-
-
-def test_a_wrong_key_ends_the_run_and_keeps_the_replies(annotator: Annotator, tmp_path: Path) -> None:
-    run_settings = settings(annotator, tmp_path, "one", "[401]", "three", in_flight=1)
-    with pytest.raises(BackendStatusError) as caught:
-        annotate(run_settings)
-    assert caught.value.status == 401
-    assert (tmp_path / "out" / "journal.jsonl").read_text().count("\n") == 2
 
 
 def test_the_command_line_refuses_what_does_not_fit(

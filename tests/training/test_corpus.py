@@ -129,7 +129,7 @@ def test_rows_of_many_forms_become_records(
     assert list(record.messages) == messages
     assert record.document.text == answer
     assert record.source == name
-    assert not left_out.counts
+    assert not left_out
 
 
 def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
@@ -161,9 +161,10 @@ def test_a_row_that_cannot_be_used_is_counted_and_named_and_the_rest_is_imported
     data = lines(tmp_path / "data.jsonl", good, row, {**good, "output": "4"})
     records, left_out = read(data)
     assert [record.document.text for record in records] == ["3\u2028", "4"]
-    assert left_out.counts == {"unusable": 1}
-    assert left_out.first["unusable"].startswith(f"{data}:2: ")
-    assert told in left_out.first["unusable"]
+    ((reason, [place]),) = left_out.items()
+    assert reason == "unusable"
+    assert place.startswith(f"{data}:2: ")
+    assert told in place
 
 
 @pytest.mark.parametrize("line", ["{broken", "[1]"])
@@ -315,7 +316,7 @@ def test_short_prompts_leak_too_and_in_answers(question: str, answer: str, tmp_p
     data = lines(tmp_path / "data.jsonl", {"instruction": question, "output": answer}, harmless)
     records, left_out = read(data, against=(against,))
     assert [record.prompt for record in records] == [harmless["instruction"]]
-    assert left_out.counts.total() == 1
+    assert len(left_out) == 1
     skipping, _ = read(data, skip=1, limit=5)
     assert [record.prompt for record in skipping] == [harmless["instruction"]]
 

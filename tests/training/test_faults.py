@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.lang import parse
-from pasta_async.results import ThreadRecord
 from pasta_async.training.data.corpus import Asked
 from pasta_async.training.faults import (
     OF_PROMISES,
@@ -122,27 +121,13 @@ def test_an_answer_that_lacks_the_form_that_was_asked_for_is_formless() -> None:
 
 
 def test_what_ended_a_sampled_chunk_is_known() -> None:
-    times = {"opened": 0.0, "started": 0.0, "first_token": 0.0, "ended": 1.0, "requests": ()}
-    threads = [
-        ThreadRecord(
-            thread=number,
-            topic="Tea",
-            estimate=20,
-            text=TEA,
-            tokens=9,
-            finish_reason="length",
-            closed_by=(None, "writer", "budget")[number],
-            **times,  # pyright: ignore[reportArgumentType]
-        )
-        for number in range(3)
-    ]
     sample = Sample(
         number=0,
         seed=None,
         written=f"{promise('Tea', TEA)} {promise('Coffee', COFFEE)}",
         finish_reason="stop",
         well_formed=True,
-        threads=tuple(threads),
+        cut=(2,),
     )
     prompt = Asked(id="x", messages=({"role": "user", "content": "Tell"},))
     assert faults_of_sample(sample, prompt) == Faults(promises=2, cut=1)

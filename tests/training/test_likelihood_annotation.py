@@ -4,21 +4,19 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from commands_run import status
 from finetune_folders import base_folder
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Promise, check
-from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
+from pasta_async.training.data.annotate import AnnotateSettings, annotate
 from pasta_async.training.data.annotate_likelihood import Costs, LikelihoodModel, choose
 from pasta_async.training.data.annotate_structure import structure_marks
 from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
@@ -38,7 +36,7 @@ RECORDS = [plain_record([{"role": "user", "content": "Tell me."}], answer) for a
 
 def settings(folder: Path, model: Path, out: str = "out", **more: Any) -> AnnotateSettings:
     write_records(folder / "data.jsonl", RECORDS)
-    usual = {"by_likelihood": True, "model": str(model), "least": 4, "row_tokens": 512}
+    usual = {"by_likelihood": True, "model": str(model), "least": 4}
     data = {"data": str(folder / "data.jsonl"), "out": folder / out}
     return AnnotateSettings.model_validate({**usual, **data, **more})
 
@@ -129,13 +127,3 @@ def test_an_answer_that_the_model_cannot_hold_stays_plain(tmp_path: Path) -> Non
     summary = annotate(settings(tmp_path, model, tau=math.inf))
     assert summary["too_long"] > 0
     assert [record.document.text for record in annotated(tmp_path)] == ANSWERS
-
-
-def test_the_command_line(without_tags: Path, tmp_path: Path) -> None:
-    write_records(tmp_path / "data.jsonl", RECORDS)
-    common = ("--data", tmp_path / "data.jsonl", "--out", tmp_path / "out", "--by-likelihood", "--least", 4)
-    assert status(main, *common, "--model", without_tags, "--tau", "inf") == 0
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["annotator"] == "likelihood:model"
-    assert "nothing" in str(status(main, *common, "--model", tmp_path / "nothing"))
-    assert status(main, *common) == 2

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from pasta_async import tokenizer as own
 from pasta_async.lang import Chunk, Document, Promise, Sync, Text, check, parse
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.training.views import align, encode_views, pack_plain, pack_views
+from pasta_async.tokenizer_files import TokenizerFiles
+from pasta_async.training.views import Codec, align, encode_views, pack_plain, pack_views
 
 CORPUS = [
     "Here are the two things:\n\n1. **Tea**: It is green.\n\n2. **Coffee**: It is brown.\n\nSo take the tea.",
@@ -59,31 +58,23 @@ def sentencepiece() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(raw))
 
 
-class Codec:
+class TextCodec(Codec):
     """A tokenizer with the tags, as documents are encoded with it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
-        self._text = own.Tokenizer.from_json(json.loads(tokenizer.to_str()))
-        self.end: int = tokenizer.get_vocab_size()
-        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self._text.tags or (), strict=True))
-        self.encode = self._text.encode
-        self.token_bytes = self._text.token_bytes
+        super().__init__(TokenizerFiles(json.loads(tokenizer.to_str()), {}, None, ()))
 
     def whole(self, document: Document) -> list[int]:
         """The ids of all that a document says, its tags and topics left out."""
         *_, last = [view for view in encode_views(self, ending(document)) if view.thread == 0]
-        opens, closes = self.tags[TAG_TOKENS[0]], self.tags[TAG_TOKENS[2]]
         kept: list[int] = []
         inside = False
         for token in last.context:
-            inside = inside or token == opens
-            kept += [token] if not inside and token not in self.tags.values() else []
-            inside = inside and token != closes
+            inside = inside or token == self.tag_ids.promise
+            kept += [token] if not inside and token not in self.tag_ids else []
+            inside = inside and token != self.tag_ids.end
         return kept
-
-    def read(self, ids: Sequence[int]) -> str:
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8")
 
 
 def ending(document: Document) -> Document:
@@ -92,11 +83,11 @@ def ending(document: Document) -> Document:
 
 
 CODECS = {
-    "gpt-2": Codec(byte_level(regex=True)),
-    "smollm2": Codec(byte_level(pre_tokenizers.Digits(individual_digits=True), regex=True)),
-    "llama-3": Codec(byte_level(split(r"\p{N}{1,3}"))),
-    "qwen": Codec(byte_level(split(r"\p{N}"), normalizer=normalizers.NFC())),
-    "sentencepiece": Codec(sentencepiece()),
+    "gpt-2": TextCodec(byte_level(regex=True)),
+    "smollm2": TextCodec(byte_level(pre_tokenizers.Digits(individual_digits=True), regex=True)),
+    "llama-3": TextCodec(byte_level(split(r"\p{N}{1,3}"))),
+    "qwen": TextCodec(byte_level(split(r"\p{N}"), normalizer=normalizers.NFC())),
+    "sentencepiece": TextCodec(sentencepiece()),
 }
 TEXTS = st.lists(st.sampled_from([*WORDS, *_OTHERS]), max_size=8).map("".join)
 
@@ -134,7 +125,7 @@ def test_both_forms_are_trained_on_the_same_tokens(name: str) -> None:
     document = parse("Two things:\n\n1. {}\n\n2. {}<sync/>\n\nTake the tea.".format(*chunks))
     parallel, plain = pack_views(codec, [codec.end], document), pack_plain(codec, [codec.end], document)
     targets = sorted(parallel.ids[index] for index in parallel.targets)
-    text_tokens = [token for token in targets if token not in codec.tags.values()]
+    text_tokens = [token for token in targets if token not in codec.tag_ids]
     values = 2 * (codec.encode("x") + codec.encode("10"))
     assert text_tokens == sorted([*(plain.ids[index] for index in plain.targets), *values])
 
@@ -166,4 +157,4 @@ def test_an_ignored_tag_keeps_its_chunk_where_it_is() -> None:
     document = parse(f"1. {promise('Tea <sync/> is.')} The end.")
     assert align(codec, document) == document
     last = [view for view in encode_views(codec, ending(document)) if view.thread == 0][-1]
-    assert parse(codec.read(last.context)) == ending(document)
+    assert parse(codec.decode(last.context)) == ending(document)

@@ -17,12 +17,7 @@ from safetensors.torch import load_file
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.data.corpus import write_records
 from pasta_async.training.model import ModelCodec, write_tokenizer
-from pasta_async.training.prefer import (
-    Best,
-    Imitation,
-    PreferSettings,
-    prefer,
-)
+from pasta_async.training.prefer import PreferSettings, prefer
 from pasta_async.training.samples import read_samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,18 +47,6 @@ def settings(folder: Path, **changes: Any) -> PreferSettings:
 def lines(folder: Path) -> list[dict[str, float]]:
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: line[key] for key in line if "second" not in key} for line in metrics]
-
-
-def test_an_answer_is_learned_in_the_tokens_that_were_drawn_and_counts_as_one(tmp_path: Path) -> None:
-    codec = ready(tmp_path)
-    prompt = prompt_of(codec, "p", ANSWERS)
-    best = [prompt.samples[0], prompt.samples[4]]
-    task = Imitation([Best(prompt, sample) for sample in best])
-    for number, sample in enumerate(best):
-        trie = task.example(number)
-        drawn = (sample.ids, sample.parents, sample.targets)
-        assert (tuple(trie.ids), tuple(trie.parents), tuple(trie.targets)) == drawn
-        assert task.weight(trie) == 1
 
 
 @pytest.mark.parametrize("kind", ["all weights", "an adapter", "a new adapter"])

@@ -29,7 +29,7 @@ from pasta_async.protocol import DecodeRequest
 from pasta_async.training import trainer
 from pasta_async.training.data.corpus import read_records
 from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
-from pasta_async.training.sft import SftSettings, Supervised, sft
+from pasta_async.training.sft import SftSettings, sft, supervised
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,9 +92,9 @@ def test_the_plain_form_may_be_learned_from_every_third_answer(tmp_path: Path) -
     data_file(tmp_path / "data.jsonl")
     write_tokenizer(tmp_path / "base", tmp_path / "tokenizer", both=True)
     codec, records = ModelCodec(tmp_path / "tokenizer"), [*read_records(tmp_path / "data.jsonl")]
-    task = Supervised(records, codec, "both", "none", plain_every=3)
+    task = supervised(records, codec, settings(tmp_path, form="both", plain_every=3))
     pasta = codec.prompt(records[0].messages)
-    are_tagged = [task.example(index).ids[: len(pasta)] == pasta for index in range(len(task))]
+    are_tagged = [task.example(index).ids[: len(pasta)] == pasta for index in range(task.count)]
     assert are_tagged == [True] * len(records) + [False] * math.ceil(len(records) / 3)
 
 
@@ -324,7 +324,6 @@ def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) ->
     refused("--tag-rate", tag_rate=3)
     refused("nowhere", UnsupportedModelError, model=tmp_path / "nowhere")
     refused(r"nowhere\.jsonl", data=[tmp_path / "nowhere.jsonl"])
-    refused(r"nowhere\.jinja", chat_template=tmp_path / "nowhere.jinja")
     (tmp_path / "strict.jinja").write_text("{{ raise_exception('no system') }}")
     refused("no system", chat_template=tmp_path / "strict.jinja")
     (tmp_path / "empty.jsonl").write_text("\n")

@@ -35,8 +35,7 @@ from pasta_async.training.data.annotate_structure import (
     structure_marks,
 )
 from pasta_async.training.data.corpus import Record, SourceSettings, write_records
-from pasta_async.training.endpoint import Endpoint, EndpointSettings
-from pasta_async.training.identity import model_digest
+from pasta_async.training.endpoint import Endpoint, EndpointSettings, model_digest
 from pasta_async.training.views import CountTokens, text_speedup, token_counter
 
 
@@ -47,9 +46,6 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
     base_url: str = Field(default="", description="of the endpoint: http://host:30000/v1")
     model: str = Field(default="", description="name of the model at the endpoint, or folder of a model")
     tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
-    ask_from: int = Field(
-        default=2 * LEAST, ge=0, description="tokens from which an answer is sent; shorter ones stay plain"
-    )
     tokenizer: Path | None = Field(
         default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
     )
@@ -62,7 +58,6 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
     sync_tau: float = Field(
         default=0.8, description="bits a token that the text behind chunks may cost without a sync"
     )
-    row_tokens: Count = Field(default=1024, description="of --by-likelihood: tokens of a forward pass")
     cut: Cut = Field(default="points", description="of --heuristic, --by-likelihood: what is promised")
     least: Count = Field(default=LEAST, description="of both: tokens from which a piece is promised")
 
@@ -114,7 +109,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         candidates = [structure_marks(text, count, settings.cut, settings.least) for text in texts]
         with Journal(journal, {"model": model_digest(settings.model)}) as costs:
             documents, totals = annotate_by_likelihood(
-                records, candidates, settings.model, costs, thresholds, settings.row_tokens, count
+                records, candidates, settings.model, costs, thresholds, count
             )
     else:
         documents, totals, problems = asyncio.run(_by_endpoint(records, settings, count, journal))
@@ -134,7 +129,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         **dict(totals),
         "seconds": round(time.monotonic() - started, 3),
         "left_out": left_out.report(),
-        **_parallelism(accepted, count),
+        **_parallelism(accepted),
     }
     write_records(settings.out / "annotated.jsonl", accepted)
     write_records(settings.out / "rejected.jsonl", rejected)
@@ -149,7 +144,7 @@ async def _by_endpoint(
     identity = {"model": settings.model, "prompt": prompt_digest()}
     with Journal(journal, identity, durable=True) as replies:
         async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
-            annotator = Annotator(endpoint, replies, count, settings.tries, settings.ask_from)
+            annotator = Annotator(endpoint, replies, count, settings.tries)
             outcomes = await annotate_by_endpoint(records, annotator, settings.in_flight)
     return outcomes, annotator.totals, annotator.problems
 
@@ -161,18 +156,15 @@ def _annotated(record: Record, document: Document, annotator: str, count: CountT
     return record.model_copy(update=update)
 
 
-def _parallelism(records: Sequence[Record], count: CountTokens) -> dict[str, float]:
-    """Lengths and theoretical speed-ups of annotated answers; an answer without a promise counts as 1."""
-    texts = [count(record.document.text) for record in records]
-    speedups = [record.scores["text_speedup"] or 1.0 for record in records]
+def _parallelism(records: Sequence[Record]) -> dict[str, float]:
+    """Promises and theoretical speed-ups of annotated answers; an answer without a promise counts as 1."""
     promises = [len(record.document.promises) for record in records]
-    parallel = [speedup for speedup, number in zip(speedups, promises, strict=True) if number]
+    parallel = sum(1 for number in promises if number)
+    speedups = [record.scores["text_speedup"] or 1.0 for record in records]
     return {
-        "mean_tokens": statistics.mean(texts or [0]),
-        "with_promises": len(parallel) / max(1, len(records)),
-        "mean_promises": sum(promises) / max(1, len(parallel)),
+        "with_promises": parallel / max(1, len(records)),
+        "mean_promises": sum(promises) / max(1, parallel),
         "geometric_mean_speedup": statistics.geometric_mean(speedups or [1.0]),
-        "geometric_mean_speedup_with_promises": statistics.geometric_mean(parallel or [1.0]),
     }
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from pasta_async.jobs import Journal
 from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, escape, parse
 from pasta_async.protocol import Message
+from pasta_async.training.data.annotate_structure import LEAST
 from pasta_async.training.data.corpus import Record, StrictModel, digest
 from pasta_async.training.endpoint import Completion, Endpoint, collect
 from pasta_async.training.views import CountTokens, Mark, insert_tags, recount
@@ -35,7 +36,8 @@ EXAMPLES: tuple[tuple[str, str], ...] = tuple(
 _REPAIRED = frozenset({Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART})
 """Problems that go away when estimates and tags are written anew."""
 _FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
-_MAX_PROBLEMS = 8
+_ASK_FROM = 2 * LEAST
+"""Tokens from which an answer is sent; shorter ones stay plain."""
 
 
 class Rejected(StrictModel):
@@ -83,17 +85,13 @@ class Annotator:
         journal: The journal of its replies, with `prompt_digest` in its identity.
         count: Counts tokens, for estimates.
         tries: Replies for an answer before it is rejected.
-        ask_from: Tokens from which an answer is sent; shorter ones stay plain.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, journal: Journal, count: CountTokens, tries: int = 3, ask_from: int = 40
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, journal: Journal, count: CountTokens, tries: int) -> None:
         self._endpoint = endpoint
         self._journal = journal
         self._count = count
         self._tries = tries
-        self._ask_from = ask_from
         names = ("unasked", "requests", "resumed", "prompt_tokens", "completion_tokens")
         self.totals: Counter[str] = Counter(dict.fromkeys(names, 0))
         """Records: unasked (too short). Replies: requests (of this run), resumed (from the journal),
@@ -113,7 +111,7 @@ class Annotator:
             BackendError: The endpoint failed.
         """
         text = record.document.text
-        if self._count(text) < self._ask_from:
+        if self._count(text) < _ASK_FROM:
             self.totals["unasked"] += 1
             return record.document
         key = digest(record.messages, text)
@@ -189,9 +187,9 @@ def check_reply(original: str, reply: str, count: CountTokens) -> Document | Seq
     if not problems and _solid(annotated.text) != _solid(original):
         problems = [_text_changed(original, annotated.text)]
     if problems:
-        return problems[:_MAX_PROBLEMS]
+        return problems
     document = recount(insert_tags(original, _marks(annotated, original)), count)
-    return [*_problems(document)][:_MAX_PROBLEMS] or document
+    return [*_problems(document)] or document
 
 
 def _problems(document: Document) -> Iterator[Problem]:
@@ -214,10 +212,9 @@ def _solid_indexes(text: str) -> list[int]:
 
 
 def _text_changed(original: str, text: str) -> Problem:
-    wanted = _solid(original)
-    replied = _solid(text)
-    pairs = zip(wanted, replied, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    wanted, replied = _solid(original), _solid(text)
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, replied, strict=False))
+    same = sum(1 for _ in pairs)
     start = max(0, same - 20)
     context = original[(_solid_indexes(original) or [0])[start] :][:60]
     return Problem(

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Document, Promise, Sync
-from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN
 from pasta_async.training.data.annotate_structure import is_item
 from pasta_async.training.data.corpus import Record, digest
 from pasta_async.training.likelihood import LanguageModel
@@ -125,13 +124,13 @@ class LikelihoodModel(LanguageModel):
         run: list[int] = []  # text since the last promise
         in_promise = False
         for token, following in zip(ids, [*ids[1:], self.end], strict=False):
-            if token == self.tags[PROMISE_CLOSE]:  # a chunk that is hidden goes with its list marker
+            if token == self.tag_ids.end:  # a chunk that is hidden goes with its list marker
                 in_promise = False
-                visible += run if following == self.tags[ASYNC_OPEN] else self._without_marker(run)
+                visible += run if following == self.tag_ids.open_async else self._without_marker(run)
                 run = []
-            elif token == self.tags[PROMISE_OPEN]:
+            elif token == self.tag_ids.promise:
                 in_promise = True
-            elif not in_promise and token not in self.tags.values():
+            elif not in_promise and token not in self.tag_ids:
                 run.append(token)
         return visible + run
 
@@ -140,10 +139,10 @@ class LikelihoodModel(LanguageModel):
         gap: list[int] = []
         in_promise = False
         for token in target[:-1]:
-            in_promise = in_promise or token == self.tags[PROMISE_OPEN]
+            in_promise = in_promise or token == self.tag_ids.promise
             if not in_promise:
                 gap.append(token)
-            elif token == self.tags[PROMISE_CLOSE]:
+            elif token == self.tag_ids.end:
                 yield self._without_marker(gap)
                 gap = []
                 in_promise = False
@@ -152,7 +151,7 @@ class LikelihoodModel(LanguageModel):
     def _without_marker(self, ids: list[int]) -> list[int]:
         """The ids before a hidden chunk, without a last line that has no word."""
         # Go back over the last line, which must have no letter, and over the white space before it.
-        texts = [self.detokenize([token]) for token in ids]
+        texts = [self.decode([token]) for token in ids]
         end = len(ids)
         while end and "\n" not in texts[end - 1]:
             end -= 1
@@ -164,7 +163,7 @@ class LikelihoodModel(LanguageModel):
 
     def _has_words(self, ids: Sequence[int]) -> bool:
         """True if the ids have a letter; a list marker has none."""
-        return any(map(str.isalpha, self.detokenize(ids)))
+        return any(map(str.isalpha, self.decode(ids)))
 
 
 def _means(slots: Iterable[_Slot], losses: Iterable[float]) -> dict[_Slot, float]:
@@ -203,10 +202,9 @@ class Thresholds(NamedTuple):
 def annotate_by_likelihood(
     records: Sequence[Record],
     candidates: Sequence[Sequence[Mark]],
-    model: str,
+    folder: str,
     journal: Journal,
     thresholds: Thresholds,
-    row_tokens: int,
     count: CountTokens,
 ) -> tuple[list[Document], Counter[str]]:
     """Annotate answers; tags that they have already are ignored.
@@ -214,10 +212,9 @@ def annotate_by_likelihood(
     Args:
         records: The records with the answers.
         candidates: The tags that structure proposes, for each record.
-        model: Folder of the model that measures.
+        folder: Folder of the model that measures.
         journal: The journal of the model's costs, which are computed once for all thresholds.
         thresholds: The most that hiding may cost.
-        row_tokens: Tokens of a forward pass.
         count: Counts tokens, for estimates.
 
     Returns:
@@ -235,34 +232,35 @@ def annotate_by_likelihood(
     with_promises = {
         key: (record, marks) for key, record, marks in zip(keys, records, promises, strict=True) if marks
     }
-    resumed = {row["key"] for row in journal.rows} & with_promises.keys()
-    new = {key: answer for key, answer in with_promises.items() if key not in resumed}
-    _measure(new, model, row_tokens, journal)
     costs = {row["key"]: row["costs"] for row in journal.rows}
-    totals = Counter(measured=len(new), resumed=len(resumed))
+    new = {key: answer for key, answer in with_promises.items() if key not in costs}
+    totals = Counter(measured=len(new), resumed=len(with_promises) - len(new))
+    if new:
+        costs |= _measured(new, folder, journal)
     totals["too_long"] = sum(costs[key] is None for key in with_promises)
     documents: list[Document] = []
     for key, record, marks in zip(keys, records, promises, strict=True):
         text = record.document.text
-        measured = costs.get(key)
         item_tau = thresholds.tau + thresholds.form
         taus = [item_tau if is_item(text, mark) else thresholds.tau for mark in marks]
+        measured = costs.get(key)
         chosen = choose(marks, Costs(**measured), taus, thresholds.sync_tau) if measured else []
         documents.append(recount(insert_tags(text, chosen), count))
     return documents, totals
 
 
-def _measure(
-    answers: Mapping[str, tuple[Record, Sequence[Mark]]], folder: str, row_tokens: int, journal: Journal
-) -> None:
-    """Compute the costs of answers, by their key, and append them to the journal."""
-    if not answers:
-        return
-    model = LikelihoodModel(folder, row_tokens)
+def _measured(
+    answers: Mapping[str, tuple[Record, Sequence[Mark]]], folder: str, journal: Journal
+) -> dict[str, Any]:
+    """The costs of answers by their key, as the journal keeps them."""
+    model = LikelihoodModel(folder)
+    measured: dict[str, Any] = {}
     keys = list(answers)
     with progress(len(keys), "answers") as advance:
         for start in range(0, len(keys), _AT_ONCE):
             together = keys[start : start + _AT_ONCE]
             for key, costs in zip(together, model.costs([answers[key] for key in together]), strict=True):
-                journal.append({"key": key, "costs": costs and costs._asdict()})
+                measured[key] = costs and costs._asdict()
+                journal.append({"key": key, "costs": measured[key]})
             advance(len(together))
+    return measured

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -111,21 +111,15 @@ def digest(messages: Sequence[Message], response: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-class LeftOut:
-    """Rows that an import leaves out: their number by reason, and the first one of each reason."""
+class LeftOut(defaultdict[str, list[str]]):
+    """The rows that an import leaves out, by reason: where each of them stands, and why."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, str] = {}
-
-    def add(self, reason: str, message: str) -> None:
-        """Count a row."""
-        self.counts[reason] += 1
-        self.first.setdefault(reason, message)
+        super().__init__(list)
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """The counts and first places as JSON, the most frequent reason first."""
-        return {name: {"rows": rows, "first": self.first[name]} for name, rows in self.counts.most_common()}
+        """The number of rows and the first one, by reason."""
+        return {reason: {"rows": len(rows), "first": rows[0]} for reason, rows in self.items()}
 
 
 # --- files of JSON lines
@@ -186,7 +180,7 @@ def explain(error: ValidationError) -> str:
 
 # --- rows of other forms
 
-_ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def _speaker(role: Any) -> Any:
@@ -279,7 +273,7 @@ class SourceSettings(PartSettings):
                     yield Row.model_validate(row).record(name, need_answer)
             except ValueError as error:
                 reason = explain(error) if isinstance(error, ValidationError) else str(error)
-                left_out.add("unusable", f"{self.data}:{number}: {reason}; its fields: {', '.join(row)}")
+                left_out["unusable"].append(f"{self.data}:{number}: {reason}")
 
 
 def without_leaks(records: Iterable[Record], leaks: LeakageFilter, left_out: LeftOut) -> Iterator[Record]:
@@ -292,11 +286,11 @@ def without_leaks(records: Iterable[Record], leaks: LeakageFilter, left_out: Lef
     for record in records:
         content = digest(record.messages, record.written)
         if content in seen:
-            left_out.add("repeated", record.id)
+            left_out["repeated"].append(record.id)
             continue
         seen.add(content)
         if rule := leaks.find_in(record.messages, record.document.text):
-            left_out.add(rule, f"{record.id}: {record.prompt!r:.80}")
+            left_out[rule].append(f"{record.id}: {record.prompt!r:.80}")
             continue
         if record.id in ids:
             record = record.model_copy(update={"id": f"{record.id}-{content}"})
@@ -335,10 +329,9 @@ def _rows(data: str, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         rows: Any = cast("Any", datasets).load_dataset(data, split=split, streaming=True)
         yield from enumerate(rows, 1)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidRequestError(
-            f"{data} cannot be loaded as a data set, split {split!r}: {reason}. If the hub is out of reach, "
-            "download it where it is not, and name the folder, or a file with its rows as JSON lines"
+            f"{data} cannot be loaded as a data set, split {split!r}: {error}. If the hub is out of reach, "
+            "name a folder, or a file with its rows as JSON lines"
         ) from error
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pasta_async.protocol import Message
-from pasta_async.training.faults import runs
 
 SHINGLE = 5
 NEAR = 0.7
@@ -34,12 +33,16 @@ class LeakageFilter:
     """Finds prompts and answers that would leak evaluation prompts into training."""
 
     def __init__(self, prompts: Iterable[str]) -> None:
-        self._texts = [_normalise(prompt) for prompt in prompts]
-        self._exact = {*self._texts}
-        self._long = [len(text.split()) >= INSIDE_WORDS for text in self._texts]
-        self._shingles = [_shingles(text) for text in self._texts]
-        self._by_shingle = _index(self._shingles)
-        self._by_start = _index(_runs(text, SHORT_WORDS)[:1] for text in self._texts)
+        texts = [_normalise(prompt) for prompt in prompts]
+        self._exact = set(texts)
+        self._long = [len(text.split()) >= INSIDE_WORDS for text in texts]
+        self._quotable = [f" {text} " for text in texts if len(text.split()) >= SHORT_WORDS]
+        self._sizes = [len(_shingles(text)) for text in texts]
+        self._with_shingle: defaultdict[str, list[int]] = defaultdict(list)
+        """The numbers of the evaluation prompts that have a shingle."""
+        for number, text in enumerate(texts):
+            for shingle in _shingles(text):
+                self._with_shingle[shingle].append(number)
 
     def find(self, prompt: str) -> Rule | None:
         """The rule by which a prompt leaks an evaluation prompt; None if it does not."""
@@ -49,19 +52,19 @@ class LeakageFilter:
         if text in self._exact:
             return "exact"
         shingles = _shingles(text)
+        shared = Counter(number for shingle in shingles for number in self._with_shingle.get(shingle, ()))
         inside = False
-        for number, shared in _shared(self._by_shingle, shingles).items():
-            size = len(self._shingles[number])
-            if shared / (len(shingles) + size - shared) >= NEAR:
+        for number, count in shared.items():
+            size = self._sizes[number]
+            if count / (len(shingles) + size - count) >= NEAR:
                 return "near"
-            if self._long[number] and shared / size >= INSIDE:
+            if self._long[number] and count / size >= INSIDE:
                 inside = True
         return "inside" if inside or self._quotes(text) else None
 
     def _quotes(self, text: str) -> bool:
         """True if an evaluation prompt stands in a text, word for word."""
-        candidates = _shared(self._by_start, _runs(text, SHORT_WORDS))
-        return any(f" {self._texts[number]} " in f" {text} " for number in candidates)
+        return any(known in f" {text} " for known in self._quotable)
 
     def find_in(self, messages: Sequence[Message], answer: str) -> Rule | None:
         """The rule by which a message of a conversation leaks, or its answer; None if nothing does."""
@@ -74,25 +77,6 @@ class LeakageFilter:
             if rule:
                 return rule
         return None
-
-
-def _index(texts: Iterable[Iterable[Hashable]]) -> Mapping[Hashable, list[int]]:
-    """The numbers of the texts that have a part, by the part."""
-    index: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for number, parts in enumerate(texts):
-        for part in parts:
-            index[part].append(number)
-    return index
-
-
-def _shared(index: Mapping[Hashable, list[int]], parts: Iterable[Hashable]) -> Counter[int]:
-    """The number of parts that each text of an index shares with these, by the text's number."""
-    return Counter(number for part in parts for number in index.get(part, ()))
-
-
-def _runs(text: str, length: int) -> list[tuple[str, ...]]:
-    """Every different run of `length` words, in order."""
-    return [*dict.fromkeys(runs(text.split(), length))]
 
 
 def _normalise(prompt: str) -> str:
