@@ -17,15 +17,13 @@ LOCAL_TINY: str = f"local:{PASTA_TINY}"
 EXAMPLES: Path = PASTA_TINY / "examples.jsonl"
 """Records of prompts like those that the model was trained on, about unseen names, with the right answers."""
 
-FAMILIES = ("describe", "totals", "offers", "chain", "fair")
-"""Kinds of prompts: independent descriptions; sub-totals, a sync and the total; prices and a comparison;
-steps that need each other, without a promise; text beside chunks."""
-
 
 class Example(NamedTuple):
     """A prompt that the model can answer."""
 
     family: str
+    """describe: independent descriptions; totals: sub-totals, a sync and the total; offers: prices and a
+    comparison; chain: steps that need each other, without a promise; fair: text beside chunks."""
     prompt: str
     document: Document
     """The right answer, annotated."""

@@ -34,11 +34,8 @@ from pasta_async.training.views import Trie
 Kind = int | Literal["baseline"]
 """One answer to a prompt: the number of a sample, or the baseline's plain answer."""
 
-_IDENTITY = {
-    *("backend", "baseline", "max_tokens", "temperature", "plain_temperature"),
-    *("repetition_penalty", "seed", "without_syncs"),
-}
-"""Settings that an answer depends on: if one changes, another journal is needed."""
+_MAY_CHANGE = {"prompts", "skip", "limit", "out", "n", "together"}
+"""Settings that no answer depends on: with other ones the same journal goes on."""
 
 
 class SampleSettings(PartSettings):
@@ -113,7 +110,7 @@ async def _open_drawing(settings: SampleSettings, stack: AsyncExitStack) -> Draw
     if settings.baseline:
         baseline = await stack.enter_async_context(Client(settings.baseline, limits=limits))
     identity = {
-        **settings.model_dump(mode="json", include=_IDENTITY),
+        **settings.model_dump(mode="json", exclude=_MAY_CHANGE),
         "model": (await client.connect()).name,
         "weights": [backend_digest(settings.backend), backend_digest(settings.baseline)],
     }

@@ -11,7 +11,7 @@ from commands_run import status
 from draws import records
 
 from pasta_async import InvalidRequestError
-from pasta_async.testing import Fault, ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 from pasta_async.training import answers
 from pasta_async.training.answers import AnswerSettings, draw_answers
 from pasta_async.training.data.corpus import read_records, write_records
@@ -99,20 +99,6 @@ async def test_other_limits_on_what_is_kept_draw_nothing_anew(
     assert (scripted.asked, kept(tmp_path)) == (3, ["one", "two"])
     with pytest.raises(InvalidRequestError, match="temperature"):
         await draw_answers(settings(tmp_path, temperature=1))
-
-
-async def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be it that an answer failed, or that the run was ended while its line was written."""
-    Scripted(monkeypatch, faults=[Fault(0, 3, skip=1)])
-    figures = await draw_answers(settings(tmp_path))
-    assert kept(tmp_path) == ["one", "three"]
-    assert figures["left_out"] == {"failed": 1}
-    journal = tmp_path / "answers.drawn.journal.jsonl"
-    journal.write_text(journal.read_text()[:-5])
-    scripted = Scripted(monkeypatch)
-    figures = await draw_answers(settings(tmp_path))
-    assert (scripted.asked, figures["resumed"]) == (2, 1)
-    assert kept(tmp_path) == ["one", "two", "three"]
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from pasta_async.training.data.corpus import (
     write_records,
 )
 from pasta_async.training.data.leakage import LeakageFilter
-from pasta_async.training.views import critical_path, rough_tokens, text_speedup
+from pasta_async.training.views import critical_path
 
 CHAT = {
     "conversations": [
@@ -193,14 +193,10 @@ def test_a_source_without_a_usable_row_is_an_error_that_says_why(tmp_path: Path)
     assert not (tmp_path / "out.jsonl").exists()
 
 
-@pytest.mark.parametrize("end", [-20, -9], ids=["in its data", "in its checksum"])
-def test_a_packed_file_that_was_cut_off_is_told_by_its_name(tmp_path: Path, end: int) -> None:
+def test_a_packed_file_that_was_cut_off_is_told_by_its_name(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"instruction": f"{n}", "output": "x" * n}) + "\n" for n in range(400))
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:end])
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:-20])
     assert "cut.jsonl.gz" in str(status(main, "--data", tmp_path / "cut.jsonl.gz", "--out", tmp_path / "out"))
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:12] + b"\xff" * 40)
-    with pytest.raises(InvalidRequestError, match="cut"):
-        read(tmp_path / "cut.jsonl.gz")
 
 
 def test_rows_that_share_an_id_are_kept_unless_they_say_the_same(tmp_path: Path) -> None:
@@ -236,11 +232,6 @@ def test_a_hub_out_of_reach_is_a_clear_error(tmp_path: Path) -> None:
     assert "Open-Orca/SlimOrca" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "x.jsonl").exists()
-
-
-def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
-    with pytest.raises(InvalidRequestError, match=r"nowhere/data\.jsonl"):
-        read("nowhere/data.jsonl")
 
 
 # --- leakage
@@ -356,10 +347,3 @@ async def test_the_critical_path_is_the_interpreters(written: str) -> None:
     assert answer.document == parse(written)
     path = critical_path(parse(written), lambda text: len(backend.tokenizer.encode(text)))
     assert answer.critical_path - 1 <= path <= answer.critical_path
-
-
-def test_speedups_are_those_of_the_text() -> None:
-    assert text_speedup(parse("Only text."), rough_tokens) == 1.0
-    chunk = '<promise topic="x" tokens="10"/><async>' + "word " * 50 + "</async>"
-    assert 1.5 < text_speedup(parse(chunk * 2), rough_tokens) < 2
-    assert text_speedup(parse(""), rough_tokens) == 1.0

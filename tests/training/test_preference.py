@@ -79,21 +79,6 @@ def test_the_best_become_likelier(tmp_path: Path) -> None:
     assert curve[-1]["loss"] < 0.9 * curve[0]["loss"]
 
 
-def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
-    ready(tmp_path)
-    assert prefer(settings(tmp_path))
-    parts = tmp_path / "parts"
-    assert not prefer(settings(tmp_path, out=parts, stop_at=2))
-    assert prefer(settings(tmp_path, out=parts))
-    assert lines(parts) == lines(tmp_path / "run")
-    whole, again = (load_file(out / "model" / "model.safetensors") for out in (tmp_path / "run", parts))
-    assert all(torch.equal(value, again[name]) for name, value in whole.items())
-    with pytest.raises(InvalidRequestError, match="quality_weight"):
-        prefer(settings(tmp_path, out=parts, quality_weight=8))
-    with pytest.raises(InvalidRequestError, match="start_share"):
-        prefer(settings(tmp_path, out=parts, start_share=0.5))
-
-
 def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     codec = ready(tmp_path)
 
