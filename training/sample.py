@@ -219,6 +219,7 @@ class Drawing:
             PastaError: The backend cannot be used, or failed many answers in a row.
         """
         info = await self._client.connect()
+        self._budget.succeeded()  # the backend is there: one failure does not end the run
         # Baselines first: beside the samples, few at a time, they would take as long as those.
         wanted: list[tuple[Record, Kind]] = [(record, "baseline") for record in records]
         wanted += [(record, number) for record in records for number in range(self._settings.n)]
