@@ -3,67 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
 from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
-from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, InvalidStateError, PastaError
+from pasta_async.errors import InvalidRequestError, InvalidStateError, PastaError
 from pasta_async.events import Emit
 from pasta_async.interpreter.admission import Admission, AnswerSlots
-from pasta_async.interpreter.machine import Machine
-from pasta_async.interpreter.reading import THINK_OPEN
 from pasta_async.interpreter.retry import with_retries
-from pasta_async.interpreter.runner import Runner
+from pasta_async.interpreter.runner import Prepared, Runner
 from pasta_async.observers import AnswerStart, Observation, Observer
-from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Settings, listing_options
+from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Settings
 from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
 from pasta_async.plans.events import EmitFill, Filled, ValidationFailedError
 from pasta_async.plans.plan import Plan, PlanForm, Schema
 from pasta_async.plans.run import FillStream, FillWork, PlanRun
-from pasta_async.prompts import (
-    Prompt,
-    check_ids,
-    check_json,
-    check_length,
-    check_text,
-    most_tokens,
-    read_prompt,
-)
+from pasta_async.prompts import Prompt, check_ids, check_json, check_length, most_tokens, read_prompt
 from pasta_async.protocol import Backend, Message, Model
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
-from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import run_encoding, texts_in
 
 _M = TypeVar("_M", bound=BaseModel)
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
-
-_END = 8
-"""Number of ids at the end of a prompt that are read to see whether it opens a thinking block."""
-
-
-class _Prepared(NamedTuple):
-    """An answer that is ready to be decoded."""
-
-    model: Model
-    ids: list[int]
-    """Ids of the prompt."""
-    tags: TagIds | None
-    """Ids of the tags that are read; None for an answer without tags."""
-    notes: tuple[str, ...]
-    began: float
-    """The clock's time when the model was connected."""
-    deadline: float | None
-    """The clock's time at which it has to be done."""
 
 
 class Client:
@@ -93,18 +63,14 @@ class Client:
         observers: Sequence[Observer] = (),
         **options: Unpack[BackendOptions],
     ) -> None:
-        _check_parts(clock, observers)
         settings = Settings()
         self.limits: Limits = Limits.of(limits).over(settings.limits)
         self._clock = clock
         self.observers: list[Observer] = list(observers)
         """Observers of the answers that begin from now on."""
-        self._backend, self._owned = _open(backend, settings, self.limits, options)
+        self._backend, self._owned = _open(backend, settings, options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admission = Admission(self.limits.client_threads, self._backend.load)
-        self._connecting: asyncio.Task[Model] | None = None
-        self._waiting = Counter[asyncio.Task[Model]]()  # number of answers that wait for each attempt
-        self._model: Model | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -133,69 +99,18 @@ class Client:
             BackendError: The backend cannot be used; the message says what to do.
             InvalidStateError: The client was closed, or another event loop uses it.
         """
-        return await self._connected(self.limits)
-
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
-
-        Raises:
-            InvalidRequestError: It is no text, or longer than the model or the limits take.
-            GenerationTimeoutError: It took longer than `Limits.timeout`.
-            BackendError: The backend cannot be used.
-
-        Cancelling it is safe.
-        """
-        check_text(text)
-        async with self._time_limit(self.limits):
-            model = await self.connect()
-            most = most_tokens(model, self.limits)
-            ids = await run_encoding(len(text), partial(model.tokenizer.encode, text, most))
-        check_length(ids, model, self.limits)
-        return ids
-
-    async def _connected(self, limits: Limits) -> Model:
         self._check_loop()
-        if self._model is None:
-            self._model = await with_retries(self._connect, limits.retries, self._clock)
-        return self._model
-
-    async def _connect(self) -> Model:
-        """Join the attempt to connect that is under way, or begin one.
-
-        Answers share it: with a lock, each would wait for a silent server in turn. Cancelling it leaves the
-        attempt to the other answers; when the last of them is cancelled, so is the attempt.
-        """
-        # An attempt that is being cancelled may take a while to end and will have no result: wait for that.
-        while self._connecting and self._connecting.cancelling() and not self._connecting.done():
-            await asyncio.wait([self._connecting])
-        if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.create_task(self._backend.connect(), name="pasta connect")
-        attempt = self._connecting
-        self._waiting[attempt] += 1
-        try:
-            return await asyncio.shield(attempt)
-        finally:
-            self._waiting[attempt] -= 1
-            if not self._waiting[attempt]:
-                del self._waiting[attempt]
-                attempt.cancel()
-                await asyncio.wait([attempt])
+        return await with_retries(self._backend.connect, self.limits.retries, self._clock)
 
     def _check_loop(self) -> None:
         """Refuse to work when closed, or for two event loops at once. One loop may follow another."""
         if self._closed:
             raise InvalidStateError("this client was closed; make another one")
         loop = asyncio.get_running_loop()
-        if loop is self._loop:
-            return
-        if self._loop is not None:
-            if self._loop.is_running():
-                raise InvalidStateError("this client is used by another event loop; make one for each")
-            self._admission = Admission(self.limits.client_threads, self._backend.load)
-            self._connecting = None
+        if self._loop is not None and self._loop is not loop and self._loop.is_running():
+            raise InvalidStateError("this client is used by another event loop; make one for each")
         self._loop = loop
 
-    @listing_options
     async def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation:
         """Answer a prompt, decoding in parallel what the model marks as independent.
 
@@ -217,7 +132,6 @@ class Client:
         """
         return await self._answer(self._observed(prompt, options, streamed=False))
 
-    @listing_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
         """Watch an answer: `async with client.stream(...) as s: async for event in s: ...`.
 
@@ -340,29 +254,15 @@ class Client:
         emit: EmitFill | None,
     ) -> Filled[dict[str, Any]]:
         """Prepare a plan, then run it."""
-        start = observation.start
-        with self._answering(observation, limited=False) as slots:
-            prepared = await self._prepare(start, observation, slots, tagged=plan.in_rounds() is not None)
-            sampling = start.sampling
-            most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
+        sampling = observation.start.sampling
+        most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
+        async with self._prepared(observation, plan) as prepared:
             plan = _for_model(plan.fitted(most), prepared.model)
-            report = _check_plan(plan, prepared.model, start.limits, most, len(prepared.ids))
+            limits = prepared.start.limits
+            report = _check_plan(plan, prepared.model, limits, most, len(prepared.prompt))
             if report.verdict == "no":
                 raise InvalidPlanError(report)
-            run = PlanRun(
-                self._backend,
-                plan,
-                model=prepared.model,
-                prompt=prepared.ids,
-                start=start,
-                notes=prepared.notes,
-                slots=slots,
-                clock=self._clock,
-                began=prepared.began,
-                deadline=prepared.deadline,
-                emit=emit,
-                observer=observation,
-            )
+            run = PlanRun(prepared, plan, emit)
             if stream:
                 stream.run = run
             observation.partial = run.partial
@@ -372,45 +272,43 @@ class Client:
 
     async def _answer(self, observation: Observation, emit: Emit | None = None) -> Generation:
         """Prepare an answer, then run it."""
-        start = observation.start
-        with self._answering(observation, limited=start.parallel in ("auto", "outline")) as slots:
-            prepared = await self._prepare(start, observation, slots)
-            runner = self._runner(prepared, start, observation, slots, emit)
+        async with self._prepared(observation) as prepared:
+            runner = Runner(prepared, emit)
             observation.partial = runner.partial
             observation.generation = await runner.run()
             return observation.generation
 
-    @contextmanager
-    def _answering(self, observation: Observation, *, limited: bool) -> Generator[AnswerSlots]:
-        """The slots of one answer, while its observers watch; an error has at least an empty `partial`.
+    @asynccontextmanager
+    async def _prepared(self, observation: Observation, plan: Plan | None = None) -> AsyncGenerator[Prepared]:
+        """An answer, or a plan, that is ready to be decoded, while its observers watch.
 
-        `limited` is True if the load limits its width.
+        An error has at least an empty `partial`.
         """
+        # The load limits neither the width of a plan nor of an answer that asks for a width.
+        limited = plan is None and observation.start.parallel in ("auto", "outline")
         try:
             with observation:
                 self._check_loop()
                 with self._admission.answer(limited=limited) as slots:
-                    yield slots
+                    yield await self._prepare(observation, slots, plan)
         except PastaError as error:
             if error.partial is None:
                 error.partial = Generation.empty()
             raise
 
-    async def _prepare(
-        self, start: AnswerStart, observation: Observation, slots: AnswerSlots, *, tagged: bool = False
-    ) -> _Prepared:
-        """Reach the model, encode the prompt, and decide whether tags are used.
-
-        `tagged` is True for a plan with tags, whose form does not depend on the load.
-        """
+    async def _prepare(self, observation: Observation, slots: AnswerSlots, plan: Plan | None) -> Prepared:
+        """Reach the model, encode the prompt, and decide whether tags are used."""
+        start = observation.start
         limits = start.limits
         messages, ids = read_prompt(start.prompt)
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
-        async with self._time_limit(limits):
-            model = await self._connected(limits)
+        async with time_limit(self._clock, deadline, limits.timeout, "connecting and encoding"):
+            model = await with_retries(self._backend.connect, limits.retries, self._clock)
             observation.begin(model)
             began = self._clock.time()
-            tags = None if start.baseline and not tagged else model.tags
+            # A plan with tags has them whatever the load.
+            is_tagged = plan is not None and plan.in_rounds() is not None
+            tags = None if start.baseline and not is_tagged else model.tags
             notes = _notes(model, start)
             check_ids(ids, model.vocab_size)
             if messages:
@@ -419,62 +317,30 @@ class Client:
             if (
                 tags
                 and messages
-                and not tagged
+                and plan is None
                 and start.sampling.seed is None
                 and (crowd := await slots.crowded())
             ):
                 plain_ids = await _encode(messages, model, start, plain=True)
-                if (
-                    plain_ids != ids
-                ):  # else the chat template has no such switch, so tags would be written anyway
+                # Where they are equal, the chat template has no such switch: tags would be written anyway.
+                if plain_ids != ids:
                     ids = plain_ids
                     tags = None
                     notes = (*notes, f"answered without tags: {crowd}")
         check_length(ids, model, limits)
-        return _Prepared(model, ids, tags, notes, began, deadline)
-
-    def _runner(
-        self,
-        prepared: _Prepared,
-        start: AnswerStart,
-        observation: Observation,
-        slots: AnswerSlots,
-        emit: Emit | None,
-    ) -> Runner:
-        """The runner of a prepared answer."""
-        end = prepared.model.tokenizer.decode(prepared.ids[-_END:])
-        machine = Machine(
-            prepared.model,
-            prepared.tags,
-            start,
-            prompt=prepared.ids,
-            thinking=end.rstrip().endswith(THINK_OPEN),
-            listen=emit is not None,
-            notes=prepared.notes,
-        )
-        return Runner(
-            self._backend,
-            machine,
-            slots=slots,
+        return Prepared(
+            backend=self._backend,
             clock=self._clock,
-            began=prepared.began,
-            deadline=prepared.deadline,
-            emit=emit,
+            start=start,
             observer=observation,
+            slots=slots,
+            model=model,
+            prompt=tuple(ids),
+            tags=tags,
+            notes=notes,
+            began=began,
+            deadline=deadline,
         )
-
-    @asynccontextmanager
-    async def _time_limit(self, limits: Limits) -> AsyncGenerator[None]:
-        """Limit the time of connecting and encoding."""
-        try:
-            async with time_limit(self._clock, limits.timeout):
-                yield
-        except TimeoutError as error:
-            if isinstance(error, PastaError) or limits.timeout is None:
-                raise
-            raise GenerationTimeoutError(
-                f"connecting and encoding took longer than Limits.timeout = {limits.timeout:g} s"
-            ) from error
 
 
 async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart, *, plain: bool) -> list[int]:
@@ -522,18 +388,7 @@ def _validated(filled: Filled[dict[str, Any]], form: type[BaseModel]) -> Filled[
     return Filled(value=value, text=filled.text, closed=filled.closed, generation=filled.generation)
 
 
-def _check_parts(clock: object, observers: object) -> None:
-    if not isinstance(clock, Clock):
-        raise InvalidRequestError(f"clock needs to be a `Clock`; got {clock!r:.80}")
-    # A value that is no sequence is refused as a sequence with a wrong item is.
-    items = cast("Sequence[object]", observers) if isinstance(observers, Sequence) else [None]
-    if not all(isinstance(item, Observer) for item in items):
-        raise InvalidRequestError(f"observers need to be a list of `Observer`s; got {observers!r:.80}")
-
-
-def _open(
-    backend: object, settings: Settings, limits: Limits, options: BackendOptions
-) -> tuple[Backend, bool]:
+def _open(backend: object, settings: Settings, options: BackendOptions) -> tuple[Backend, bool]:
     """The backend, and True if it was opened here and so has to be closed here."""
     if backend is not None and not isinstance(backend, str):
         if not isinstance(backend, Backend):
@@ -559,20 +414,18 @@ def _notes(model: Model, start: AnswerStart) -> tuple[str, ...]:
     return notes
 
 
-@listing_options
 async def generate(
     prompt: Prompt,
     *,
     backend: str | Backend | None = None,
-    api_key: str | None = None,
     **options: Unpack[AnswerOptions],
 ) -> Generation:
     """Answer one prompt on a client of its own; for more than one, keep a `Client`.
 
-    `backend` and `api_key` (None: `PASTA_API_KEY`) are for the client, the others for
-    `Client.generate`, which describes them, the errors, and what cancelling does.
+    `backend` is for the client, the others for `Client.generate`, which describes them, the errors, and what
+    cancelling does.
     """
-    async with _short_lived(backend, api_key) as client:
+    async with Client(backend) as client:
         return await client.generate(prompt, **options)
 
 
@@ -582,7 +435,6 @@ async def fill(
     form: type[_M],
     *,
     backend: str | Backend | None = None,
-    api_key: str | None = None,
     instruct: bool = True,
     **options: Unpack[FillOptions],
 ) -> Filled[_M]: ...
@@ -592,7 +444,6 @@ async def fill(
     form: Schema | Plan,
     *,
     backend: str | Backend | None = None,
-    api_key: str | None = None,
     instruct: bool = True,
     **options: Unpack[FillOptions],
 ) -> Filled[dict[str, Any]]: ...
@@ -601,35 +452,28 @@ async def fill(
     form: PlanForm,
     *,
     backend: str | Backend | None = None,
-    api_key: str | None = None,
     instruct: bool = True,
     **options: Unpack[FillOptions],
 ) -> Filled[Any]:
     """Fill one form on a client of its own; for more than one, keep a `Client`.
 
-    `backend` and `api_key` (None: `PASTA_API_KEY`) are for the client, the others for `Client.fill`, which
-    describes them, the errors, and what cancelling does.
+    `backend` is for the client, the others for `Client.fill`, which describes them, the errors, and what
+    cancelling does.
     """
-    async with _short_lived(backend, api_key) as client:
+    async with Client(backend) as client:
         return await client.fill(prompt, form, instruct=instruct, **options)
 
 
-@listing_options
 @asynccontextmanager
 async def stream(
     prompt: Prompt,
     *,
     backend: str | Backend | None = None,
-    api_key: str | None = None,
     **options: Unpack[AnswerOptions],
 ) -> AsyncGenerator[AnswerStream]:
     """Watch one answer on a client of its own: `async with pasta_async.stream(...) as s`.
 
     `generate` describes the arguments. Leaving the block ends the answer with all its requests.
     """
-    async with _short_lived(backend, api_key) as client, client.stream(prompt, **options) as answer:
+    async with Client(backend) as client, client.stream(prompt, **options) as answer:
         yield answer
-
-
-def _short_lived(backend: str | Backend | None, api_key: str | None) -> Client:
-    return Client(backend) if api_key is None else Client(backend, api_key=api_key)

@@ -13,6 +13,8 @@ from typing import Protocol, runtime_checkable
 
 from anyio import CancelScope
 
+from pasta_async.errors import GenerationTimeoutError
+
 
 @runtime_checkable
 class Clock(Protocol):
@@ -47,31 +49,43 @@ REAL_CLOCK: Clock = RealClock()
 
 
 @asynccontextmanager
-async def time_limit(clock: Clock, seconds: float | None) -> AsyncGenerator[None]:
-    """Limit the block to so many seconds of a clock, as `asyncio.timeout` does by the loop's time.
+async def time_limit(
+    clock: Clock, deadline: float | None, seconds: float | None, work: str
+) -> AsyncGenerator[None]:
+    """Limit the block to a moment of a clock, as `asyncio.timeout_at` does by the loop's time.
 
-    None is no limit.
+    Args:
+        clock: Measures the time.
+        deadline: The moment; None is no limit.
+        seconds: `Limits.timeout`, for the error.
+        work: The name of the block's work, for the error.
 
     Raises:
-        TimeoutError: It took longer, and was cancelled.
+        GenerationTimeoutError: It took longer, and was cancelled.
     """
-    if seconds is None:
+    if deadline is None:
         yield
         return
-    async with asyncio.timeout(None) as limit:
+    limit = asyncio.timeout(None)
+    try:
+        async with limit:
 
-        async def alarm() -> None:
-            await clock.sleep(seconds)
-            # The time is up: asyncio's own time-out now cancels the block. It can tell that from a
-            # cancellation from outside.
-            limit.reschedule(asyncio.get_running_loop().time())
+            async def alarm() -> None:
+                await clock.sleep(deadline - clock.time())
+                # The time is up: asyncio's own time-out now cancels the block. It can tell that from a
+                # cancellation from outside.
+                limit.reschedule(asyncio.get_running_loop().time())
 
-        task = asyncio.create_task(alarm())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+            task = asyncio.create_task(alarm())
+            try:
+                yield
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
+    except TimeoutError as error:
+        if not limit.expired():  # the block's own
+            raise
+        raise GenerationTimeoutError(f"{work} took longer than Limits.timeout = {seconds:g} s") from error
 
 
 async def wait_out(

@@ -5,10 +5,9 @@ A bad value raises an `InvalidRequestError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, signature
+from collections.abc import Mapping, Sequence
 from reprlib import Repr
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypedDict
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -196,24 +195,6 @@ class AnswerOptions(FillOptions, total=False):
     whole_chunks: bool
     """Ask a server for each chunk in one piece: less CPU time here (docs/results.md), but a chunk is known
     only when it is done, so a partial answer lacks the chunks under way. Default: False."""
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_NOT_NONE = {"baseline": False, "parallel": "auto", "whole_chunks": False}
-"""Options of an answer that are not None where they are left out."""
-
-
-def listing_options(function: _Function) -> _Function:
-    """Make the signature of a function with `**options` list `AnswerOptions`, for `help` and completion."""
-    declared = signature(function)
-    *first, _ = declared.parameters.values()
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=_NOT_NONE.get(name), annotation=hint.__forward_arg__)
-        for name, hint in AnswerOptions.__annotations__.items()
-    ]
-    vars(function)["__signature__"] = declared.replace(parameters=[*first, *options])
-    return function
 
 
 class Settings(Limits, BaseSettings):

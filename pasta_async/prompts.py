@@ -76,13 +76,6 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
             )
 
 
-def check_text(text: object) -> None:
-    """Refuse, by an `InvalidRequestError`, a value that is no text, or that cannot be sent in UTF-8."""
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"the text is a string, not {shortened(text)}")
-    check_json(text, "the text")
-
-
 def check_json(value: object, name: str) -> None:
     """Refuse, by an `InvalidRequestError`, a value that cannot be sent as JSON in UTF-8."""
     try:

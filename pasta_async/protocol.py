@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 Message = Mapping[str, Any]
-"""A chat message: ``{"role": ..., "content": ...}``, both text. Further fields (``name``,
-``reasoning_content``, ``tool_calls``, ...) and a content of several parts are left to the chat template."""
+"""A chat message: ``{"role": ..., "content": ...}``, both text; a content of several text parts is joined.
+Further fields (``name``, ``reasoning_content``, ``tool_calls``, ...) are left to the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Backend(Protocol):
     """A source of tokens. Every coroutine may be cancelled at any await."""
 
     async def connect(self) -> Model:
-        """Load or reach the model, once; later calls return the same.
+        """Load or reach the model, once; later calls, and calls that come meanwhile, return the same.
 
         Raises:
             BackendError: It cannot be used; the message says what to do.

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from pasta_async.clock import wait_out
-from pasta_async.errors import InvalidStateError, PastaError
-from pasta_async.events import Emit, Event, TextDelta
+from pasta_async.errors import InvalidStateError
+from pasta_async.events import Event, TextDelta
 from pasta_async.observers import Observation
 from pasta_async.results import Generation
 
@@ -44,7 +44,6 @@ class ResultStream(Generic[_E, _R]):
         self._result: _R | None = None
         self._last: Generation | None = None  # the answer as it was when the block was left
         self._task: asyncio.Task[_R] | None = None
-        self._left = False  # the block was left
 
     async def __aenter__(self) -> Self:
         """Start the answer."""
@@ -60,7 +59,6 @@ class ResultStream(Generic[_E, _R]):
         That is so even if it is cancelled meanwhile.
         """
         cancelled: asyncio.CancelledError | None = None
-        self._left = True
         if self._task:
             self._task.cancel()
             cancelled = await wait_out(self._task.done, partial(asyncio.wait, [self._task]))
@@ -121,10 +119,6 @@ class ResultStream(Generic[_E, _R]):
             if self._task.done():
                 if not self._task.cancelled():
                     self._result = self._task.result()
-                elif not self._left:
-                    error = PastaError("the answer's task was cancelled, and not by whoever reads the stream")
-                    error.partial = self.partial
-                    raise error
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
@@ -132,11 +126,6 @@ class ResultStream(Generic[_E, _R]):
 
 class AnswerStream(ResultStream[Event, Generation]):
     """The events of one answer. Made by `Client.stream`."""
-
-    def __init__(
-        self, run: Callable[[Emit], Coroutine[Any, Any, Generation]], observation: Observation
-    ) -> None:
-        super().__init__(run, observation)
 
     async def text_deltas(self) -> AsyncIterator[str]:
         """The visible text in document order, piece by piece. Other events are passed over."""

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pasta_async.lang.document import TAG_TOKENS
-
 _MAX_TOPIC = 12  # tokens, which 99% of pasta-smol's topics have at most
 _MAX_ESTIMATE = 4  # tokens: digits
 _DELIMITERS = frozenset(b'\n:;{}<>*"')
@@ -29,10 +27,6 @@ class TagIds(NamedTuple):
     open_async: int
     close_async: int
     sync: int
-
-    def written(self, token: int) -> str:
-        """The written form of a tag id (ValueError if it is none)."""
-        return TAG_TOKENS[self.index(token)]
 
     @property
     def ends_of_chunk(self) -> tuple[int, ...]:

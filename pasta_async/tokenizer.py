@@ -12,10 +12,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,7 +26,7 @@ from pasta_async.errors import InvalidRequestError, PromptTooLongError, Unsuppor
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.lang.views import Segment
 from pasta_async.tag_tokens import TagIds
-from pasta_async.tokenizer_files import TokenizerFiles, read_object
+from pasta_async.tokenizer_files import TokenizerFiles
 
 if TYPE_CHECKING:
     import tokenizers
@@ -101,7 +100,8 @@ class Tokenizer:
         ids = {text: i for i, text in self._added.items()}
         has_tags = ids.keys() >= set(TAG_TOKENS)
         self.tags: TagIds | None = TagIds(*(ids[tag] for tag in TAG_TOKENS)) if has_tags else None
-        self.vocab_size: int = 1 + max([-1, *_ids(tokenizer["model"]["vocab"]).values(), *self._added_ids()])
+        added_ids = [token for text in ids if (token := self._full.token_to_id(text)) is not None]
+        self.vocab_size: int = 1 + max([-1, *_ids(tokenizer["model"]["vocab"]).values(), *added_ids])
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -112,25 +112,16 @@ class Tokenizer:
                 `generation_config.json` and `config.json` are read where they lie beside it.
 
         Raises:
-            UnsupportedModelError: `tokenizer.json` is missing, a file is malformed, the kind of tokenizer is
-                not supported, or an end-of-text id is outside of the vocabulary.
+            UnsupportedModelError: `tokenizer.json` is missing, a file is malformed, or the kind of tokenizer
+                is not supported.
         """
         path = Path(path)
         folder = path.parent if path.is_file() else path
         files = TokenizerFiles.read(folder)
         try:
-            tokenizer = cls.from_json(*files)
+            return cls.from_json(*files)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{folder / 'tokenizer.json'}: {error}") from error
-        rows = (read_object(folder / "config.json") or {}).get("vocab_size")
-        size = max(tokenizer.vocab_size, rows if isinstance(rows, int) else 0)
-        for end in files.end_ids:
-            if end >= size:
-                raise UnsupportedModelError(
-                    f"{folder}: eos_token_id {end} is outside of the vocabulary of {size} tokens; correct it "
-                    "in generation_config.json and config.json"
-                )
-        return tokenizer
 
     @classmethod
     def from_json(
@@ -195,10 +186,13 @@ class Tokenizer:
             self._check_text(text, limit)
         # Every command in the texts is marked before the template joins them with its own commands.
         marker = _unused_character([*texts, self._template_source])
-        marked = [self._mark_message(message, marker) for message in messages]
+        marked = [
+            {**self._mark(message, marker), "role": self._checked_name(message["role"])}
+            for message in messages
+        ]
         if self._template is None:
             text = marked[0].get("content")
-            if len(marked) > 1 or marked[0].get("role") != "user" or not isinstance(text, str):
+            if len(marked) > 1 or marked[0]["role"] != "user" or not isinstance(text, str):
                 raise InvalidRequestError(
                     "this model has no chat template: give it one user message, or text"
                 )
@@ -241,10 +235,6 @@ class Tokenizer:
             added = self._added.get(token)
             self._bytes[token] = added.encode() if added is not None else self._read_piece(piece or "")
         return self._bytes[token]
-
-    def detokenizer(self) -> Detokenizer:
-        """A detokenizer for the ids of one thread."""
-        return Detokenizer(self)
 
     def _check_text(self, text: str, limit: int | None) -> None:
         try:
@@ -294,16 +284,12 @@ class Tokenizer:
             begin = following
         return ids + _token_ids(self._full, text[encoded:])
 
-    def _places(self, text: str) -> list[int]:
-        """The places behind the first character of every command in a text."""
-        # A template may write a value as JSON, in quotes, and a quote is the first or last character of some
-        # tags. The quote in front also makes each match's start the place behind its first character.
-        return [match.start() for match in self._command_start.finditer(f'"{text}"')]
-
     def _mark(self, value: Any, marker: str) -> Any:
         """A copy of a JSON value with the marker behind the first character of every command in its texts."""
         if isinstance(value, str):
-            return _insert(marker, value, self._places(value))
+            # A template may write a value as JSON, in quotes, and a quote is the first or last character of
+            # some tags.
+            return self._command_start.sub(rf"\g<0>{marker}", f'"{value}"')[1:-1]
         if isinstance(value, Mapping):
             fields = cast("Mapping[Any, Any]", value)
             return {self._checked_name(key): self._mark(field, marker) for key, field in fields.items()}
@@ -311,34 +297,13 @@ class Tokenizer:
             return [self._mark(item, marker) for item in cast("Sequence[Any]", value)]
         return value
 
-    def _mark_message(self, message: Mapping[str, Any], marker: str) -> dict[str, Any]:
-        marked = {**self._mark(message, marker), "role": self._checked_name(message["role"])}
-        if not isinstance(marked.get("content"), list):
-            return marked
-        # A template may write the texts of several parts side by side: a command that they spell together is
-        # marked as well, in the part that has the place behind its first character.
-        together = self._places("".join(part["text"] for part in message["content"] if _is_text_part(part)))
-        begin = 0
-        for part, copy in zip(message["content"], marked["content"], strict=True):
-            if _is_text_part(part):
-                end = begin + len(part["text"])
-                in_part = together[bisect_left(together, begin) : bisect_right(together, end)]
-                places = {*self._places(part["text"]), *(place - begin for place in in_part)}
-                copy["text"] = _insert(marker, part["text"], places)
-                begin = end
-        return marked
-
     def _checked_name(self, name: Any) -> Any:
         # A plain word is harmless, even where the tokenizer was taught it as a special token.
-        if isinstance(name, str) and not name.isidentifier() and self._places(name):
+        if isinstance(name, str) and not name.isidentifier() and self._command_start.search(f'"{name}"'):
             raise InvalidRequestError(
                 f"{name!r:.80} spells a command of the model, so it cannot be a role or a name"
             )
         return name
-
-    def _added_ids(self) -> list[int]:
-        ids = map(self._full.token_to_id, self._added.values())
-        return [token for token in ids if token is not None]
 
     def _opening(self) -> list[int]:
         """Ids that the tokenizer puts in front of every text: a beginning-of-text token, if any."""
@@ -413,8 +378,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     for i, message in enumerate(messages):
         content: Any = message.get("content")
         calls_tools = content is None and len(message) > 2  # a call of a tool needs no text
-        if not (isinstance(content, str | list) or calls_tools) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"message {i} needs a role, and a content: text, or a list of parts")
+        if not (isinstance(content, str) or calls_tools) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"message {i} needs a role and a content, both text")
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -438,14 +403,6 @@ def texts_in(value: Any) -> Iterator[str]:
 def _unused_character(texts: Iterable[str]) -> str:
     used = set[str]().union(*texts)
     return next(character for character in map(chr, _PRIVATE) if character not in used)
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and isinstance(cast("Mapping[str, Any]", part).get("text"), str)
-
-
-def _insert(marker: str, text: str, places: Iterable[int]) -> str:
-    return marker.join(text[begin:end] for begin, end in pairwise([0, *sorted(places), len(text)]))
 
 
 def _by_first_character(words: Iterable[str]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from pasta_async import events as ev
 from pasta_async import lang
 from pasta_async.errors import PastaError
 from pasta_async.interpreter.outline import Head, ItemParser, OutlineParser
-from pasta_async.interpreter.reading import Reader, ReasoningRead
+from pasta_async.interpreter.reading import THINK_OPEN, Reader, ReasoningRead
 from pasta_async.interpreter.state import Thread, TokenBudget
 from pasta_async.interpreter.transcript import Lane, Transcript, Visible, diagnostics_since
 from pasta_async.observers import AnswerStart
@@ -25,13 +25,16 @@ from pasta_async.tag_tokens import TagGrammar, TagIds
 _OMITTED = " ..."
 """Text that main sees in the place of an item. A model that sees heads alone never ends its list."""
 
+_PROMPT_END = 8
+"""Number of ids at the end of a prompt that are read to see whether it opens a thinking block."""
+
 
 class Machine:
     """One answer: its threads, the text that they have written, and the requests that are needed next.
 
     Without `tags` nothing is read as a tag; if an outline is asked for, the heads of lists are promises.
-    `prompt` stands in front of every context. `thinking` is True if the answer begins inside a thinking
-    block, `listen` if `events` are read.
+    `prompt` stands in front of every context, and may open a thinking block. `listen` is True if `events` are
+    read.
     """
 
     def __init__(
@@ -41,7 +44,6 @@ class Machine:
         start: AnswerStart,
         *,
         prompt: Sequence[int] = (),
-        thinking: bool = False,
         listen: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
@@ -58,6 +60,7 @@ class Machine:
         self._visible = Visible(tuple(start.sampling.stop), start.sampling.max_tokens)
         is_outline = tags is None and start.parallel == "outline" and not start.baseline
         make_parser = OutlineParser if is_outline else None
+        thinking = model.tokenizer.decode(prompt[-_PROMPT_END:]).rstrip().endswith(THINK_OPEN)
         reader = Reader(model.tokenizer, tags, main=True, thinking=thinking, make_parser=make_parser)
         self.main: Thread = Thread(0, reader, opened=0.0)
         self.outline: OutlineParser | None = (

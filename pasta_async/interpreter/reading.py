@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 from pasta_async.interpreter.outline import ItemParser, OutlineParser
 from pasta_async.lang import TAG_TOKENS, ChunkParser, MainParser, Reading, ThreadParser
 from pasta_async.tag_tokens import TagIds
-from pasta_async.tokenizer import Tokenizer
+from pasta_async.tokenizer import Detokenizer, Tokenizer
 
 THINK_OPEN = "<think>"
 _THINK_CLOSE = "</think>"
@@ -94,7 +94,7 @@ class Reader:
     ) -> None:
         self._arguments = (tokenizer, tags, main, thinking, make_parser)
         self._tags = dict(zip(tags or (), TAG_TOKENS, strict=False))
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = Detokenizer(tokenizer)
         self._thinking = ThinkingFilter(inside=thinking) if main else None
         make_parser = make_parser or (MainParser if main else ChunkParser)
         self.parser: ThreadParser = make_parser()

@@ -11,31 +11,52 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from pasta_async.clock import Clock
-from pasta_async.errors import (
-    BackendError,
-    BackendProtocolError,
-    GenerationTimeoutError,
-    PastaError,
-    ThreadFailedError,
-)
+from pasta_async.clock import Clock, time_limit
+from pasta_async.errors import BackendError, BackendProtocolError, PastaError, ThreadFailedError
 from pasta_async.events import Emit
 from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.retry import retry_delay
-from pasta_async.observers import AnswerObserver
-from pasta_async.options import Limits
-from pasta_async.protocol import Backend, DecodeRequest
+from pasta_async.observers import AnswerObserver, AnswerStart
+from pasta_async.protocol import Backend, DecodeRequest, Model
 from pasta_async.results import FinishReason, Generation
+from pasta_async.tag_tokens import TagIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An answer, or a plan, that is ready to be decoded: its backend is connected, its prompt encoded."""
+
+    backend: Backend
+    clock: Clock
+    start: AnswerStart
+    observer: AnswerObserver
+    slots: AnswerSlots
+    model: Model
+    prompt: tuple[int, ...]
+    """Ids of the prompt."""
+    tags: TagIds | None
+    """Ids of the tags that are read; None for an answer without tags."""
+    notes: tuple[str, ...]
+    began: float
+    """The clock's time when the model was connected."""
+    deadline: float | None
+    """The clock's time at which it has to be done."""
+
+    def now(self) -> float:
+        """Seconds since it began."""
+        return self.clock.time() - self.began
+
+    def turns(self) -> asyncio.Semaphore:
+        """The turns to decode that its threads share."""
+        return asyncio.Semaphore(1 if self.start.parallel == "never" else self.start.limits.max_threads)
 
 
 @asynccontextmanager
-async def limited_group(
-    group: asyncio.TaskGroup, clock: Clock, deadline: float | None, limits: Limits, work: str
-) -> AsyncGenerator[None]:
-    """A group of tasks with a deadline, a time of the clock; `work` names it in the error.
+async def limited_group(group: asyncio.TaskGroup, prepared: Prepared, work: str) -> AsyncGenerator[None]:
+    """A group of tasks that has to be done by the deadline; `work` names it in the error.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. That wins over an error.
@@ -44,38 +65,16 @@ async def limited_group(
     """
     caller = asyncio.current_task()
     cancellations = caller.cancelling() if caller else 0
+    timeout = prepared.start.limits.timeout
     try:
-        async with group:
-            # The alarm is a task of the group: when it raises, the group cancels the others.
-            alarm = None
-            if deadline is not None:
-                alarm = group.create_task(_alarm(clock, deadline, limits, work))
+        async with group, time_limit(prepared.clock, prepared.deadline, timeout, work):
             yield
-            if alarm:
-                await _silence(alarm)
     except BaseExceptionGroup as errors:
         # A cancellation that was requested since the group began came from outside.
         if caller and caller.cancelling() > cancellations:
             raise asyncio.CancelledError from None
         error: BaseException = errors.exceptions[0]
         raise error from error.__cause__
-
-
-async def _alarm(clock: Clock, deadline: float, limits: Limits, work: str) -> None:
-    await clock.sleep(deadline - clock.time())
-    raise GenerationTimeoutError(f"{work} took longer than Limits.timeout = {limits.timeout:g} s")
-
-
-async def _silence(alarm: asyncio.Task[None]) -> None:
-    """End the task that watches the time, before its group is left; raises the error it ended with.
-
-    Python 3.11: if a task fails while its TaskGroup exits, the parent stays marked as cancelled, as if the
-    cancellation had come from outside.
-    """
-    alarm.cancel()
-    await asyncio.wait([alarm])
-    if not alarm.cancelled():  # the time was up in this moment
-        alarm.result()
 
 
 def thread_seed(seed: int | None, thread: int | str) -> int | None:
@@ -87,35 +86,27 @@ def thread_seed(seed: int | None, thread: int | str) -> int | None:
 
 
 class Runner:
-    """Runs one answer, as the machine decides, on a backend that is connected.
+    """Runs one answer, as the machine decides.
 
-    `began` and `deadline` are times of the clock. `emit` receives events; it may wait, and then so does the
-    thread that emits them.
+    `emit` receives events; it may wait, and then so does the thread that emits them.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        machine: Machine,
-        *,
-        slots: AnswerSlots,
-        clock: Clock,
-        began: float,
-        deadline: float | None,
-        emit: Emit | None,
-        observer: AnswerObserver,
-    ) -> None:
-        self.machine = machine
-        self._backend = backend
-        self._start = machine.start
-        self._limits = machine.start.limits
-        self._slots = slots
-        self._clock = clock
-        self._began = began
-        self._deadline = deadline
+    def __init__(self, prepared: Prepared, emit: Emit | None) -> None:
+        self.machine = Machine(
+            prepared.model,
+            prepared.tags,
+            prepared.start,
+            prompt=prepared.prompt,
+            listen=emit is not None,
+            notes=prepared.notes,
+        )
+        self._prepared = prepared
+        self._start = prepared.start
+        self._slots = prepared.slots
+        self._clock = prepared.clock
+        self._observer = prepared.observer
         self._emit = emit
-        self._observer = observer
-        self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
+        self._turns = prepared.turns()
         self._slot_of: dict[int, Slot] = {}  # by the number of the thread that holds it
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -131,7 +122,7 @@ class Runner:
         Cancelling it ends every thread, aborts every open request and waits until that is done.
         """
         try:
-            async with limited_group(self._group, self._clock, self._deadline, self._limits, "the answer"):
+            async with limited_group(self._group, self._prepared, "the answer"):
                 self._begin(0)
                 await self._ended(0)
                 await self._settle()
@@ -142,18 +133,15 @@ class Runner:
 
     def partial(self) -> Generation:
         """The answer so far."""
-        return self.machine.transcript.generation(self._now())
+        return self.machine.transcript.generation(self._prepared.now())
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
         if self._slots.trouble:
             self.machine.transcript.notes += (self._slots.trouble,)
-        generation = self.machine.finish(finish_reason, self._now())
+        generation = self.machine.finish(finish_reason, self._prepared.now())
         if wait := self._hand_on():
             await wait
         return generation
-
-    def _now(self) -> float:
-        return self._clock.time() - self._began
 
     # Threads ----------------------------------------------------------------------------------------------
 
@@ -172,7 +160,7 @@ class Runner:
             await self._settle()
             if machine.main.state != "joining":
                 return  # a stop text in a chunk ended the answer
-            machine.join(self._now())
+            machine.join(self._prepared.now())
             await self._flush(0)
 
     async def _settle(self) -> None:
@@ -231,7 +219,7 @@ class Runner:
             except BackendError as error:
                 if not machine.wants(number):
                     return  # the thread is done, so the error of its aborted request does not matter
-                again = error.retryable and failures < self._limits.retries
+                again = error.retryable and failures < self._start.limits.retries
                 machine.fail(number, error, "retry" if again else "fail")
                 await self._flush(number)
                 if not again:
@@ -243,7 +231,7 @@ class Runner:
         """Send a request, feed its tokens to the machine, and keep its record, however it ends."""
         number = request.thread
         machine = self.machine
-        began = self._now()
+        began = self._prepared.now()
         machine.begin_request(number, len(request.ids), began)
         await self._flush(number)
         if headers := self._observer.request(request):
@@ -256,7 +244,7 @@ class Runner:
             self._observer.request_failed(request, error)
             raise
         finally:
-            machine.end_request(number, began, self._now(), finish_reason)
+            machine.end_request(number, began, self._prepared.now(), finish_reason)
 
     async def _request(self, number: int) -> DecodeRequest | None:
         """The next request of a thread; None when there is no room for one more token."""
@@ -264,7 +252,7 @@ class Runner:
         ids = machine.context(number)
         max_tokens = min(machine.allowance(number), machine.model.context_length - len(ids))
         if max_tokens < 1:
-            machine.exhaust(number, self._now())
+            machine.exhaust(number, self._prepared.now())
             await self._flush(number)
             return None
         return DecodeRequest(
@@ -285,10 +273,10 @@ class Runner:
         machine = self.machine
         number = request.thread
         finished = None
-        async with aclosing(self._backend.decode(request)) as pieces:
+        async with aclosing(self._prepared.backend.decode(request)) as pieces:
             async for piece in pieces:
                 finished = piece.finish_reason
-                over = machine.feed(number, piece, self._now())
+                over = machine.feed(number, piece, self._prepared.now())
                 if machine.dropped or machine.spawned:
                     self._drop_and_spawn()
                 if machine.events:

@@ -15,7 +15,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Generic
 
-from pasta_async.clock import Clock
 from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
@@ -24,13 +23,12 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.grammar import Grammar
-from pasta_async.interpreter.admission import AnswerSlots
 from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.retry import retry_delay
-from pasta_async.interpreter.runner import limited_group, thread_seed
+from pasta_async.interpreter.runner import Prepared, limited_group, thread_seed
 from pasta_async.lang.document import Document, Text
 from pasta_async.lang.views import Segment
-from pasta_async.observers import AnswerObserver, AnswerStart, Observation
+from pasta_async.observers import Observation
 from pasta_async.plans.events import (
     EmitFill,
     FieldDelta,
@@ -43,46 +41,28 @@ from pasta_async.plans.events import (
 )
 from pasta_async.plans.parts import HolePart, Layout, value_so_far
 from pasta_async.plans.plan import Hole, Plan
-from pasta_async.protocol import Backend, DecodeRequest, Model
+from pasta_async.protocol import DecodeRequest
 from pasta_async.results import FinishReason, Generation, RequestRecord, Span, ThreadRecord, Usage
 from pasta_async.streaming import ResultStream
 from pasta_async.tag_tokens import TagGrammar, TagIds
-from pasta_async.tokenizer import run_encoding
+from pasta_async.tokenizer import Detokenizer, run_encoding
 
 
 class PlanRun:
-    """Fills one plan, on a backend that is connected. `began` and `deadline` are times of the clock."""
+    """Fills one plan. `emit` receives events; it may wait, and then so does the hole that emits them."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        plan: Plan,
-        *,
-        model: Model,
-        prompt: Sequence[int],
-        start: AnswerStart,
-        notes: tuple[str, ...],
-        slots: AnswerSlots,
-        clock: Clock,
-        began: float,
-        deadline: float | None,
-        emit: EmitFill | None,
-        observer: AnswerObserver,
-    ) -> None:
-        self._backend = backend
+    def __init__(self, prepared: Prepared, plan: Plan, emit: EmitFill | None) -> None:
+        model = prepared.model
+        self._prepared = prepared
         self._plan = plan
         self._model = model
-        self._prompt = tuple(prompt)
-        self._start = start
-        self._notes = notes
-        self._slots = slots
-        self._clock = clock
-        self._began = began
-        self._deadline = deadline
+        self._prompt = prepared.prompt
+        self._start = prepared.start
+        self._clock = prepared.clock
+        self._observer = prepared.observer
         self._emit = emit
-        self._observer = observer
         self._layout = Layout(plan, "lark" if "lark" in model.grammars else "json_schema")
-        self._turns = asyncio.Semaphore(1 if start.parallel == "never" else start.limits.max_threads)
+        self._turns = prepared.turns()
         self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[HolePart] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
@@ -99,9 +79,8 @@ class PlanRun:
 
         Cancelling it ends every hole, aborts every open request and waits until that is done.
         """
-        limits = self._start.limits
         try:
-            async with limited_group(self._group, self._clock, self._deadline, limits, "the plan"):
+            async with limited_group(self._group, self._prepared, "the plan"):
                 top = [hole for hole in self._plan.holes if hole.list_of is None]
                 await asyncio.wait([self._group.create_task(self._top_hole(hole)) for hole in top])
         except PastaError as error:
@@ -119,7 +98,7 @@ class PlanRun:
             chains[part.path] = part.tokens + max(seen, default=0)
         requests = [request for part in self._parts for request in part.requests]
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
-        now = self._now()
+        now = self._prepared.now()
         return Generation(
             text=text,
             document=self._layout.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
@@ -139,7 +118,7 @@ class PlanRun:
                 if part.started is not None
             ),
             width="full",
-            notes=self._notes,
+            notes=self._prepared.notes,
         )
 
     @property
@@ -177,16 +156,13 @@ class PlanRun:
         generation = self.partial("length" if closed else "stop")
         return Filled(value=value, text=text, closed=tuple(closed), generation=generation)
 
-    def _now(self) -> float:
-        return self._clock.time() - self._began
-
     # Order ------------------------------------------------------------------------------------------------
 
     def _part(self, hole: Hole, item: int | None = None) -> HolePart:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
         # Promises are numbered from 1, since 0 is main.
         number = len(self._parts) + (1 if self._plan.is_tagged else 0)
-        part = HolePart(number, hole, name, item, start=self._layout.start(hole), opened=self._now())
+        part = HolePart(number, hole, name, item, start=self._layout.start(hole), opened=self._prepared.now())
         self._parts.append(part)
         return part
 
@@ -269,7 +245,7 @@ class PlanRun:
         """Hold one of the answer's turns, and a slot of the client, while a part is decoded."""
         self._observer.turn(part.number, "waiting")
         try:
-            async with self._turns, self._slots.thread():
+            async with self._turns, self._prepared.slots.thread():
                 self._observer.turn(part.number, "decoding")
                 await self._exchange(part, request, leading)
         finally:
@@ -311,13 +287,13 @@ class PlanRun:
         """Send a part's request, decode its output, and keep its record, however it ends."""
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
-        part.started = self._now() if part.started is None else part.started
+        part.started = self._prepared.now() if part.started is None else part.started
         part.requests.append(
             RequestRecord(prompt_tokens=len(request.ids), cached_tokens=None, completion_tokens=0)
         )
         part.tokens = 0
         part.finish_reason = "abort"
-        await self._hand_on(FieldStarted(part.path, part.number, self._now()))
+        await self._hand_on(FieldStarted(part.path, part.number, self._prepared.now()))
         try:
             await self._decode(part, request, leading)
         except BackendError as error:
@@ -325,18 +301,18 @@ class PlanRun:
             self._observer.request_failed(request, error)
             raise
         finally:
-            part.ended = self._now()
+            part.ended = self._prepared.now()
             _update(part, finish_reason=part.finish_reason)
 
     async def _decode(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
-        detokenizer = self._model.tokenizer.detokenizer()
+        detokenizer = Detokenizer(self._model.tokenizer)
         ends = {*self._model.end_ids, *request.stop_ids}
         finished: FinishReason | None = None
         is_ended = False
-        async with aclosing(self._backend.decode(request)) as pieces:
+        async with aclosing(self._prepared.backend.decode(request)) as pieces:
             async for piece in pieces:
                 leading.set()
-                part.first_token = self._now() if part.first_token is None else part.first_token
+                part.first_token = self._prepared.now() if part.first_token is None else part.first_token
                 part.tokens += len(piece.ids)
                 _update(part, completion_tokens=part.tokens, cached_tokens=piece.cached_tokens)
                 new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
