@@ -35,36 +35,34 @@ def read_prompt(prompt: Prompt) -> tuple[list[Message], list[int]]:
         ids = cast("Sequence[int]", prompt)
         check_ids(ids, 2**31)
         return [], [*ids]
-    messages = [_message(index, item) for index, item in enumerate(cast("Sequence[object]", prompt))]
+    messages = [_message(index, item) for index, item in enumerate(cast("Sequence[Any]", prompt))]
     check_json(messages, "the prompt")
     if not any(str(message["content"] or "").strip() for message in messages):
         raise InvalidRequestError("the prompt is empty")
     return messages, []
 
 
-def _message(index: int, value: object) -> Message:
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"message {index} needs to be a mapping; got {shortened(value)}")
-    message = cast("dict[object, Any]", value)
-    if not {"role", "content"} <= message.keys():
-        raise InvalidRequestError(f"message {index} needs a role and a content; got {shortened(message)}")
-    if not isinstance(message["role"], str) or not isinstance(message["content"], str | list | None):
-        raise InvalidRequestError(f"message {index}: the role is a text, the content text or parts")
-    checked = cast("dict[str, Any]", message)
-    if not isinstance(message["content"], list):
-        return checked
-    parts = cast("list[object]", message["content"])
+def _message(index: int, given: object) -> Message:
+    message = cast("dict[str, Any]", given if isinstance(given, dict) else {})
+    content: Any = message.get("content", ...)
+    if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):
+        raise InvalidRequestError(
+            f"message {index} needs a role, and a content: text, or a list of texts; "
+            f"got {shortened(cast('Any', given))}"
+        )
+    if not isinstance(content, list):
+        return message
     texts: list[str] = []  # they are joined, since few chat templates take a list
+    parts = cast("list[Any]", content)
     for number, part in enumerate(parts):
-        fields = cast("dict[object, object]", part) if isinstance(part, dict) else {}
-        text = fields.get("text")
-        if fields.get("type", "text") != "text" or not isinstance(text, str):
+        fields = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+        if fields.get("type", "text") != "text" or not isinstance(text := fields.get("text"), str):
             raise InvalidRequestError(
                 f"message {index}: part {number} of its content is no text, and nothing else is supported; "
                 f"got {shortened(parts[number])}"
             )
         texts.append(text)
-    return {**checked, "content": "".join(texts)}
+    return {**message, "content": "".join(texts)}
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:

@@ -171,16 +171,15 @@ class Tokenizer:
         of fields reach the template as they are, so one that spells a command is refused.
 
         Args:
-            messages: Chat messages, with every field that the template knows.
+            messages: Chat messages, with every field that the template knows. Their contents are texts.
             template_kwargs: Further variables of the template.
             limit: Largest number of tokens that the model takes.
 
         Raises:
-            InvalidRequestError: A message is malformed, the template refuses them, or there is none and they
-                are more than one user message.
+            InvalidRequestError: A text is no valid Unicode, a role or name spells a command, the template
+                refuses the messages, or there is none and they are more than one user message.
             PromptTooLongError: They have far more tokens than `limit`. Only a beginning was encoded.
         """
-        _check_messages(messages)
         texts = [*texts_in((messages, template_kwargs))]
         for text in texts:
             self._check_text(text, limit)
@@ -370,16 +369,6 @@ def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
         if "added_tokens_decoder" in config:
             config["added_tokens_decoder"][str(entries[tag]["id"])] = form
     tokenizer["added_tokens"].sort(key=itemgetter("id"))
-
-
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    if not messages:
-        raise InvalidRequestError("there are no messages")
-    for i, message in enumerate(messages):
-        content: Any = message.get("content")
-        calls_tools = content is None and len(message) > 2  # a call of a tool needs no text
-        if not (isinstance(content, str) or calls_tools) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"message {i} needs a role and a content, both text")
 
 
 def texts_in(value: Any) -> Iterator[str]:
