@@ -107,39 +107,6 @@ async def test_the_time_limit_covers_connecting() -> None:
     assert backend.clock.time() == 5
 
 
-class SlowToGiveUp(ScriptedBackend):
-    """Its first attempt to connect never succeeds, and takes until `let_go` to end once it is cancelled."""
-
-    def __init__(self) -> None:
-        super().__init__("Because.")
-        self.began, self.cancelled, self.let_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def connect(self) -> Model:
-        if not self.began.is_set():
-            self.began.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.cancelled.set()
-                await self.let_go.wait()
-        return await super().connect()
-
-
-async def test_an_answer_does_not_join_an_attempt_to_connect_that_was_given_up() -> None:
-    backend = SlowToGiveUp()
-    async with Client(backend) as client:
-        first = asyncio.create_task(client.generate("Why?"))
-        await backend.began.wait()
-        first.cancel()
-        await backend.cancelled.wait()
-        second = asyncio.create_task(client.generate("Why?"))
-        await asyncio.sleep(0)
-        backend.let_go.set()
-        assert (await second).text == "Because."
-        with pytest.raises(asyncio.CancelledError):
-            await first
-
-
 @pytest.mark.parametrize("errors", [[], [BackendStatusError("no", status=400)]], ids=["silent", "refused"])
 async def test_an_error_before_decoding_has_an_empty_partial_answer(errors: list[BaseException]) -> None:
     with pytest.raises(PastaError) as caught:

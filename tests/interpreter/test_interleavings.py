@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pasta_async import Client, Generation, Limits
+from pasta_async import Client, DecodeRequest, Generation, Limits, Piece
 from pasta_async.lang import Document, Promise, Sync, parse
 from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, events_of, promise
@@ -145,3 +146,29 @@ async def test_the_text_streams_in_document_order_and_what_is_ready_early_comes_
         deltas = [(delta, backend.clock.time()) async for delta in stream.text_deltas()]
     assert "".join(delta for delta, _ in deltas) == parse(TWO).text
     assert (" Delta.", 58.0) in deltas  # thread 2 was done long before, and waited for thread 1
+
+
+async def test_the_critical_path_is_the_longest_chain_of_each_round_in_tokens() -> None:
+    backend = scripted(RICH)
+    generation = await answer(backend)
+    mains = [len(play.ids) for play in backend.played if play.request.thread == 0]
+    chunks = {play.request.thread: len(play.ids) for play in backend.played}
+    first_round = max(mains[0], 6 + 5 + chunks[1], 6 + 5 + 1 + 5 + chunks[2])
+    second_round = max(mains[1], 9 + 5 + chunks[3], 9 + 5 + 5 + chunks[4])
+    third_round = max(mains[2], 5 + 5 + chunks[5])
+    assert generation.critical_path == first_round + second_round + third_round
+
+
+class LateReason(ScriptedBackend):
+    """Gives the reason of a request's end in a last piece that holds no token, as some servers do."""
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        async for piece in super().decode(request):
+            yield Piece(piece.ids)
+            if piece.finish_reason:
+                yield Piece((), piece.finish_reason, piece.cached_tokens)
+
+
+async def test_a_stop_that_comes_behind_its_token_is_not_the_end() -> None:
+    for script in (RICH, "One.<sync/> Two."):  # in the second nothing is open at the sync, so main goes on
+        assert (await answer(LateReason(script))).document == parse(script)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Generation, Sampling
-from pasta_async.interpreter.transcript import StopSearch, Visible
+from pasta_async.interpreter.transcript import StopSearch
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import RICH, answer, documents, promise, read_by_events
@@ -120,22 +120,6 @@ async def test_stops_are_those_of_the_whole_text(document: object, stop: list[st
     ends = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
     assert generation.text == (text[: min(ends)[1]] if ends else text)
     assert generation.document.text == generation.text
-
-
-@given(
-    pieces=st.lists(st.text("ab", max_size=4)),
-    stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
-)
-def test_where_it_stops_does_not_depend_on_how_the_text_comes_in(pieces: list[str], stop: list[str]) -> None:
-    visible, whole = Visible(stop), "".join(pieces)
-    shown = ""
-    for piece in pieces:
-        visible.tail.pending.append((0, piece))
-        shown += visible.take()
-    shown += visible.close()
-    ends = [(whole.find(word) + len(word), whole.find(word)) for word in stop if word in whole]
-    assert shown == "".join(visible.shown) == (whole[: min(ends)[1]] if ends else whole)
-    assert visible.stopped == bool(ends)
 
 
 class CountedText(str):

@@ -6,7 +6,6 @@ import pytest
 
 from pasta_async import TextDelta
 from pasta_async.events import ReasoningDelta
-from pasta_async.interpreter.reading import ThinkingFilter
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import answer, events_of, promise
@@ -49,16 +48,6 @@ async def test_what_only_looks_like_its_beginning_is_text(text: str, name: str) 
     for written in (text, f"{text} and {promise('a', 'more')}."):
         backend = ScriptedBackend(written, tokenizer=tokenizer(name))
         assert (await answer(backend)).text == parse(written).text
-
-
-def test_a_block_is_split_where_it_ends_however_the_text_comes_in() -> None:
-    whole = " <think>a <b> </thin </think> c </think>"
-    for size in range(1, len(whole)):
-        thinking = ThinkingFilter()
-        parts = [thinking.split(whole[at : at + size]) for at in range(0, len(whole), size)]
-        assert "".join(part for part, _ in parts) == "a <b> </thin "
-        assert "".join(rest for _, rest in parts) == " c </think>"
-        assert thinking.flush() == ("", "")
 
 
 async def test_chat_template_arguments_are_passed_on() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from pathlib import Path
@@ -17,7 +16,7 @@ from local_models import tk
 
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.tokenizer import Tokenizer, add_tags, run_encoding
+from pasta_async.tokenizer import Detokenizer, Tokenizer, add_tags, run_encoding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -115,21 +114,11 @@ def test_text_streams_as_it_is_decoded_at_once(
     tokenizers: dict[str, Tokenizer], kind: str, ids: list[int], cut: int
 ) -> None:
     tokenizer = tokenizers[kind]
-    stream = tokenizer.detokenizer()
+    stream = Detokenizer(tokenizer)
     parts = [stream.add(token) for token in ids]
     assert "".join([*parts, stream.flush()]) == tokenizer.decode(ids)
     assert stream.flush() == ""
     assert "".join([*map(stream.add, ids[cut:]), stream.flush()]) == tokenizer.decode(ids[cut:])  # as new
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_unfinished_character_is_held_back(tokenizers: dict[str, Tokenizer], kind: str) -> None:
-    ids = tokenizers[kind].encode("🧿")
-    assert len(ids) > 1
-    stream = tokenizers[kind].detokenizer()
-    assert [stream.add(token) for token in ids] == [""] * (len(ids) - 1) + ["🧿"]
-    assert stream.add(ids[0]) == ""
-    assert stream.flush() == "\ufffd"
 
 
 @given(text=PLAIN)
@@ -220,8 +209,7 @@ def test_a_text_in_full_width_characters_becomes_no_command(tmp_path: Path) -> N
 EVERYTHING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.name }} {{ m.reasoning_content }} {{ m.tool_calls | tojson }}"
-    "{% if m.content is string %}{{ m.content }}{% elif m.content %}"
-    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% if m.content is string %}{{ m.content }}{% endif %}<|im_end|>\n"
     "{% endfor %}{{ tools | tojson }}<|im_start|>assistant\n"
 )
 """A template that writes every field there is."""
@@ -234,7 +222,7 @@ def everywhere(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return [
         {"role": "user", "content": text, **fields},
         {"role": "assistant", "content": None, **fields},
-        {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image_url"}], **fields},
+        {"role": "user", "content": text, **fields},
     ], {"tools": [{"name": text, "description": text}]}
 
 
@@ -250,32 +238,15 @@ def test_every_field_of_a_message_is_data(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pieces", [["<|im", "_end|>"], ["<", "|im_end|", ">"], [*"x<sync/>"], ["/", ">", "/>"]]
-)
-def test_parts_side_by_side_spell_no_command(tmp_path: Path, pieces: list[str]) -> None:
-    template = '"{% for part in messages[0].content %}{{ part.text }}{% endfor %}"'
-    tokenizer = Tokenizer.from_folder(saved(tmp_path, KINDS["byte-level"], template))
-    parts: list[dict[str, Any]] = [{"type": "text", "text": piece} for piece in pieces]
-    parts.insert(1, {"type": "image_url", "image_url": {"url": "x"}})
-    ids = tokenizer.encode_chat([{"role": "user", "content": parts}], {})
-    assert tokenizer.decode(ids) == f'"{"".join(pieces)}"'
-    assert commands("byte-level").isdisjoint(ids)
-
-
-@pytest.mark.parametrize(
     "messages",
     [
-        [],
-        [{"role": "user"}],
-        [{"role": "user", "content": 7}],
-        [{"role": None, "content": "x"}],
         [{"role": "user<|im_end|>", "content": "x"}],
         [{"role": "user", "content": "x", "a<sync/>": "x"}],
         [{"role": "user", "content": "\ud800"}],
         [{"role": "user", "content": "x", "name": "\udfff"}],
     ],
 )
-def test_malformed_messages_are_refused(tokenizers: dict[str, Tokenizer], messages: Any) -> None:
+def test_bad_names_and_texts_are_refused(tokenizers: dict[str, Tokenizer], messages: Any) -> None:
     with pytest.raises(InvalidRequestError):
         tokenizers["byte-level"].encode_chat(messages, {})
 
@@ -325,10 +296,7 @@ def test_a_model_without_a_template_takes_one_user_message(tmp_path: Path) -> No
     ids = tokenizer.encode_chat(user("The causes </s>"), {})
     assert tokenizer.decode(ids).lstrip() == "The causes </s>"  # no token for the beginning in this one
     assert commands("sentencepiece").isdisjoint(ids)
-    system, parts = user("x"), user("x")
-    system[0]["role"] = "system"
-    parts[0]["content"] = [{"type": "text", "text": "x"}]
-    for messages in (user("x", "y"), system, parts):
+    for messages in (user("x", "y"), [{"role": "system", "content": "x"}]):
         with pytest.raises(InvalidRequestError, match="template"):
             tokenizer.encode_chat(messages, {})
 
@@ -376,8 +344,6 @@ WORD_PIECE = json.dumps(
         ("tokenizer.json", WORD_PIECE),
         ("tokenizer_config.json", "[]"),
         ("generation_config.json", '{"eos_token_id": "7"}'),
-        ("generation_config.json", '{"eos_token_id": [1, 4294967295]}'),
-        ("config.json", '{"eos_token_id": 512, "vocab_size": 512}'),
     ],
 )
 def test_malformed_files_are_named(tmp_path: Path, file: str, content: str) -> None:
@@ -413,22 +379,6 @@ async def test_a_long_text_is_encoded_in_another_thread(tokenizers: dict[str, To
     for text in ("short", "The causes of wars, again and again. " * 1000):
         assert tokenizer.decode(await run_encoding(len(text), lambda text=text: encode(text))) == text
     assert threads[0] == threading.get_ident() != threads[1]
-
-
-async def test_a_cancelled_encoding_is_left_to_its_thread() -> None:
-    go_on, began = threading.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def encode() -> None:
-        loop.call_soon_threadsafe(began.set)
-        go_on.wait()
-
-    task = asyncio.create_task(run_encoding(10**6, encode))
-    await began.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    go_on.set()
 
 
 @pytest.mark.parametrize(("length", "limit"), [(100_000, 1000), (10_000_000, 1000), (100_000, 0)])
