@@ -1,4 +1,4 @@
-"""Clocks, which are passed in: the real time, or a virtual one for tests (`pasta_async.testing`).
+"""Clocks, which are passed in: the real time, or a virtual one for tests (`pasta_async.testing`); and waits.
 
 All waits in pasta_async (time-outs, retries, a scripted backend's latencies) are measured by a `Clock`.
 """

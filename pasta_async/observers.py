@@ -87,8 +87,8 @@ class Observation(AnswerObserver):
 
     Attributes:
         start: The options of the answer.
-        partial: Returns the answer so far.
-        generation: The answer, once it is done.
+        partial: Returns the answer so far; None before it is decoded.
+        generation: The answer once it is over, or the part of it that there is.
     """
 
     def __init__(self, observers: Sequence[Observer], start: AnswerStart) -> None:
@@ -107,11 +107,11 @@ class Observation(AnswerObserver):
         self._answers = _each(self._observers, lambda observer: observer.answer(start))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._observers:
-            if self._answers is None:
-                self.begin(None)
-            partial = self.partial() if error is not None and self.partial else None
-            self.ended(self.generation or partial, error)
+        if error is not None and self.partial:
+            self.generation = self.partial()
+        if self._answers is None:
+            self.begin(None)
+        self.ended(self.generation, error)
 
     def turn(self, thread: int, turn: Turn) -> None:
         """See `AnswerObserver`."""

@@ -18,15 +18,6 @@ Parallel = Literal["always", "auto", "never", "outline"]
 """The width of an answer: full whatever the load, by the load, one thread at a time, or by the load with an
 outline."""
 
-MIN_PENALTY = 0.01
-"""Smallest repetition penalty: logits that are divided by less could overflow."""
-
-MAX_STOPS = 64
-"""Largest number of stop texts of an answer."""
-
-MAX_STOP = 1000
-"""Largest number of characters in a stop text."""
-
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 80
 
@@ -79,8 +70,8 @@ if TYPE_CHECKING:
     StopTexts = str | Sequence[str]
 else:
     StopTexts = Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=MAX_STOP)], ...],
-        Field(max_length=MAX_STOPS),
+        tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...],
+        Field(max_length=64),
         BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop),
     ]
 
@@ -100,7 +91,8 @@ class Sampling(Options):
     """Keep the k likeliest tokens."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Keep tokens at least this likely, relative to the likeliest."""
-    repetition_penalty: float | None = Field(default=None, ge=MIN_PENALTY, le=2.0)
+    # Logits that are divided by less than 0.01 could overflow.
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=2.0)
     """Above 1, tokens that the context already holds get less likely: a positive logit is divided by it, a
     negative one multiplied (CTRL, arXiv 1909.05858). None: the value in the model's `generation_config.json`,
     on SGLang where the server was told (docs/backends.md); else 1, which changes nothing."""

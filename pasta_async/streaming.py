@@ -42,7 +42,6 @@ class ResultStream(Generic[_E, _R]):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._result: _R | None = None
-        self._last: Generation | None = None  # the answer as it was when the block was left
         self._task: asyncio.Task[_R] | None = None
 
     async def __aenter__(self) -> Self:
@@ -64,7 +63,6 @@ class ResultStream(Generic[_E, _R]):
             cancelled = await wait_out(self._task.done, partial(asyncio.wait, [self._task]))
             if not self._task.cancelled() and not self._task.exception():
                 self._result = self._task.result()
-        self._last = self.partial
         if cancelled:
             raise cancelled
 
@@ -95,9 +93,9 @@ class ResultStream(Generic[_E, _R]):
     @property
     def partial(self) -> Generation | None:
         """The answer so far, at any moment, also after leaving the block; None before it has begun."""
-        if done := self._observation.generation or self._last:
-            return done
-        return self._observation.partial() if self._observation.partial else None
+        if self._observation.generation or not self._observation.partial:
+            return self._observation.generation
+        return self._observation.partial()
 
     def _emit(self, events: list[_E]) -> Awaitable[None] | None:
         self._events += events

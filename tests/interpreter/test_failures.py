@@ -33,16 +33,6 @@ async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> Pas
     return caught.value
 
 
-@pytest.mark.parametrize("thread", range(6))
-async def test_a_request_is_sent_again_if_it_fails_before_its_first_token(thread: int) -> None:
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 0, retryable=True)])
-    generation = await answer(backend)
-    assert generation.text == parse(RICH).text
-    first, again = [play for play in backend.played if play.request.thread == thread][:2]
-    assert (first.finish_reason, again.request) == ("error", first.request)
-    assert not backend.aborted
-
-
 async def test_it_is_sent_again_so_often_and_no_more() -> None:
     fault = Fault(1, 0, retryable=True, times=3)
     assert (
