@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -141,11 +141,16 @@ class Client:
         observation = self._observed(prompt, options, streamed=True)
         return AnswerStream(partial(self._answer, observation), observation)
 
-    def _observed(self, prompt: Prompt, options: AnswerOptions, *, streamed: bool) -> Observation:
-        """An answer before it begins: its options, all checked but the prompt, and its observers."""
+    def _observed(
+        self, prompt: Prompt, options: AnswerOptions | FillOptions, *, streamed: bool, is_plan: bool = False
+    ) -> Observation:
+        """An answer or plan before it begins: its options, all checked but the prompt, and its observers."""
         given: dict[str, Any] = {**options}
-        if unknown := sorted(given.keys() - AnswerOptions.__optional_keys__):
-            raise InvalidRequestError(f"an answer has no option {unknown[0]!r}; see AnswerOptions")
+        allowed = FillOptions if is_plan else AnswerOptions
+        if unknown := sorted(given.keys() - allowed.__optional_keys__):
+            raise InvalidRequestError(f"there is no option {unknown[0]!r}; see {allowed.__name__}")
+        if is_plan:
+            given["baseline"] = True
         sampling = Sampling.of(given.pop("sampling", None)).model_dump(exclude_unset=True)
         direct = {name: given.pop(name, None) for name in Sampling.model_fields}
         sampling |= {name: value for name, value in direct.items() if value is not None}
@@ -228,17 +233,11 @@ class Client:
         self, prompt: Prompt, form: PlanForm, instruct: bool, options: FillOptions, *, streamed: bool
     ) -> tuple[FillWork[Any], Observation]:
         """The work of filling a form, all its options checked but the prompt, and its observers."""
-        given: dict[str, Any] = {**options}
-        if unknown := sorted(given.keys() - FillOptions.__optional_keys__):
-            raise InvalidRequestError(f"filling has no option {unknown[0]!r}; see FillOptions")
         plan = Plan.of(form)
-        if Sampling.of(given.get("sampling")).stop:
+        asked = _instructed(prompt, plan) if instruct else prompt
+        observation = self._observed(asked, options, streamed=streamed, is_plan=True)
+        if observation.start.sampling.stop:
             raise InvalidRequestError("a plan takes no stop texts: its holes end by their form")
-        observation = self._observed(
-            _instructed(prompt, plan) if instruct else prompt,
-            cast("AnswerOptions", {**given, "baseline": True}),
-            streamed=streamed,
-        )
 
         async def work(stream: FillStream[Any] | None, emit: EmitFill | None) -> Filled[Any]:
             filled = await self._fill(plan, observation, stream, emit)
