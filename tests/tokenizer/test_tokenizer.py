@@ -222,7 +222,6 @@ def everywhere(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return [
         {"role": "user", "content": text, **fields},
         {"role": "assistant", "content": None, **fields},
-        {"role": "user", "content": text, **fields},
     ], {"tools": [{"name": text, "description": text}]}
 
 
@@ -234,7 +233,7 @@ def test_every_field_of_a_message_is_data(tmp_path: Path, text: str) -> None:
     ids, harmless = (tokenizer.encode_chat(*everywhere(typed)) for typed in (text, "x"))
     forbidden = commands("byte-level")
     assert [i for i in ids if i in forbidden] == [i for i in harmless if i in forbidden]
-    assert tokenizer.decode(ids).count(text) >= 6
+    assert tokenizer.decode(ids).count(text) >= 5
 
 
 @pytest.mark.parametrize(
