@@ -102,6 +102,28 @@ class Client:
         self._check_loop()
         return await with_retries(self._backend.connect, self.limits.retries, self._clock)
 
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
+
+        Raises:
+            InvalidRequestError: It is no valid Unicode, or longer than the model or the limits take.
+            GenerationTimeoutError: It took longer than `Limits.timeout`.
+            BackendError: The backend cannot be used.
+
+        Cancelling it is safe.
+        """
+        limits = self.limits
+        async with time_limit(self._clock, self._deadline(limits), limits.timeout, "connecting and encoding"):
+            model = await self.connect()
+            encode = partial(model.tokenizer.encode, text, most_tokens(model, limits))
+            ids = await run_encoding(len(text), encode)
+        check_length(ids, model, limits)
+        return ids
+
+    def _deadline(self, limits: Limits) -> float | None:
+        """The clock's time at which an answer that begins now has to be done."""
+        return None if limits.timeout is None else self._clock.time() + limits.timeout
+
     def _check_loop(self) -> None:
         """Refuse to work when closed, or for two event loops at once. One loop may follow another."""
         if self._closed:
@@ -300,7 +322,7 @@ class Client:
         start = observation.start
         limits = start.limits
         messages, ids = read_prompt(start.prompt)
-        deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
+        deadline = self._deadline(limits)
         async with time_limit(self._clock, deadline, limits.timeout, "connecting and encoding"):
             model = await with_retries(self._backend.connect, limits.retries, self._clock)
             observation.begin(model)

@@ -173,6 +173,14 @@ def test_options_of_a_backend(backend: Any, options: dict[str, Any]) -> None:
         Client(backend, **options)
 
 
+@pytest.mark.parametrize("text", ["half a pair: \ud83c", "Why? " * 10], ids=repr)
+async def test_a_text_to_encode(text: str) -> None:
+    async with Client(ScriptedBackend("Because."), limits=Limits(prompt_tokens=20)) as client:
+        assert len(await client.encode("Why?")) == 4
+        with pytest.raises(InvalidRequestError):
+            await client.encode(text)
+
+
 async def test_mappings_are_taken_where_a_model_is_and_fields_are_laid_over_them() -> None:
     backend = ScriptedBackend("Because.")
     async with Client(backend, limits={"timeout": 5}) as client:
