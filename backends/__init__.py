@@ -16,8 +16,8 @@ from pasta_async.backends.options import (
     ServerOptions,
     VLLMOptions,
 )
+from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import InvalidRequestError
-from pasta_async.load import EngineLoad
 from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
 
 _OPTIONS = {

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from pasta_async.backends.http.backend import About, Call, ServerBackend, rank_of, sampling_fields
 from pasta_async.backends.options import VLLMOptions
+from pasta_async.engine_load import EngineLoad, StepTimes
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, UnsupportedModelError
-from pasta_async.load import EngineLoad, StepTimes
 from pasta_async.protocol import DecodeRequest, Model, Piece
 
 SESSION = "X-Session-ID"

@@ -22,10 +22,11 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
 from pasta_async.evals.report import grouped, measurements
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.progress import progress
 from pasta_async.protocol import Model
 from pasta_async.training.data import corpus
 from pasta_async.training.endpoint import weights_of
+from pasta_async.training.jobs import Journal, for_each
 
 Form = Literal["baseline", "parallel", "outline"]
 """A plain answer, a parallel one, or a plain one with the items of its lists in parallel."""

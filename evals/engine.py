@@ -31,7 +31,7 @@ from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import PastaError
 from pasta_async.evals.report import cores, environment, grouped, markdown_table
 from pasta_async.evals.statistics import estimate
-from pasta_async.jobs import progress
+from pasta_async.progress import progress
 from pasta_async.protocol import DecodeRequest
 
 Row = dict[str, Any]

@@ -27,11 +27,13 @@ from safetensors.numpy import load_file, save_file
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.statistics import estimate
-from pasta_async.jobs import Journal, progress, write_json
+from pasta_async.model_folder import write_json
+from pasta_async.progress import progress
 from pasta_async.protocol import Message
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.data.corpus import digest, read_lines
 from pasta_async.training.endpoint import model_digest
+from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.samples import SampledPrompt
 

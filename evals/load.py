@@ -39,7 +39,8 @@ from pasta_async.evals.methods import (
 )
 from pasta_async.evals.report import grouped, markdown_table, measurements, opened_journal
 from pasta_async.evals.speed import mean_by_prompt
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.progress import progress
+from pasta_async.training.jobs import Journal, for_each
 
 
 class Load(NamedTuple):

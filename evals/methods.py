@@ -42,10 +42,10 @@ from pasta_async.evals.forcing import (
 )
 from pasta_async.evals.report import cores, markdown_table, opened_journal
 from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
-from pasta_async.jobs import Journal
 from pasta_async.lang import Document, Promise, Sync, Text, parse
 from pasta_async.plans import After, Plan, Tokens
 from pasta_async.protocol import DecodeRequest
+from pasta_async.training.jobs import Journal
 
 Ids = tuple[int, ...]
 Work = Callable[["Track"], Awaitable[int]]

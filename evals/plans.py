@@ -39,9 +39,9 @@ from pasta_async.evals.answers import Answer, MeasureSettings, cold_client, cost
 from pasta_async.evals.report import markdown_table, opened_journal
 from pasta_async.evals.speed import pairs
 from pasta_async.evals.statistics import estimate, gain, share
-from pasta_async.jobs import Journal
 from pasta_async.plans import Plan
 from pasta_async.plans.plan import KEY
+from pasta_async.training.jobs import Journal
 
 METHODS = ("object", "sequence", "together", "after", "parallel")
 

@@ -36,10 +36,12 @@ from pasta_async.evals.ifeval import check_answers
 from pasta_async.evals.report import cell, environment, markdown_table, transposed
 from pasta_async.evals.speed import counted_speedup
 from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
-from pasta_async.jobs import Journal, progress, write_json
 from pasta_async.lang import parse
+from pasta_async.model_folder import write_json
+from pasta_async.progress import progress
 from pasta_async.training.endpoint import EndpointSettings, collect, model_digest
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, count_faults, soundness
+from pasta_async.training.jobs import Journal
 from pasta_async.training.samples import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 

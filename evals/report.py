@@ -23,7 +23,8 @@ from pydantic import Field
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.statistics import Estimate, Gain, digits, format_estimate, format_gain
-from pasta_async.jobs import Journal, write_json
+from pasta_async.model_folder import write_json
+from pasta_async.training.jobs import Journal
 
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)

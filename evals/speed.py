@@ -47,9 +47,9 @@ from pasta_async.evals.answers import (
 )
 from pasta_async.evals.report import grouped, markdown_table, opened_journal, transposed
 from pasta_async.evals.statistics import Estimate, estimate, share
-from pasta_async.jobs import Journal
 from pasta_async.lang import STYLE_CODES
 from pasta_async.results import sequential_tokens
+from pasta_async.training.jobs import Journal
 from pasta_async.training.sample import answer_seed
 
 SAME_ANSWER = "times sooner than the same answer in sequence"

@@ -12,13 +12,13 @@ from pasta_async import errors, events, plans, results
 from pasta_async.backends import BackendOptions
 from pasta_async.client import Client, fill, generate, stream
 from pasta_async.clock import Clock, RealClock
+from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import *
 from pasta_async.events import *
 from pasta_async.grammar import Grammar
 from pasta_async.lang.checks import ParseError
 from pasta_async.lang.diagnostics import Code, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
-from pasta_async.load import EngineLoad
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer, Turn
 from pasta_async.options import AnswerOptions, FillOptions, Limits, Parallel, Sampling
 from pasta_async.plans import *

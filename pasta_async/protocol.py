@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from pasta_async.engine_load import EngineLoad
 from pasta_async.grammar import Grammar, GrammarKind
-from pasta_async.load import EngineLoad
 from pasta_async.options import Sampling
 from pasta_async.tag_tokens import TagGrammar, TagIds
 

@@ -25,8 +25,8 @@ from anyio.lowlevel import RunVar
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.lang.views import Segment
+from pasta_async.model_folder import TokenizerFiles
 from pasta_async.tag_tokens import TagIds
-from pasta_async.tokenizer_files import TokenizerFiles
 
 if TYPE_CHECKING:
     import tokenizers

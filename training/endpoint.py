@@ -23,8 +23,9 @@ from pasta_async.errors import (
     ThreadFailedError,
     UnsupportedModelError,
 )
-from pasta_async.jobs import for_each, progress
+from pasta_async.progress import progress
 from pasta_async.protocol import Message
+from pasta_async.training.jobs import for_each
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion

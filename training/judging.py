@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from pasta_async.errors import BackendProtocolError
-from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import digest
 from pasta_async.training.endpoint import Endpoint
+from pasta_async.training.jobs import Journal
 from pasta_async.training.samples import SampledPrompt
 
 JUDGE_PROMPT: dict[str, str] = tomllib.loads(

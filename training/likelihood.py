@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import open_folder
 from pasta_async.errors import InvalidRequestError
-from pasta_async.jobs import Journal
+from pasta_async.model_folder import TokenizerFiles
 from pasta_async.protocol import Message
-from pasta_async.tokenizer_files import TokenizerFiles
+from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.rows import deal_rows, pack_row, row_length, target_losses
 from pasta_async.training.samples import SampledPrompt

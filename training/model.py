@@ -27,10 +27,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, grown_rows
 from pasta_async.backends.local.checkpoint import open_folder, read_json
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.jobs import write_json
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.model_folder import TokenizerFiles, find_template, named_ends, write_json
 from pasta_async.tokenizer import Tokenizer, add_tags
-from pasta_async.tokenizer_files import TokenizerFiles, find_template, named_ends
 from pasta_async.training.rows import embed
 from pasta_async.training.views import Codec
 

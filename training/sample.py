@@ -23,11 +23,12 @@ from pasta_async import Client
 from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
-from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progress
+from pasta_async.progress import Advance, progress
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.results import Generation
 from pasta_async.training.data.corpus import PartSettings, Record, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget, backend_digest
+from pasta_async.training.jobs import Journal, for_each, journal_beside
 from pasta_async.training.samples import Plain, Sample, SampledPrompt
 from pasta_async.training.views import Trie
 

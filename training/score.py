@@ -26,10 +26,10 @@ from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.jobs import Journal, journal_beside
 from pasta_async.training.data.corpus import write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings, collect, model_digest
 from pasta_async.training.faults import soundness
+from pasta_async.training.jobs import Journal, journal_beside
 from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge
 from pasta_async.training.samples import Sample, SampledPrompt, Score, faults_of_sample, read_samples
 

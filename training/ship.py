@@ -19,8 +19,7 @@ from pasta_async.backends.local.checkpoint import Checkpoint, read_json
 from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.jobs import write_json
-from pasta_async.tokenizer_files import find_template
+from pasta_async.model_folder import find_template, write_json
 
 _PROBES = (
     "In 1984, 3 cats sat.\n\n1. Tea\n2. Coffee",

@@ -33,7 +33,7 @@ from pasta_async.backends.local.checkpoint import read_config, read_json
 from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
-from pasta_async.jobs import progress
+from pasta_async.progress import progress
 from pasta_async.training.endpoint import model_digest
 from pasta_async.training.model import BaseModel, ModelCodec, export_model, write_tokenizer
 from pasta_async.training.rows import Row, deal_rows, log_probabilities, pack_row, row_length

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pasta_async.lang import TAG_TOKENS, Document, Ignored, Node, Promise, Segment, Text, views
+from pasta_async.model_folder import TokenizerFiles
 from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Tokenizer
-from pasta_async.tokenizer_files import TokenizerFiles
 
 CountTokens = Callable[[str], int]
 """Tokens of a text, without special ones."""

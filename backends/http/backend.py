@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from pasta_async.backends.http.client import Events, HTTPClient
 from pasta_async.backends.options import ServerOptions
 from pasta_async.clock import wait_out
+from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
@@ -32,7 +33,6 @@ from pasta_async.errors import (
     BackendTimeoutError,
     UnsupportedModelError,
 )
-from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.tokenizer import Tokenizer
 

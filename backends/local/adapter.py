@@ -26,8 +26,8 @@ from pasta_async.backends.local.checkpoint import (
 from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_found, model_weights, shipped_models
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.model_folder import find_template, named_ends
 from pasta_async.tokenizer import add_tags
-from pasta_async.tokenizer_files import find_template, named_ends
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

@@ -17,9 +17,9 @@ from anyio import to_thread
 
 from pasta_async.backends.local.pull import default_model, find_model
 from pasta_async.backends.options import EngineOptions, checked_options
+from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import BackendError, InvalidRequestError, missing_extra
 from pasta_async.grammar import Grammar, GrammarKind, grammar_vocabulary
-from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece
 
 if TYPE_CHECKING:

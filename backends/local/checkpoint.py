@@ -23,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors import torch as safetensors_torch
 
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.jobs import progress, write_json
+from pasta_async.model_folder import TokenizerFiles, read_object, write_json
+from pasta_async.progress import progress
 from pasta_async.tokenizer import Tokenizer
-from pasta_async.tokenizer_files import TokenizerFiles, read_object
 
 _Validated = TypeVar("_Validated", bound=BaseModel)
 

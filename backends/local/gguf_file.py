@@ -32,7 +32,7 @@ from pasta_async.backends.local.checkpoint import (
     model_config,
     well_formed,
 )
-from pasta_async.tokenizer_files import TokenizerFiles
+from pasta_async.model_folder import TokenizerFiles
 
 _DEQUANTISED_AT_ONCE = 2**17  # weights: they stay in the processor's cache
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
 
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
-from pasta_async.jobs import progress
+from pasta_async.progress import progress
 
 DEFAULT_MODELS = ("pasta-qwen", "pasta-smol")
 """The models that `local:` stands for: the first of these whose base is on this machine."""

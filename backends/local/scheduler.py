@@ -10,7 +10,7 @@ import numpy as np
 
 from pasta_async.backends.local.cache import Ids, Node, RadixCache, SlotPool
 from pasta_async.backends.local.sampler import TokenSampler
-from pasta_async.load import EngineLoad
+from pasta_async.engine_load import EngineLoad
 
 _HEADROOM = 8  # slots left for each running job when another is admitted
 _REMEMBERED = 4096  # answers that count as started

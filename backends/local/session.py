@@ -31,9 +31,9 @@ from pasta_async.backends.local.scheduler import Job, Scheduler
 from pasta_async.backends.local.stored import stored_arrays
 from pasta_async.backends.options import DType, EngineOptions
 from pasta_async.clock import wait_out
+from pasta_async.engine_load import StepTimes
 from pasta_async.errors import BackendError, InvalidRequestError
-from pasta_async.jobs import progress
-from pasta_async.load import StepTimes
+from pasta_async.progress import progress
 from pasta_async.protocol import Piece, RequestEnd
 
 _SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown

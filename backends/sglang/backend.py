@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict
 from pasta_async.backends.http.backend import About, Call, ServerBackend, rank_of, sampling_fields
 from pasta_async.backends.http.client import HTTPClient
 from pasta_async.backends.options import ServerOptions
+from pasta_async.engine_load import EngineLoad, StepTimes
 from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
     BackendStatusError,
     UnsupportedModelError,
 )
-from pasta_async.load import EngineLoad, StepTimes
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async_sglang import ON, STATE
 

@@ -25,8 +25,8 @@ import httpx
 from pasta_async.backends.options import LaunchOptions
 from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
+from pasta_async.model_folder import read_object
 from pasta_async.protocol import Model
-from pasta_async.tokenizer_files import read_object
 from pasta_async_sglang import VARIABLE
 
 _ENVIRONMENT = {

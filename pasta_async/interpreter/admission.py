@@ -4,7 +4,7 @@ A thread that decodes holds one of the client's slots (`Limits.client_threads`).
 thread under way whatever the load: its main thread or, while that waits, its first chunk. So no main thread
 waits for chunks that wait for room. Threads beside that one take only slots that no answer needs. So a new
 answer waits for the end of one chunk at most. Where the load limits their answer (`parallel="auto"`), they
-also wait for room on the engine (`pasta_async.load.room`).
+also wait for room on the engine (`pasta_async.engine_load.room`).
 
 A thread that waits for its reader, or to send a request again, gives its slot back meanwhile.
 """
@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 
+from pasta_async.engine_load import LIGHT_THREADS, EngineLoad, room
 from pasta_async.errors import BackendError
-from pasta_async.load import LIGHT_THREADS, EngineLoad, room
 
 
 class Admission:

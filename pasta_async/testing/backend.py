@@ -10,9 +10,9 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from pasta_async.clock import REAL_CLOCK, Clock
+from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang.document import Document
-from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece, RequestEnd
 from pasta_async.results import FinishReason
 from pasta_async.testing.clock import VirtualClock

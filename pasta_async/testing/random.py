@@ -7,9 +7,9 @@ import random
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import get_args
 
+from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import GrammarKind, grammar_vocabulary
-from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Model, Piece, RequestEnd
 from pasta_async.testing.tokenizer import word_tokenizer
 

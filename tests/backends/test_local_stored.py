@@ -23,7 +23,7 @@ from pasta_async.backends.local.int8 import AVX2, Array, int8_arrays
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.local.stored import stored_arrays
 from pasta_async.backends.options import EngineOptions
-from pasta_async.jobs import write_json
+from pasta_async.model_folder import write_json
 
 save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")

@@ -14,8 +14,8 @@ from commands_run import run, write_rows
 
 from pasta_async import InvalidRequestError
 from pasta_async.evals.judge import Preference, TrainedJudge, TrainSettings, fit_weights, train
-from pasta_async.jobs import Journal
 from pasta_async.training import score
+from pasta_async.training.jobs import Journal
 from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
 from tests.pasta_tiny import PASTA_TINY
 

@@ -14,9 +14,9 @@ from commands_run import run, write_rows
 from pasta_async.evals.answers import Answer, of_method, read_answers
 from pasta_async.evals.load import Load, LoadSettings, drive, main, measure, summarise
 from pasta_async.evals.methods import METHODS, WARM_UP, Engine, MethodName, cases_of, open_engine
-from pasta_async.jobs import Journal
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend, VirtualClock, word_tokenizer
+from pasta_async.training.jobs import Journal
 from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY
 

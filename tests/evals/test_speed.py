@@ -18,8 +18,8 @@ from pasta_async.evals import speed
 from pasta_async.evals.answers import Answer, Form, ask, of_method, read_answers, read_prompts
 from pasta_async.evals.report import cell, markdown_table
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
-from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
+from pasta_async.training.jobs import Journal
 from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY
 

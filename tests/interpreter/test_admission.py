@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support import promise
 
 from pasta_async import Client, Generation, Limits
+from pasta_async.engine_load import LIGHT_THREADS, EngineLoad
 from pasta_async.errors import BackendStatusError
 from pasta_async.events import ThreadStarted
 from pasta_async.lang import parse
-from pasta_async.load import LIGHT_THREADS, EngineLoad
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 from pasta_async.testing.script import ScriptSource
 

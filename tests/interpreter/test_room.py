@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.load import LIGHT_THREADS, EngineLoad, StepTimes, room
+from pasta_async.engine_load import LIGHT_THREADS, EngineLoad, StepTimes, room
 
 
 def measured(fixed: float, per_request: float, *, steps: int = 100, sizes: int = 16) -> StepTimes:

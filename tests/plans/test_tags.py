@@ -6,10 +6,10 @@ import pytest
 
 from pasta_async import Client
 from pasta_async.lang import parse
+from pasta_async.model_folder import TokenizerFiles
 from pasta_async.plans import After, Plan, Tokens
 from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
-from pasta_async.tokenizer_files import TokenizerFiles
 from pasta_async.training.views import Codec, encode_views
 from tests.interpreter.support import promise
 from tests.pasta_tiny import PASTA_TINY

@@ -28,7 +28,7 @@ LATE = {
     "pasta_async/grammar": {"llguidance"},
     "evals/judge": {"torch", "safetensors"},
     "evals/forcing": {"torch"},
-    "pasta_async/jobs": {"rich"},
+    "pasta_async/progress": {"rich"},
     "pasta_async/server": {"opentelemetry"},
 }
 """Imported late, by whoever asks for it: what SGLang brings, what makes or trains models, and what a server

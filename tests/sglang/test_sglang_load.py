@@ -9,8 +9,8 @@ import httpx
 import pytest
 from odd_server import OddServer, backend
 
+from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
-from pasta_async.load import EngineLoad
 
 RANK: dict[str, Any] = {
     "dp_rank": 0,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pasta_async import Client
-from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend
 from pasta_async.training.data.corpus import Record
+from pasta_async.training.jobs import Journal
 from pasta_async.training.sample import Drawing, Recording, SampleSettings
 from pasta_async.training.samples import SampledPrompt
 

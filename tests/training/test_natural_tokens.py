@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from pasta_async.lang import Chunk, Document, Promise, Sync, Text, check, parse
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.tokenizer_files import TokenizerFiles
+from pasta_async.model_folder import TokenizerFiles
 from pasta_async.training.views import Codec, align, encode_views, pack_plain, pack_views
 
 CORPUS = [

@@ -20,8 +20,8 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, Count, command
-from pasta_async.jobs import Journal, write_json
 from pasta_async.lang import Document
+from pasta_async.model_folder import write_json
 from pasta_async.training.data.annotate_endpoint import (
     Annotator,
     Rejected,
@@ -36,6 +36,7 @@ from pasta_async.training.data.annotate_structure import (
 )
 from pasta_async.training.data.corpus import Record, SourceSettings, write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings, model_digest
+from pasta_async.training.jobs import Journal
 from pasta_async.training.views import CountTokens, text_speedup, token_counter
 
 

@@ -17,12 +17,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pasta_async.jobs import Journal
 from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, escape, parse
 from pasta_async.protocol import Message
 from pasta_async.training.data.annotate_structure import LEAST
 from pasta_async.training.data.corpus import Record, StrictModel, digest
 from pasta_async.training.endpoint import Completion, Endpoint, collect
+from pasta_async.training.jobs import Journal
 from pasta_async.training.views import CountTokens, Mark, insert_tags, recount
 
 _TEXTS: dict[str, Any] = tomllib.loads(

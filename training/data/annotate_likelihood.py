@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Document, Promise, Sync
+from pasta_async.progress import progress
 from pasta_async.training.data.annotate_structure import is_item
 from pasta_async.training.data.corpus import Record, digest
+from pasta_async.training.jobs import Journal
 from pasta_async.training.likelihood import LanguageModel
 from pasta_async.training.views import (
     CountTokens,

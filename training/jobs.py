@@ -1,17 +1,14 @@
-"""Long work over many items: a journal to go on from, a bounded pool of workers, a progress bar."""
+"""Long work over many items: a journal to go on from, and a bounded pool of workers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from pasta_async.errors import InvalidRequestError, PastaError
 
@@ -135,13 +132,6 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return (json.dumps(dict(row), ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object as an indented JSON file in UTF-8; missing folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON's own escape of lone surrogates
-
-
 def journal_beside(out: Path) -> Path:
     """The path of the journal of a command that writes one file."""
     return out.with_name(f"{out.stem}.journal{out.suffix}")
@@ -173,41 +163,3 @@ async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]
 def _first(failures: BaseExceptionGroup[PastaError]) -> PastaError:
     error = failures.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-class Advance(Protocol):
-    """Moves the progress bar of `progress`; does nothing where no bar is shown."""
-
-    def __call__(self, steps: int = 1, note: str | None = None) -> None:
-        """Count further steps as done; `note` is shown behind the bar (the loss, for instance)."""
-        ...
-
-
-@contextmanager
-def progress(total: int, label: str, *, done: int = 0, shown: bool = True) -> Generator[Advance]:
-    """Show a progress bar on stderr, where rich is installed and stderr is a terminal.
-
-    Args:
-        total: Steps of the work.
-        label: Text in front of the bar.
-        done: Steps that an earlier run has done.
-        shown: True for the process that shows the bar, of several that do the work.
-    """
-    if not shown or find_spec("rich") is None:
-        yield lambda steps=1, note=None: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    bars = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    columns = "{task.description}", *bars, "{task.fields[note]}"
-    drawn = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    with drawn as bar:
-        task = bar.add_task(label, total=total, completed=done, note="")
-
-        def advance(steps: int = 1, note: str | None = None) -> None:
-            if note is not None:
-                bar.update(task, note=note)
-            bar.advance(task, steps)
-
-        yield advance

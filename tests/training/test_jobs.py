@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pasta_async.errors import BackendError, InvalidRequestError
-from pasta_async.jobs import Journal, for_each
+from pasta_async.training.jobs import Journal, for_each
 
 if TYPE_CHECKING:
     from pathlib import Path

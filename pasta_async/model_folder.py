@@ -1,4 +1,4 @@
-"""The files of a model folder that describe its tokenizer."""
+"""JSON files, and those files of a model folder that describe its tokenizer."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ def read_object(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")
     return cast("dict[str, Any]", value)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as an indented JSON file in UTF-8; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON's own escape of lone surrogates
 
 
 def named_ends(folder: Path) -> list[int]:
