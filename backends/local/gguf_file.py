@@ -35,6 +35,7 @@ from pasta_async.backends.local.checkpoint import (
 from pasta_async.model_folder import TokenizerFiles
 
 _DEQUANTISED_AT_ONCE = 2**17  # weights: they stay in the processor's cache
+_LENGTH = struct.Struct("<Q")  # of a string in the header, in bytes
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _SIZES = {  # key of a config.json: key of a GGUF file, behind the architecture
@@ -147,11 +148,11 @@ class _Header:
             raise ValueError("it is not a little-endian GGUF file of version 2 or 3")
         self.metadata: dict[str, Any] = {}
         for _ in range(keys):
-            key = self._string()
+            (key,) = self._strings(1)
             self.metadata[key] = self._value(*self._take("I"))
         entries: list[tuple[str, tuple[int, ...], int, int]] = []
         for _ in range(tensors):
-            name = self._string()
+            (name,) = self._strings(1)
             (dimensions,) = self._take("I")
             shape = self._take(f"{dimensions}Q")[::-1]
             entries.append((name, shape, *self._take("IQ")))
@@ -189,19 +190,31 @@ class _Header:
             raise ValueError("it is truncated")
         return self._data[start : self._at]
 
-    def _string(self) -> str:
-        # Some writers put Latin-1 into descriptions, which nobody reads here.
-        return self._bytes(*self._take("Q")).decode(errors="surrogateescape")
+    def _strings(self, count: int) -> list[str]:
+        """Strings, each behind its length. In one loop, since a vocabulary and its merges are 300,000."""
+        strings: list[str] = []
+        data = self._data
+        end = self._at
+        for _ in range(count):
+            (size,) = _LENGTH.unpack_from(data, end)
+            start = end + _LENGTH.size
+            end = start + size
+            if end > len(data):
+                raise ValueError("it is truncated")
+            # Some writers put Latin-1 into descriptions, which nobody reads here.
+            strings.append(data[start:end].decode(errors="surrogateescape"))
+        self._at = end
+        return strings
 
     def _value(self, number: int) -> Any:
         kind = GGUFValueType(number)
         if kind is GGUFValueType.STRING:
-            return self._string()
+            return self._strings(1)[0]
         if kind is not GGUFValueType.ARRAY:
             return self._numbers(kind, 1)[0]
         element, count = self._take("IQ")
         if element == GGUFValueType.STRING:
-            return [self._string() for _ in range(count)]
+            return self._strings(count)
         if element == GGUFValueType.ARRAY:
             raise ValueError("it has arrays of arrays in its metadata")
         return self._numbers(GGUFValueType(element), count)
