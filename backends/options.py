@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
 from pasta_async.errors import InvalidRequestError
@@ -20,10 +20,9 @@ DType = Literal["float32", "bfloat16", "float16", "int8"]
 Count = Annotated[int, Field(ge=1)]
 
 
+@with_config(ConfigDict(extra="forbid", strict=True))
 class EngineOptions(TypedDict, total=False):
     """Device, number format and limits of the embedded engine; None takes what suits model and machine."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # pyright: ignore[reportGeneralTypeIssues]
 
     device: Annotated[str, StringConstraints(pattern=r"^(cpu|cuda)(:\d+)?$")] | None
     """`"cpu"`, `"cuda"`, `"cuda:1"`, ...; None: a GPU if there is one."""

@@ -206,8 +206,8 @@ class Loop:
         self.sizes = sizes
         self.pad = pad
         self.accelerator = accelerator
-        self.schedule = Schedule(settings, list(sizes))
-        self.step = 0
+        self.schedule: Schedule = Schedule(settings, list(sizes))
+        self.step: int = 0
         self._asked_to_leave = False  # this process was told to
         self._leaving = False  # all processes know it
         torch.manual_seed(settings.seed)
@@ -224,7 +224,7 @@ class Loop:
         tags = [param for name, param in self.trained.items() if _TAG_TABLE in name]
         others = [param for name, param in self.trained.items() if _TAG_TABLE not in name]
         groups = [{"params": others, "rate": 1.0}, {"params": tags, "rate": settings.tag_rate}]
-        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
         self._scores: Any = accelerator.prepare(TreeScores(self.model, half))
 
     def resume(self, state: Mapping[str, Any]) -> None:

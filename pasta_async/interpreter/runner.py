@@ -92,7 +92,7 @@ class Runner:
     """
 
     def __init__(self, prepared: Prepared, emit: Emit | None) -> None:
-        self.machine = Machine(
+        self.machine: Machine = Machine(
             prepared.model,
             prepared.tags,
             prepared.start,
