@@ -270,7 +270,8 @@ def open_folder(path: Path) -> Checkpoint:
             tensors are missing, unknown, of another shape than config.json says, or not of floating-point
             numbers.
     """
-    config = read_config(path)
+    raw = read_json(path / "config.json")
+    config = model_config(raw, path / "config.json")
     with well_formed(path):
         weights = _weight_files(path)
     files: dict[str, Any] = {}
@@ -285,7 +286,7 @@ def open_folder(path: Path) -> Checkpoint:
     compare_shapes(path, expected_shapes(config), shapes)
     return Checkpoint(
         path=path,
-        raw=read_json(path / "config.json"),
+        raw=raw,
         config=config,
         sources=(path / "config.json", *weights),
         tensor=lambda name: files[name].get_tensor(name),  # the file's own pages, not a copy
@@ -461,29 +462,31 @@ def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float
     """
     if out.exists():
         raise InvalidRequestError(f"{out} is there already: name a new folder")
-    files = _text_files(checkpoint, dtype)  # raises before anything is written
+    tokenizer = checkpoint.tokenizer_files()
+    files = _text_files(checkpoint, tokenizer, dtype)  # raises before anything is written
     partial_out = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial_out, ignore_errors=True)  # a process that was killed may have left it
     partial_out.mkdir(parents=True)
     try:
         for name, content in files.items():
             write_json(partial_out / name, content)
-        if template := checkpoint.tokenizer_files().template:
-            (partial_out / "chat_template.jinja").write_text(template, encoding="utf-8")
+        if tokenizer.template:
+            (partial_out / "chat_template.jinja").write_text(tokenizer.template, encoding="utf-8")
         _write_weights(checkpoint, partial_out, getattr(torch, dtype), f"writing {out.name}")
         partial_out.rename(out)
     finally:
         shutil.rmtree(partial_out, ignore_errors=True)
 
 
-def _text_files(checkpoint: Checkpoint, dtype: ExportDType) -> dict[str, dict[str, Any]]:
+def _text_files(
+    checkpoint: Checkpoint, tokenizer: TokenizerFiles, dtype: ExportDType
+) -> dict[str, dict[str, Any]]:
     """The JSON files of a model folder, by name."""
     config = {key: value for key, value in checkpoint.raw.items() if key != "torch_dtype"}
     generation = {
         "eos_token_id": [*checkpoint.tokenizer().end_ids],
         **checkpoint.generation_defaults().model_dump(exclude_defaults=True),
     }
-    tokenizer = checkpoint.tokenizer_files()
     named = {key: value for key, value in tokenizer.config.items() if key != "chat_template"}
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     return {
