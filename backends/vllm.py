@@ -196,12 +196,11 @@ def _body(request: DecodeRequest, model: Model) -> dict[str, Any]:
         "model": model.name,
         "prompt": request.ids,
         "max_tokens": request.max_tokens,
-        "stream": request.stream,
+        "stream": True,
+        "stream_options": {"include_usage": True},
         "return_token_ids": True,
         "top_k": sampling.top_k or 0,
     }
-    if request.stream:
-        body["stream_options"] = {"include_usage": True}
     if sampling.repetition_penalty is not None:  # else as the model's generation_config.json says
         body["repetition_penalty"] = sampling.repetition_penalty
     if request.seed is not None:

@@ -100,8 +100,7 @@ async def measure(
                     seed=answer_seed(settings.seed, question, number) if seeded else None,
                 )
                 row = Answer(index, form, number, question=question)
-                # Nobody reads the streams of answers that are written together.
-                return await ask(client, row, sampling=sampling, whole_chunks=settings.together > 1)
+                return await ask(client, row, sampling=sampling)
 
             for question in warm:
                 for form in forms:

@@ -38,7 +38,6 @@ class AnswerStart(Options):
     baseline: StrictBool = False
     parallel: Parallel = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
-    whole_chunks: StrictBool = False
     streamed: bool = False
     """True if the answer is read as a stream."""
     model: InstanceOf[Model] | None = None

@@ -178,15 +178,12 @@ class FillOptions(TypedDict, total=False):
 
 
 class AnswerOptions(FillOptions, total=False):
-    """Options of an answer, given by name beside the prompt: those of `FillOptions`, and three more."""
+    """Options of an answer, given by name beside the prompt: those of `FillOptions`, and two more."""
 
     stop: str | Sequence[str] | None
     """See `Sampling`; one text will do."""
     baseline: bool
     """Answer without any tag, for comparison. Default: False."""
-    whole_chunks: bool
-    """Ask a server for each chunk in one piece: less CPU time here (docs/results.md), but a chunk is known
-    only when it is done, so a partial answer lacks the chunks under way. Default: False."""
 
 
 class Settings(Limits, BaseSettings):

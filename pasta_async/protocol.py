@@ -72,8 +72,6 @@ class DecodeRequest:
     """Rules for the tags that may come next, for a trained model's answer with tags. A hint as well."""
     grammar: Grammar | None = None
     """The form of the output, of a kind in `Model.grammars`. The request ends when no token may follow."""
-    stream: bool = True
-    """False if no reader waits for it: the output may then come in one piece."""
     headers: Mapping[str, str] | None = None
     """Headers that an observer wants sent along, a trace context for instance; for backends over HTTP."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -278,7 +278,6 @@ class Drawing:
                     seed=seed,
                     baseline=plain,
                     parallel="always",
-                    whole_chunks=True,  # nothing is streamed
                 )
             except PastaError as failure:
                 self._budget.failed(failure)

@@ -197,7 +197,7 @@ async def _open_in_this_loop(client: httpx.AsyncClient) -> AsyncGenerator[None]:
 
 
 class Events:
-    """The events of a reply: those of a stream up to ``[DONE]``, or a plain reply as the only one."""
+    """The events of a streamed reply, up to ``[DONE]``."""
 
     def __init__(self, http: HTTPClient, response: httpx.Response, url: str) -> None:
         self._http = http
@@ -211,11 +211,6 @@ class Events:
         Raises:
             BackendError: An error event, a connection that broke off, or something that is no JSON.
         """
-        if "text/event-stream" not in self._response.headers.get("content-type", ""):
-            with self._http.waiting(self._url):
-                content = await self._response.aread()
-            yield self._event(content)
-            return
         rest = b""  # the beginning of a line that is not complete yet
         while True:
             with self._http.waiting(self._url):

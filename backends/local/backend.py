@@ -198,7 +198,7 @@ class _LoadedModel:
         )
         stops = (*request.stop_ids, *self.model.end_ids)
         job = Job(request.answer, request.ids, request.max_tokens, sampler, stops)
-        return Stream(job, watched=request.stream)
+        return Stream(job)
 
 
 @contextmanager

@@ -214,20 +214,13 @@ def _usable_device(name: str | None) -> torch.device:
 
 
 class Stream:
-    """A job, and the buffer of its reader, who is on the running event loop.
+    """A job, and the buffer of its reader, who is on the running event loop."""
 
-    Args:
-        job: The request as the engine takes it.
-        watched: True if somebody reads token by token; otherwise all tokens come in one piece.
-    """
-
-    def __init__(self, job: Job, *, watched: bool) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.ended: asyncio.Event = asyncio.Event()
         """Set once the engine is done with the job."""
-        self._watched = watched
-        self._held: list[int] = []  # tokens that are in no piece yet
         self._pieces: deque[Piece] = deque()
         self._news = asyncio.Event()
         self._error: BaseException | None = None
@@ -244,20 +237,14 @@ class Stream:
         """True if the reader has read all that was handed to it."""
         return not self._pieces
 
-    def write(self, token: int, finish_reason: RequestEnd | None) -> Piece | None:
-        """The piece that a token makes ready; the first and the last say how much of the prompt was cached.
+    def write(self, token: int, finish_reason: RequestEnd | None) -> Piece:
+        """The piece of a token; the first and the last say how much of the prompt was cached.
 
         Called in the engine's thread.
         """
-        self._held.append(token)
-        if not self._watched and finish_reason is None:
-            return None
-        piece = Piece(tuple(self._held), finish_reason)
-        self._held.clear()
-        if not self._written or finish_reason:
-            piece = piece._replace(cached_tokens=self.job.cached)
+        cached_tokens = self.job.cached if finish_reason or not self._written else None
         self._written += 1
-        return piece
+        return Piece((token,), finish_reason, cached_tokens)
 
     def post(self, piece: Piece) -> None:
         """Hand a piece to the reader."""
@@ -414,7 +401,8 @@ class EngineLoop:
             if token is None:
                 assert error is not None
                 deliveries[stream.loop].append(lambda stream=stream, error=error: stream.fail(error))
-            elif piece := stream.write(token, finish_reason):
+            else:
+                piece = stream.write(token, finish_reason)
                 deliveries[stream.loop].append(lambda stream=stream, piece=piece: stream.post(piece))
         for loop, delivery in deliveries.items():
             if not _call_soon(loop, _call_all, delivery):  # closed meanwhile

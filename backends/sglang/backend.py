@@ -186,7 +186,7 @@ class SGLangBackend(ServerBackend):
             "rid": name,
             "input_ids": request.ids,
             "sampling_params": _sampling_params(request, model, self._preferred),
-            "stream": request.stream,
+            "stream": True,
         }
         if about.dp_size > 1:
             body["routed_dp_rank"] = rank_of(request.answer, about.dp_size)
@@ -242,7 +242,7 @@ class _Generate(Call):
         """The answer whose main thread this request decodes; None for other threads."""
         self._http = http
         self._engines = engines
-        self._incremental = about.incremental_streaming_output and request.stream
+        self._incremental = about.incremental_streaming_output
         self._count = 0  # ids in the events so far
 
     def pieces(self, event: Mapping[str, Any]) -> Iterable[Piece]:

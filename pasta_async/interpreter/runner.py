@@ -265,7 +265,6 @@ class Runner:
             stop_ids=machine.stop_ids(number),
             banned_ids=machine.banned(number),
             tag_grammar=machine.tag_grammar(number),
-            stream=number == 0 or not self._start.whole_chunks or machine.outline is not None,
         )
 
     async def _decode(self, request: DecodeRequest) -> FinishReason:

@@ -276,12 +276,11 @@ class ScriptedBackend:
         count = next(number for number, token in enumerate(passage, 1) if token in ends)
         finish_reason: RequestEnd = "stop" if count <= limit else "length"
         count = min(count, limit)
-        size = self._piece if request.stream else count
         if fault is not None and fault.after_tokens < count:
-            for start, end in _spans(fault.after_tokens, size):
+            for start, end in _spans(fault.after_tokens, self._piece):
                 yield Piece(passage[start:end])
             return
-        for start, end in _spans(count, size):
+        for start, end in _spans(count, self._piece):
             piece = Piece(passage[start:end])
             if end == count:
                 piece = Piece(piece.ids, finish_reason, play.cached_tokens)

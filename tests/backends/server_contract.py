@@ -75,10 +75,8 @@ async def read(backend: Backend, request: DecodeRequest) -> list[Piece]:
     return [piece async for piece in backend.decode(request)]
 
 
-def request(
-    ids: Sequence[int], *, tokens: int = 400, stop_ids: tuple[int, ...] = (), stream: bool = True
-) -> DecodeRequest:
-    return DecodeRequest("answer", 0, tuple(ids), tokens, Sampling(), stop_ids=stop_ids, stream=stream)
+def request(ids: Sequence[int], *, tokens: int = 400, stop_ids: tuple[int, ...] = ()) -> DecodeRequest:
+    return DecodeRequest("answer", 0, tuple(ids), tokens, Sampling(), stop_ids=stop_ids)
 
 
 async def chat(backend: Backend, prompt: str = PROMPT) -> list[int]:
@@ -102,13 +100,10 @@ async def test_the_server_tells_what_it_serves(
     assert await backend.connect() is info
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_the_ids_are_those_of_the_embedded_engine(
-    backend: ServerBackend, local: LocalBackend, stream: bool
-) -> None:
+async def test_the_ids_are_those_of_the_embedded_engine(backend: ServerBackend, local: LocalBackend) -> None:
     prompt = await chat(backend)
     assert prompt == await chat(local)
-    pieces, expected = await read(backend, request(prompt, stream=stream)), await read(local, request(prompt))
+    pieces, expected = await read(backend, request(prompt)), await read(local, request(prompt))
     assert ids_of(pieces) == ids_of(expected)
     assert set(ids_of(pieces)) & set(await tags_of(backend))
     assert [piece.finish_reason is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -135,10 +130,9 @@ async def test_what_is_banned_is_never_chosen(
         assert there == here
 
 
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_stop_id_ends_the_request_and_belongs_to_it(backend: ServerBackend, stream: bool) -> None:
+async def test_a_stop_id_ends_the_request_and_belongs_to_it(backend: ServerBackend) -> None:
     tags = await tags_of(backend)
-    pieces = await read(backend, request(await chat(backend), stop_ids=(tags.end,), stream=stream))
+    pieces = await read(backend, request(await chat(backend), stop_ids=(tags.end,)))
     assert ids_of(pieces).index(tags.end) == len(ids_of(pieces)) - 1
     assert pieces[-1].finish_reason == "stop"
 
@@ -171,14 +165,13 @@ async def test_a_fork_finds_its_prompt_and_a_join_what_a_thread_left(
 
 async def test_cancelling_and_closing_leave_nothing_running(backend: ServerBackend, server: Server) -> None:
     long = replace(request(await chat(backend), tokens=1500), extra=server.endless)
-    for wanted in (long, replace(long, stream=False)):
-        tasks = [asyncio.create_task(read(backend, wanted)) for _ in range(3)]
-        await until(server, len(tasks))
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        assert all(task.cancelled() for task in tasks)
-        await until(server, 0)
+    tasks = [asyncio.create_task(read(backend, long)) for _ in range(3)]
+    await until(server, len(tasks))
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+    await until(server, 0)
     pieces = backend.decode(long)
     await anext(pieces)
     await until(server, 1)
@@ -236,7 +229,7 @@ async def test_the_server_answers_as_the_embedded_engine_does(
         check_caches(generation, server.block)
 
 
-@pytest.mark.parametrize("options", [{"baseline": True}, {"parallel": "never"}, {"whole_chunks": True}])
+@pytest.mark.parametrize("options", [{"baseline": True}, {"parallel": "never"}])
 async def test_every_way_to_ask_is_answered_alike(
     backend: ServerBackend, local: LocalBackend, options: dict[str, Any]
 ) -> None:

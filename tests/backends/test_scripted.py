@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang import (
-    ASYNC_CLOSE,
     TAG_TOKENS,
     Chunk,
     Document,
@@ -89,12 +88,6 @@ async def test_only_the_last_piece_has_a_finish(size: int) -> None:
     assert max(len(piece.ids) for piece in pieces) <= size
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
     assert pieces[-1].cached_tokens is not None
-
-
-async def test_unwatched_output_comes_in_one_piece() -> None:
-    player = await Player.ask(ScriptedBackend(WARS))
-    (piece,) = await player.pieces(thread=1, stream=False)
-    assert player.text_of([piece]) == " The causes were many." + ASYNC_CLOSE
 
 
 @pytest.mark.parametrize("cut", range(14))

@@ -125,7 +125,6 @@ async def test_prompts_and_messages(prompt: Any) -> None:
         {"chat_template_kwargs": {"x": {1: 2, "b": 3}}},
         {"baseline": "yes"},
         {"parallel": None},
-        {"whole_chunks": "no"},
         {"frequency": 1},
         {"answer": "x"},
         {"streamed": True},

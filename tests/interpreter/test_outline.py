@@ -98,7 +98,7 @@ async def test_main_sees_heads_alone_and_an_item_the_introduction() -> None:
 @pytest.mark.parametrize("text", [LIST, CODE, LIST.partition("\n\nSo")[0], f"{LIST}\n\n1. **More**: x"])
 @pytest.mark.parametrize("piece", [1, 2, 3, 1000])
 async def test_the_text_does_not_depend_on_pieces_width_or_time(text: str, piece: int) -> None:
-    for options in ({}, {"limits": Limits(max_threads=1)}, {"whole_chunks": True}):
+    for options in ({}, {"limits": Limits(max_threads=1)}):
         for slow in range(3):
             backend = untrained(text, latency=1.0, thread_latency={slow: 30.0}, piece=piece)
             generation, shown, threads = await read_by_events(backend, parallel="outline", **options)

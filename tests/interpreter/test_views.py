@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async.lang import Document, parse
+from pasta_async.lang import Document
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, heard, unrolled
+from tests.interpreter.support import ENDLESS, ROOMY, answer, documents, heard, unrolled
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 MODES: dict[str, dict[str, Any]] = {
     "stream": {},
-    "whole chunks": {"whole_chunks": True},
     "in turn": {"parallel": "never"},
 }
 
@@ -42,13 +41,3 @@ async def test_the_requests_are_the_views_of_any_document(document: Document, na
 @settings(max_examples=15)
 async def test_the_size_of_the_pieces_changes_no_request(document: Document, piece: int) -> None:
     await check_requests(document, "bytes", "stream", piece)
-
-
-async def test_only_chunks_come_whole_and_only_if_asked_for() -> None:
-    for whole in (False, True):
-        backend = ScriptedBackend(RICH, tokenizer=tokenizer("bytes"))
-        generation = await answer(backend, whole_chunks=whole)
-        assert {play.request.stream for play in backend.played if play.request.thread == 0} == {True}
-        assert {play.request.stream for play in backend.played if play.request.thread} == {not whole}
-        assert generation.text == parse(RICH).text
-        assert all(thread.first_token is not None for thread in generation.threads if thread.tokens)
