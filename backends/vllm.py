@@ -124,7 +124,6 @@ class VLLMBackend(ServerBackend):
         running = int(_sum(metrics, "num_requests_running"))
         queued = int(_sum(metrics, "num_requests_waiting"))
         self._count_steps(metrics)
-        doubles_at = self._steps.doubles_at
         return EngineLoad(
             # vLLM does not tell --max-num-seqs. If requests wait, no more can run than do. Otherwise the KV
             # cache is the limit, in which each request holds at least one block.
@@ -132,7 +131,7 @@ class VLLMBackend(ServerBackend):
             running=running,
             queued=queued,
             kv_use=max(value for _, value in metrics["kv_cache_usage_perc"]),
-            step_doubles_at=None if doubles_at is None else doubles_at * self._engines,
+            step_doubles_at=self._steps.doubles_at * self._engines,
         )
 
     def _count_steps(self, metrics: Metrics) -> None:

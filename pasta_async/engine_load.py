@@ -55,16 +55,16 @@ class EngineLoad:
     """Requests that wait in the engine."""
     kv_use: float = 0.0
     """Share of its KV cache that requests hold; KV that only the prefix cache keeps does not count."""
-    step_doubles_at: float | None = None
+    step_doubles_at: float = 0.0
     """Requests that make a decode step take twice as long as reading the weights alone (`StepTimes`), over
-    all copies of the model. None: not measured."""
+    all copies of the model. 0: not measured."""
 
 
 def room(load: EngineLoad) -> float:
     """Threads, over all answers, up to which parallel decoding pays on an engine."""
     if load.kv_use >= FULL_CACHE:
         return 0.0
-    worth = THREADS_PER_DOUBLING * (load.step_doubles_at or 0.0)
+    worth = THREADS_PER_DOUBLING * load.step_doubles_at
     return min(max(LIGHT_THREADS, worth), load.capacity)
 
 
@@ -92,18 +92,18 @@ class StepTimes:
         self._sums = [weight * total + new for total, new in zip(self._sums, further, strict=True)]
 
     @property
-    def doubles_at(self) -> float | None:
-        """`EngineLoad.step_doubles_at` of one copy of the model; None while too little was measured.
+    def doubles_at(self) -> float:
+        """`EngineLoad.step_doubles_at` of one copy of the model; 0 while too little was measured.
 
         A straight line through the steps, by least squares: time = fixed + per request x batch size.
         """
         if self._sums[0] < _ENOUGH_STEPS:
-            return None
+            return 0.0
         # Means over the steps.
         requests, seconds, squares, products = (total / self._sums[0] for total in self._sums[1:])
         variance = squares - requests**2
         if variance < _ENOUGH_SPREAD:
-            return None
+            return 0.0
         per_request = (products - requests * seconds) / variance
         fixed = seconds - per_request * requests
         return max(0.0, fixed / per_request) if per_request > 0 else inf

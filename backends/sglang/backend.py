@@ -206,13 +206,12 @@ class SGLangBackend(ServerBackend):
             if self._engines != [self.url]:
                 self._model = None  # a router's worker has gone: the next request asks which there are
             raise
-        doubles_at = self._steps.doubles_at
         return EngineLoad(
             capacity=sum(rank.max_running_requests for rank in ranks),
             running=sum(rank.num_running_reqs for rank in ranks),
             queued=sum(rank.num_waiting_reqs for rank in ranks),
             kv_use=max(rank.token_usage for rank in ranks),
-            step_doubles_at=None if doubles_at is None else doubles_at * len(ranks),
+            step_doubles_at=self._steps.doubles_at * len(ranks),
         )
 
     def _growth(self, key: tuple[str, int], rank: _Rank) -> list[float]:

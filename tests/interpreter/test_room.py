@@ -30,7 +30,7 @@ def test_the_batch_size_that_doubles_a_step_comes_from_its_times() -> None:
 
 def test_few_steps_or_batches_of_one_size_say_nothing() -> None:
     for times in (measured(0.01, 0.001, steps=20), measured(0.01, 0.001, sizes=1), StepTimes()):
-        assert times.doubles_at is None
+        assert times.doubles_at == 0
 
 
 def test_steps_of_long_ago_are_forgotten() -> None:
@@ -46,7 +46,7 @@ def test_the_room_is_a_multiple_of_what_doubles_a_step_within_what_the_engine_ta
     load = EngineLoad(capacity=1000, step_doubles_at=20.0)
     assert room(load) == 100
     assert room(replace(load, step_doubles_at=1.0)) == LIGHT_THREADS
-    assert room(replace(load, step_doubles_at=None)) == LIGHT_THREADS
+    assert room(replace(load, step_doubles_at=0)) == LIGHT_THREADS
     assert room(replace(load, step_doubles_at=inf)) == 1000
     assert room(replace(load, capacity=4)) == 4
     assert room(replace(load, kv_use=0.95)) == 0
@@ -56,7 +56,7 @@ LOADS = st.builds(
     EngineLoad,
     capacity=st.integers(1, 4096),
     kv_use=st.floats(0, 1),
-    step_doubles_at=st.none() | st.floats(0, 1000),
+    step_doubles_at=st.floats(0, 1000),
 )
 
 
@@ -64,4 +64,4 @@ LOADS = st.builds(
 def test_a_fuller_or_slower_engine_never_has_more_room(load: EngineLoad, more: int) -> None:
     assert room(replace(load, kv_use=min(1, load.kv_use + more / 500))) <= room(load)
     assert room(replace(load, capacity=max(1, load.capacity - more))) <= room(load)
-    assert room(replace(load, step_doubles_at=max(0, (load.step_doubles_at or 0) - more))) <= room(load)
+    assert room(replace(load, step_doubles_at=max(0, load.step_doubles_at - more))) <= room(load)
