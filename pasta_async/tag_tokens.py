@@ -59,8 +59,8 @@ class TagGrammar:
     """The UTF-8 of a token."""
     chunk: bool
     """True for a chunk's thread, False for main."""
-    topics: tuple[str, ...] = ()
-    """Topics of main's promises that are not joined yet. None of them may come again before the next sync."""
+    topics: frozenset[str] = frozenset()
+    """Topics of main's promises that are not joined yet (`plain_topic`). None may come again before that."""
 
     def begin(self, context: Sequence[int]) -> TagState:
         """The state of a request at the end of its context, which may be inside a tag."""
@@ -85,12 +85,12 @@ class TagState:
         self._inside: int | None = None  # tokens of the topic, or of the estimate, so far; None: outside
         self._in_estimate = False
         self._written = bytearray()  # the topic so far
-        self._topics: set[str] = set()  # normalised topics of the promises that are not joined yet
+        self._topics: set[str] = set()  # topics of the promises that are not joined yet
         # The context may end inside a promise, whose tokens are followed here. The topics of whole promises
         # that are not joined yet are in the grammar.
         for token in context[-_MAX_TOPIC - _MAX_ESTIMATE - 2 :]:
             self.add(token)
-        self._topics = {_normalised(topic) for topic in grammar.topics}
+        self._topics = {*grammar.topics}
 
     @property
     def rule(self) -> TagRule:
@@ -107,7 +107,7 @@ class TagState:
 
     @property
     def _topic_so_far(self) -> str:
-        return _normalised(self._written.decode("utf-8", "replace"))
+        return plain_topic(self._written.decode("utf-8", "replace"))
 
     @property
     def _is_repeated(self) -> bool:
@@ -140,6 +140,6 @@ class TagState:
         return token
 
 
-def _normalised(topic: str) -> str:
+def plain_topic(topic: str) -> str:
     """A topic in the form in which topics are compared: in small letters, with single spaces."""
     return " ".join(topic.lower().split())

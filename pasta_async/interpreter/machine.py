@@ -20,7 +20,7 @@ from pasta_async.interpreter.transcript import Lane, Transcript, Visible, diagno
 from pasta_async.observers import AnswerStart
 from pasta_async.protocol import Model, Piece
 from pasta_async.results import FinishReason, Generation, Span, Width
-from pasta_async.tag_tokens import TagGrammar, TagIds
+from pasta_async.tag_tokens import TagGrammar, TagIds, plain_topic
 
 _OMITTED = " ..."
 """Text that main sees in the place of an item. A model that sees heads alone never ends its list."""
@@ -75,7 +75,9 @@ class Machine:
         self.transcript: Transcript = Transcript(self.threads, self._budget, self._visible, width, notes)
         self._joined = [*prompt]  # the prompt and the written form up to the last join
         self._stops_idly = False  # a request of main ended at a sync that had nothing to join
-        self._is_led_on = False  # main was led on to the next head, so its request ends and a new one follows
+        self._is_asked_anew = False  # main's context was changed: its request ends, and a new one follows
+        self._topics: set[str] = set()  # of the round's promises (`plain_topic`)
+        self._repeats = False  # main has repeated a topic, and is to promise nothing more in this round
         self._lead_tokens = 0  # tokens that led main on to the next head
 
     # What to decode ---------------------------------------------------------------------------------------
@@ -126,7 +128,10 @@ class Machine:
         tags = self._tags
         if tags is None:
             return self.model.tags or ()
-        return tags.wrong_in_chunk if number else (tags.open_async, tags.close_async)
+        if number:
+            return tags.wrong_in_chunk
+        wrong = (tags.open_async, tags.close_async)
+        return (*wrong, tags.promise) if self._repeats else wrong
 
     def tag_grammar(self, number: int) -> TagGrammar | None:
         """The tags that may come next, by what was written before; None for an answer without tags."""
@@ -136,8 +141,7 @@ class Machine:
         token_bytes = self.model.tokenizer.token_bytes
         if number:
             return TagGrammar(self._tags, end_ids, token_bytes, chunk=True)
-        topics = tuple(thread.promise.topic for thread in self._budget.round if thread.promise)
-        return TagGrammar(self._tags, end_ids, token_bytes, chunk=False, topics=topics)
+        return TagGrammar(self._tags, end_ids, token_bytes, chunk=False, topics=frozenset(self._topics))
 
     def wants(self, number: int) -> bool:
         """True if a request of this thread is to be sent (again)."""
@@ -168,14 +172,14 @@ class Machine:
         for token in piece.ids:
             self._budget.generated += 1
             thread.tokens += 1
-            if thread.state == "open" and not self._is_led_on:  # else the token is counted and discarded
+            if thread.state == "open" and not self._is_asked_anew:  # else the token is counted and discarded
                 self._feed_token(thread, token, now)
-        is_led_on = self._is_led_on
-        self._is_led_on = False
-        if thread.state == "open" and piece.finish_reason and not is_led_on:
+        is_asked_anew = self._is_asked_anew
+        self._is_asked_anew = False
+        if thread.state == "open" and piece.finish_reason and not is_asked_anew:
             self._end_request(thread, piece.finish_reason, now)
         self._settle_budget(now)
-        return is_led_on or thread.state != "open"
+        return is_asked_anew or thread.state != "open"
 
     def fail(self, number: int, error: PastaError, action: Literal["retry", "fail"]) -> None:
         """A request of a thread failed."""
@@ -206,6 +210,8 @@ class Machine:
                 start = thread.origin
             self._joined += main[start:]
         self._budget.join()
+        self._topics.clear()
+        self._repeats = False
         self.main.tail = 0
         self.main.state = "open"
         self._stops_idly = False
@@ -314,7 +320,12 @@ class Machine:
             elif isinstance(reading, lang.ChunkEnded):
                 self._close(thread, "stop", reading.closed_by, now)
             elif isinstance(reading, lang.Promise):
-                self._open(reading, now)
+                topic = plain_topic(reading.topic)
+                if self._tags and topic in self._topics and not self._repeats:
+                    self._take_promise_back(self._tags)
+                else:
+                    self._topics.add(topic)
+                    self._open(reading, now)
             else:  # a sync that joins promises
                 self.main.state = "joining"
                 self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
@@ -369,6 +380,17 @@ class Machine:
         else:
             self._close(thread, "length", "budget", now)
 
+    def _take_promise_back(self, tags: TagIds) -> None:
+        """Take back a promise that repeats a topic of its round, and ask main anew, from before it.
+
+        The model has run out of topics: it would write one item twice, or go on with the list for ever. Now
+        it writes what comes here itself. A backend that ignores `banned` may repeat the promise, which then
+        counts.
+        """
+        self.main.kept -= self.main.reader.take_promise_back(tags.promise)
+        self._repeats = True
+        self._is_asked_anew = True
+
     def _lead_on(self, head: Head, thread: Thread) -> None:
         """Lead main on to its list's next head, while `thread` writes the item behind this one.
 
@@ -391,7 +413,7 @@ class Machine:
         self._lead_tokens = len(separator) + len(marker)
         for token in (*separator, *marker):
             main.reader.read(token)
-        self._is_led_on = True
+        self._is_asked_anew = True
 
     def _join_list(self, now: float) -> None:
         """Take a list into main's context as one text, in the tokens that it would have in a plain answer.

@@ -127,6 +127,16 @@ class Reader:
             readings += self._divide(*self._thinking.flush())
         return [*readings, *self.parser.close(cut=cut)]
 
+    def take_promise_back(self, opening: int) -> int:
+        """Forget the promise whose last token was just read; returns its number of ids.
+
+        `opening` is the id with which a promise begins.
+        """
+        count = self.ids[::-1].index(opening) + 1
+        del self.ids[-count:]
+        cast("MainParser", self.parser).take_promise_back()
+        return count
+
     def end_list(self, tokens: int) -> None:
         """End an outline's list: ids behind the first `tokens` ones were no further head, and are dropped."""
         del self.ids[tokens:]
