@@ -56,17 +56,6 @@ async def test_main_waits_at_the_sync_for_the_last_of_its_threads(
     check_whole(backend, generation, TWO)
 
 
-async def test_a_sync_with_nothing_open_has_no_effect() -> None:
-    script = f"One.<sync/> Two. {promise('a', 'Alpha.')}<sync/><sync/> Three."
-    backend = scripted(script)
-    events, generation = await events_of(backend)
-    assert [event.type for event in events].count("sync.waiting") == 1
-    assert [str(found.code) for found in generation.diagnostics] == ["sync-idle", "sync-idle"]
-    assert generation.elapsed == generation.critical_path  # not a moment was lost with them
-    assert (generation.document, generation.text) == (parse(script), parse(script).text)
-    assert not backend.open
-
-
 @pytest.mark.parametrize("name", ["words", "bytes"])
 async def test_syncs_with_nothing_open_cost_one_request_at_most(name: str) -> None:
     idle = "<sync/> and" * 300

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,43 +33,12 @@ def kept(generation: Generation) -> object:
     )
 
 
-def check_cut(cut: Generation, whole: Generation, most: int) -> None:
-    """An answer that fits is whole; else it is the beginning of the whole one, with that many tokens."""
-    tokens = whole.usage.completion_tokens - whole.usage.discarded_tokens
-    if tokens <= most:
-        assert kept(cut) == kept(whole)
-    else:
-        assert cut.finish_reason == "length"
-        assert cut.usage.completion_tokens - cut.usage.discarded_tokens == most
-        assert whole.text.startswith(cut.text.rstrip("\ufffd"))  # a character may be cut, too
-    assert cut.text == cut.document.text
-    assert all(diagnostic.thread <= len(cut.document.promises) for diagnostic in cut.diagnostics)
-
-
 TIMING: dict[str, Any] = {
     "latencies": st.dictionaries(st.integers(0, 8), st.sampled_from([0.1, 1.0, 3.0, 20.0])),
     "piece": st.sampled_from([1, 2, 3, 7, 1000]),
     "threads": st.sampled_from([1, 2, 16]),
     "cap": st.sampled_from([None, 3, 8]),
 }
-
-
-async def check_timing(
-    make: Callable[..., ScriptedBackend],
-    most: int,
-    latencies: dict[int, float],
-    piece: int,
-    threads: int,
-    cap: int | None,
-) -> None:
-    sampling, limits = Sampling(max_tokens=most), Limits(chunk_tokens=cap or ROOMY.chunk_tokens, timeout=None)
-    whole = await answer(make(), sampling=ENDLESS, limits=limits)
-    sequence = await answer(make(), sampling=sampling, limits=limits, parallel="never")
-    check_cut(sequence, whole, most)
-    backend = make(latency=1.0, thread_latency=latencies, piece=piece)
-    cut = await answer(backend, sampling=sampling, limits=limits.model_copy(update={"max_threads": threads}))
-    assert kept(cut) == kept(sequence)
-    assert not backend.open
 
 
 @given(
@@ -81,12 +49,32 @@ async def check_timing(
 )
 @settings(max_examples=60)
 async def test_the_cut_is_that_of_the_answer_in_sequence(
-    document: Document, name: str, most: int, **timing: Any
+    document: Document,
+    name: str,
+    most: int,
+    latencies: dict[int, float],
+    piece: int,
+    threads: int,
+    cap: int | None,
 ) -> None:
     def make(**options: Any) -> ScriptedBackend:
         return ScriptedBackend(document, tokenizer=tokenizer(name), **options)
 
-    await check_timing(make, most, **timing)
+    sampling, limits = Sampling(max_tokens=most), Limits(chunk_tokens=cap or ROOMY.chunk_tokens, timeout=None)
+    whole = await answer(make(), sampling=ENDLESS, limits=limits)
+    sequence = await answer(make(), sampling=sampling, limits=limits, parallel="never")
+    if whole.usage.completion_tokens - whole.usage.discarded_tokens <= most:
+        assert kept(sequence) == kept(whole)
+    else:
+        assert sequence.finish_reason == "length"
+        assert sequence.usage.completion_tokens - sequence.usage.discarded_tokens == most
+        assert whole.text.startswith(sequence.text.rstrip("\ufffd"))  # a character may be cut, too
+    assert sequence.text == sequence.document.text
+    assert all(found.thread <= len(sequence.document.promises) for found in sequence.diagnostics)
+    backend = make(latency=1.0, thread_latency=latencies, piece=piece)
+    cut = await answer(backend, sampling=sampling, limits=limits.model_copy(update={"max_threads": threads}))
+    assert kept(cut) == kept(sequence)
+    assert not backend.open
 
 
 async def test_what_is_decoded_behind_the_cut_is_cancelled_and_counted() -> None:

@@ -53,14 +53,6 @@ async def test_what_comes_behind_it_is_cancelled_and_what_comes_before_is_not() 
     assert generation.elapsed > 60
 
 
-async def test_a_stop_text_while_main_waits_at_its_sync_ends_the_answer() -> None:
-    script = f"One. {promise('a', 'Alpha STOP beta.')}<sync/> two."
-    backend = ScriptedBackend(script, latency=1.0, thread_latency={1: 10.0})
-    generation = await answer(backend, sampling=stopping("STOP"))
-    assert (generation.text, generation.finish_reason) == ("One. Alpha ", "stop")
-    assert [request.thread for request in backend.requests] == [0, 1]
-
-
 @pytest.mark.parametrize("latencies", [{}, {1: 5.0, 2: 0.1}, {0: 5.0}])
 async def test_the_events_and_the_records_end_at_it_as_well(latencies: dict[int, float]) -> None:
     chunks = promise("a", "Alpha STOP beta.") + promise("b", "Gamma.") + promise("c", "long " * 60)

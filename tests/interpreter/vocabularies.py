@@ -24,34 +24,24 @@ def tokenizer(name: str) -> Tokenizer:
     """One of `TAGGED`."""
     if name == "words":
         return word_tokenizer(TEXTS)
-    return chat_tokenizer(json.loads(_MADE[name](TEXTS * 3).to_str()))
-
-
-def _bytes(texts: list[str], *, use_regex: bool = True) -> Any:
-    """Byte-level BPE, as GPT-2 and Llama 3 have it: a character may be split over tokens."""
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
-    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name == "bytes")
     library.pre_tokenizer = byte_level
     library.decoder = tokenizers.decoders.ByteLevel()
-    _train(library, texts, byte_level.alphabet())
-    return library
-
-
-def _merged(texts: list[str]) -> Any:
-    """Byte-level BPE that merges across anything: words grow together with the text around."""
-    return _bytes(texts, use_regex=False)
-
-
-_MADE = {"bytes": _bytes, "merged": _merged}
-TAGGED = ("words", "bytes", "merged")
-"""Models that were trained to annotate."""
-
-
-def _train(library: Any, texts: list[str], alphabet: list[str]) -> None:
+    alphabet = byte_level.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=len(alphabet) + 220,
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    library.train_from_iterator(texts, trainer)
+    library.train_from_iterator(TEXTS * 3, trainer)
+    return chat_tokenizer(json.loads(library.to_str()))
+
+
+TAGGED = ("words", "bytes", "merged")
+"""Models that were trained to annotate, by their tokenizers.
+
+`bytes` is byte-level BPE, as GPT-2 and Llama 3 have it: a character may be split over tokens. `merged` merges
+across anything, so that words grow together with the text around.
+"""

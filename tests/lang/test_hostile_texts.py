@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from pasta_async.lang import MAX_DIAGNOSTICS, ChunkParser, MainParser, ThreadParser, check, parse
+from pasta_async.lang import MAX_DIAGNOSTICS, ChunkParser, MainParser, ThreadParser, parse
 
 PROMISE = '<promise topic="x" tokens="10"/>'
 
@@ -43,7 +43,7 @@ def hostile(name: str, size: int) -> str:
 
 @pytest.mark.parametrize("name", [*REPEATED, *ENDLESS])
 def test_memory_is_a_small_multiple_of_the_text(name: str) -> None:
-    text = hostile(name, 300_000)
+    text = hostile(name, 100_000)
     tracemalloc.start()
     try:
         document = parse(text)
@@ -61,7 +61,3 @@ def test_a_thread_of_single_characters_is_read_in_one_go(name: str, kind: type[T
     parser = kind()
     readings = [reading for character in text for reading in parser.feed_text(character)] + parser.close()
     assert "".join(map(str, readings)) == text
-
-
-def test_diagnostics_are_recorded_up_to_a_limit() -> None:
-    assert len(check("<sync/>" * (MAX_DIAGNOSTICS + 5))) == MAX_DIAGNOSTICS

@@ -50,11 +50,6 @@ def test_a_document_in_its_exact_form() -> None:
     assert [promise.topic for promise in document.promises] == ["causes", "outcome"]
 
 
-def test_the_empty_text_is_the_empty_document() -> None:
-    assert parse("") == Document()
-    assert Document().format() == Document().text == ""
-
-
 @pytest.mark.parametrize(("gap", "codes"), [("", []), (" \n", ["async-apart"])])
 def test_white_space_between_a_promise_and_its_chunk_is_kept(gap: str, codes: list[str]) -> None:
     document = parse(f"{Promise('a', 10).source}{gap}<async>b</async>")
@@ -72,12 +67,6 @@ def test_an_ignored_tag_comes_between_a_promise_and_its_chunk() -> None:
         Ignored("<async>"),
         Text("b"),
     )
-
-
-def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
-    document = parse('<promise topic="a" tokens="10"/><async>b</async><sync/><sync/>')
-    assert document.nodes[1:] == (Sync(), Ignored("<sync/>"))
-    assert [found.code for found in document.diagnostics] == ["sync-idle"]
 
 
 def test_in_a_whole_document_a_promise_inside_a_chunk_is_ignored() -> None:
@@ -134,7 +123,6 @@ def test_forms_of_a_promise(tag: str, topic: str, tokens: int | None) -> None:
         '<promise topic="a/>',
         '<promise "a>',
         "</promise>",
-        "</sync>",
         "<sync now/>",
         '<sync topic="a"/>',
         "<async>",
@@ -171,7 +159,6 @@ def test_an_opening_tag_that_would_swallow_the_rest_is_ignored(tag: str) -> None
         "<synchronous>",
         "<sync",
         "< sync/>",
-        "<a><b></b>",
         "1 < 2 > 0",
         '<promise topic="a<b" tokens="10"/>',
         '<promise topic="a>',
@@ -232,22 +219,6 @@ def codes(parser: ThreadParser) -> list[str]:
     return [str(diagnostic.code) for diagnostic in parser.diagnostics]
 
 
-def test_only_tag_tokens_are_tags() -> None:
-    parser = MainParser()
-    readings = feed(parser, "<sync/ > ", OPEN, "it", TOKENS, "60", END, " <async ", ">")
-    assert readings == ["<sync/ > ", Promise("it", 60), " <async ", ">"]
-    assert parser.nodes == (Text("<sync/ > "), Promise("it", 60), Text(" <async >"))
-    assert Document(parser.nodes).format() == '<\\sync/ > <promise topic="it" tokens="60"/> <\\async >'
-
-
-def test_main_joins_what_is_open_and_ignores_tags_of_chunks() -> None:
-    parser = MainParser()
-    readings = feed(parser, SYNC, OPEN, "a", TOKENS, "10", END, ASYNC, "b", CLOSE, SYNC, SYNC)
-    assert readings == [Promise("a", 10), "b", Sync()]
-    assert codes(parser) == ["sync-idle", "async-stray", "async-stray-close", "sync-idle"]
-    assert [node.format() for node in parser.nodes if isinstance(node, Ignored)] == [SYNC, ASYNC, CLOSE, SYNC]
-
-
 @pytest.mark.parametrize(
     "topic", ["a > b", "a < b", 'so "called"', "R&D", "&gt;", "<sync/ >", '" tokens="1', "/>"]
 )
@@ -297,26 +268,6 @@ def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
     assert feed(parser, "A ", ASYNC, "chunk", CLOSE, " and more", SYNC) == ["A", " ", "chunk", ChunkEnded()]
     assert parser.nodes == (Text("A "), Ignored("<async>"), Text("chunk"))
     assert codes(parser) == ["async-stray"]
-
-
-def test_a_chunk_thread_without_closing_tag() -> None:
-    parser = ChunkParser()
-    assert feed(parser, "A", " chunk <", "b") == ["A", " chunk <", "b"]
-    assert (parser.nodes, codes(parser)) == ((Text("A chunk <b"),), ["async-unclosed"])
-
-
-@pytest.mark.parametrize("tag", [OPEN, SYNC])
-@pytest.mark.parametrize("left_out", ["", " ", "\n\n", "\n3. ", " \n \n- ", "\r\n12)", "\n\t\u2022 "])
-def test_a_promise_or_sync_ends_a_chunk_threads_text(tag: str, left_out: str) -> None:
-    parser = ChunkParser()
-    readings = feed(parser, "Tea.\nIt is mild.", left_out, tag, " And more", CLOSE)
-    assert "".join(reading for reading in readings if isinstance(reading, str)) == "Tea.\nIt is mild."
-    assert readings[-1] == ChunkEnded("nested")
-    assert parser.nodes == (Text("Tea.\nIt is mild."),)
-    (found,) = parser.diagnostics
-    line, column = 2 + left_out.count("\n"), len((f"It is mild.{left_out}").rpartition("\n")[2]) + 1
-    assert (found.code.endswith("-nested"), found.offset) == (True, 16 + len(left_out))
-    assert (found.line, found.column) == (line, column)
 
 
 @pytest.mark.parametrize(("left_out", "kept"), [("\n3. ", ""), (" \n\n- ", ""), ("", " "), ("", "\n42")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from hypothesis import given
@@ -22,28 +22,6 @@ from pasta_async.lang import (
 )
 
 CAUSES = '<promise topic="causes" tokens="60"/>'
-OUTCOME = '<promise topic="outcome" tokens="40"/>'
-
-
-def written(parts: Iterable[Segment]) -> str:
-    return "".join(part.text for part in parts)
-
-
-def test_the_views_of_two_rounds() -> None:
-    document = parse(
-        f"Two wars. {CAUSES}<async>Many.</async> {OUTCOME}<async>Peace.</async><sync/> So: "
-        f"{CAUSES}<async>Again.</async> Done."
-    )
-    first_round = f"Two wars. {CAUSES}<async>Many.</async> {OUTCOME}<async>Peace.</async><sync/>"
-    unrolled = [(view.thread, written(view.context), written(view.target)) for view in views(document)]
-    assert unrolled == [
-        (0, "", f"Two wars. {CAUSES} {OUTCOME}<sync/>"),
-        (1, f"Two wars. {CAUSES}<async>", "Many.</async>"),
-        (2, f"Two wars. {CAUSES} {OUTCOME}<async>", "Peace.</async>"),
-        (0, first_round, f" So: {CAUSES} Done."),
-        (3, f"{first_round} So: {CAUSES}<async>", "Again.</async>"),
-    ]
-    assert [view.ends_answer for view in views(document)] == [False, False, False, True, False]
 
 
 def test_an_empty_document_is_still_one_view() -> None:
