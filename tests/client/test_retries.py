@@ -20,7 +20,6 @@ from pasta_async import (
     Limits,
     Model,
     PastaError,
-    ThreadFailedError,
 )
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 
@@ -89,14 +88,6 @@ async def test_retry_after_is_followed_for_a_minute_at_most() -> None:
     backend = ScriptedBackend("Because.", clock=VirtualClock(), faults=[Fault(0, 0, error=error)])
     assert await ask(backend) == "Because."
     assert backend.clock.time() == 60
-
-
-async def test_a_silent_request_is_not_sent_again() -> None:
-    error = BackendTimeoutError("nothing for too long")
-    backend = ScriptedBackend("Because.", faults=[Fault(0, 0, error=error)])
-    with pytest.raises(ThreadFailedError):
-        await ask(backend)
-    assert len(backend.requests) == 1
 
 
 async def test_the_time_limit_covers_connecting() -> None:

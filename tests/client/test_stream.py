@@ -16,7 +16,7 @@ from pasta_async import (
 )
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH, events_of, promise
+from tests.interpreter.support import RICH
 
 
 async def test_the_last_event_has_the_generation_that_result_gives() -> None:
@@ -42,18 +42,6 @@ async def test_who_leaves_at_the_last_event_still_has_the_result() -> None:
             if event.type == "answer.done":
                 break
     assert await stream.result() is getattr(seen[-1], "generation")  # noqa: B009
-
-
-async def test_what_is_not_well_formed_comes_as_events_and_in_the_generation() -> None:
-    cut = Fault(0, 3, "garbage", text='<promise topic="', skip=2)
-    script = f"One. {promise('a', 'Two.', 13)}<sync/><sync/> Three</async>."
-    backend = ScriptedBackend(script, faults=[cut])
-    events, _ = await events_of(backend)
-    codes = [str(event.diagnostic.code) for event in events if event.type == "diagnostic.found"]
-    assert codes == ["tokens-not-tens", "sync-idle", "async-stray-close", "tag-cut"]
-    done = events[-1]
-    assert done.type == "answer.done"
-    assert [str(diagnostic.code) for diagnostic in done.generation.diagnostics] == codes
 
 
 @pytest.mark.loop_matrix

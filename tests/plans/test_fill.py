@@ -199,7 +199,7 @@ class Everything(BaseModel):
 async def test_every_kind_of_field_is_valid_whatever_the_model_chooses(
     endless: bool, kinds: tuple[GrammarKind, ...]
 ) -> None:
-    for seed in range(20):
+    for seed in range(8):
         async with Client(RandomBackend(seed, endless=endless, grammars=kinds)) as client:
             filled = await client.fill("x", Everything)
             assert len(filled.value.long) >= 30
@@ -399,13 +399,6 @@ async def test_groups_are_written_by_one_thread() -> None:
         assert sorted(done) == ["city", "name", "street"]
         assert len(filled.threads) == 2
         assert list(json.loads(filled.text)) == ["street", "name", "city"]
-
-
-async def test_a_whole_object_in_sequence_is_one_thread() -> None:
-    async with Client(RandomBackend(1)) as client:
-        filled = await client.fill("x", Plan.in_sequence(Review))
-    assert len(filled.threads) == 1
-    Review.model_validate(filled.value)
 
 
 # Troubles of other libraries' users, by the numbers of their issues ----------------------------------------

@@ -6,12 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pasta_async import BackendError
 from pasta_async.grammar import Grammar
-from pasta_async.plans.parts import split_object
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -77,10 +74,6 @@ def test_a_number_in_a_group_is_closed() -> None:
     assert grammar.closing(" 25").startswith(', "b": ')
 
 
-def test_a_whole_text_needs_no_end() -> None:
-    assert Grammar.of_schema(SCHEMA).closing(WRITTEN) == ""
-
-
 def test_a_text_that_does_not_follow_the_grammar_cannot_be_closed() -> None:
     with pytest.raises(BackendError):
         Grammar.of_schema(SCHEMA).closing('{"other')
@@ -91,15 +84,6 @@ def test_values_end_with_a_sign_behind_them() -> None:
     assert grammar.accepts(' 12, "b": true}')
     assert not grammar.accepts(' 12, "b": true')
     assert not grammar.accepts(" 12}")
-
-
-@given(st.dictionaries(st.text(max_size=4), st.recursive(st.none() | st.integers() | st.text(), st.lists)))
-def test_an_object_is_split_as_far_as_it_is_written(value: dict[str, Any]) -> None:
-    text = json.dumps(value)
-    for size in range(len(text) + 1):
-        for key, raw in list(split_object(text[:size]))[:-1]:  # the last one may be cut off
-            assert json.loads(raw) == value[key]
-    assert {key: json.loads(raw) for key, raw in split_object(text)} == value
 
 
 def test_white_space_cannot_run_away() -> None:  # SGLang 8250, vLLM 38696

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from pasta_async import InvalidRequestError
 from pasta_async.plans import After, Plan, Together, Tokens
-from tests.plans.forms import REVIEW_TEXT, Report
+from tests.plans.forms import Report
 
 
 def names(plan: Plan) -> list[str]:
@@ -39,12 +39,6 @@ def test_fields_of_a_group_share_a_hole() -> None:
 
 def test_a_schema_says_the_same_as_the_model() -> None:
     assert Plan.of(Report.model_json_schema()).holes == Plan.of(Report).holes
-
-
-def test_a_template_has_its_holes_in_order() -> None:
-    assert names(REVIEW_TEXT) == ["strengths", "weaknesses", "verdict"]
-    assert REVIEW_TEXT.seen["verdict"] == {"strengths", "weaknesses"}
-    assert [hole.tokens for hole in REVIEW_TEXT.holes] == [30, 30, 20]
 
 
 def test_escaped_braces_are_text() -> None:
