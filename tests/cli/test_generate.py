@@ -10,7 +10,6 @@ import pytest
 from written import CAUSES, INTRO, TEXT, WRITTEN, Result, pasta, scripted
 
 from pasta_async import Backend, RealClock
-from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 
 
@@ -57,14 +56,6 @@ def test_stop_texts_end_the_answer_and_may_hold_commas() -> None:
     assert generate("x", "--stop", ", ", backend=backend).out == "One,two\n"
 
 
-def test_json_is_the_generation() -> None:
-    answer = json.loads(generate("x", "--json").out)
-    assert answer["text"] == TEXT
-    assert parse(answer["document"]) == parse(WRITTEN)
-    assert [thread["topic"] for thread in answer["threads"]] == ["", "causes", "outcome"]
-    assert answer["text_speedup"] == pytest.approx(answer["text_tokens"] / answer["critical_path"])
-
-
 def test_json_with_a_baseline_has_both_and_the_speedups() -> None:
     result = json.loads(generate("x", "--json", "--compare").out)
     answer, baseline = result["answer"], result["baseline"]
@@ -88,7 +79,6 @@ def test_compare_prints_the_text_then_the_timeline_and_the_numbers() -> None:
     "arguments",
     [
         ("x", "--temperature", "-1"),
-        ("x", "--max-threads", "0"),
         ("x", "--live", "--json"),
         ("x", "--template", "novalue"),
         ("",),
@@ -106,14 +96,10 @@ def test_misuse_is_told_with_its_options_and_exit_code_2(arguments: tuple[str, .
     assert not backend.requests
 
 
-@pytest.mark.parametrize("backend", ["gopher:hole", "local:"])
-def test_a_backend_that_cannot_be_named_so_is_a_misuse(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path))  # so `local:` has no base
-    result = pasta("generate", "x", "--backend", backend)
+def test_a_backend_that_cannot_be_named_so_is_a_misuse() -> None:
+    result = pasta("generate", "x", "--backend", "gopher:hole")
     assert result.code == 2
-    assert backend in result.err
+    assert "gopher:hole" in result.err
 
 
 def test_a_failure_leaves_the_text_so_far_and_words_on_stderr() -> None:

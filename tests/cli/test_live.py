@@ -22,20 +22,15 @@ def picture(generation: Generation, width: int = 80) -> list[str]:
     return console.export_text().splitlines()
 
 
-async def waiting_and_done(latency: dict[int, float]) -> tuple[Generation, Generation]:
-    """The answer when main waits for its threads, and at its end."""
-    backend = ScriptedBackend(WRITTEN, latency=1.0, thread_latency=latency)
+async def test_each_thread_has_a_row_with_topic_progress_and_text() -> None:
+    backend = ScriptedBackend(WRITTEN, latency=1.0, thread_latency={2: 0.1})
     async with Client(backend, clock=backend.clock) as client, client.stream("x") as stream:
         async for event in stream:
             if event.type == "sync.waiting":
                 break
         waiting = stream.partial
         assert waiting
-        return waiting, await stream.result()
-
-
-async def test_each_thread_has_a_row_with_topic_progress_and_text() -> None:
-    waiting, done = await waiting_and_done(latency={2: 0.1})
+        done = await stream.result()
     rows = picture(waiting)
     assert INTRO in rows[1]
     one, two = rows[3:]

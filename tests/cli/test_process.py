@@ -16,9 +16,13 @@ from pathlib import Path
 import pytest
 from written import CAUSES, INTRO
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-STALLING = [sys.executable, str(HERE / "stalling_program.py"), "generate", "x"]
+ROOT = Path(__file__).parents[2]
+STALLING = """
+from pasta_async.cli import main
+from pasta_async.testing import Fault
+from tests.cli.written import scripted
+main(backend=scripted(Fault(2, 3, "stall")))
+"""
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
 TEA = "茶葉 \x1b[2J\x9b31m\a is\b tea."
 ANSWERING = f"""
@@ -42,9 +46,10 @@ def read_until(descriptor: int, wanted: str) -> str:
 
 @contextmanager
 def start(*options: str, stdout: int = subprocess.PIPE) -> Generator[subprocess.Popen[str]]:
-    """The program, which does not outlive the test."""
+    """The program with a model that falls silent in the second chunk; it does not outlive the test."""
+    command = [sys.executable, "-c", STALLING, "generate", "x", *options]
     with subprocess.Popen(
-        [*STALLING, *options], stdout=stdout, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
+        command, stdout=stdout, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
     ) as process:
         try:
             yield process
