@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINKED = ("backends", "training", "evals")
 WHEEL_LIMIT = 30_000_000
+INFO = "pasta_async-0.1.0.dist-info"
 
 
 def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
@@ -41,11 +42,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base / "dist"
 
 
-def wheel_names(wheel: Path) -> set[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {entry.filename for entry in archive.infolist() if not entry.is_dir()}
-
-
 def the(folder: Path, pattern: str) -> Path:
     (path,) = folder.glob(pattern)
     return path
@@ -53,9 +49,12 @@ def the(folder: Path, pattern: str) -> Path:
 
 def test_the_wheel_holds_what_is_needed_and_nothing_else(built: Path) -> None:
     wheel = the(built, "*.whl")
-    names, files = wheel_names(wheel), project_files()
-    info = "pasta_async-0.1.0.dist-info"
-    assert {name.split("/")[0] for name in names} == {"pasta_async", "pasta_async_sglang", info}
+    with zipfile.ZipFile(wheel) as archive:
+        names = {entry.filename for entry in archive.infolist() if not entry.is_dir()}
+        plugins = archive.read(f"{INFO}/entry_points.txt").decode()
+        assert not any(stat.S_ISLNK(entry.external_attr >> 16) for entry in archive.infolist())
+    files = project_files()
+    assert {name.split("/")[0] for name in names} == {"pasta_async", "pasta_async_sglang", INFO}
     modules = [name for name in files if name.endswith(".py")]
     package_modules = {name for name in modules if name.startswith(("pasta_async/", "pasta_async_sglang/"))}
     linked_modules = {f"pasta_async/{name}" for name in modules if name.startswith(LINKED)}
@@ -65,9 +64,6 @@ def test_the_wheel_holds_what_is_needed_and_nothing_else(built: Path) -> None:
     assert {name for name in files if name.startswith(shipped)} <= names
     assert "pasta_async/py.typed" in names
     assert wheel.stat().st_size <= WHEEL_LIMIT
-    with zipfile.ZipFile(wheel) as archive:
-        plugins = archive.read(f"{info}/entry_points.txt").decode()
-        assert not any(stat.S_ISLNK(entry.external_attr >> 16) for entry in archive.infolist())
     assert "[sglang.srt.plugins]\npasta_async = pasta_async_sglang:register" in plugins
 
 

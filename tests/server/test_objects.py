@@ -33,25 +33,26 @@ class Parallel(BaseModel):
     last: Annotated[Literal["x", "y"], After("kind", "count")]
 
 
+class Empty(BaseModel):
+    """A field that nothing fits."""
+
+    a: Annotated[int, Field(ge=5, le=3)]
+
+
 def schema_of(form: type[BaseModel]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "form", "schema": form.model_json_schema()}}
 
 
-async def test_the_official_clients_parse_gives_an_instance(client: openai.AsyncOpenAI) -> None:
-    reply = await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Form)  # pyright: ignore[reportArgumentType]
-    message = reply.choices[0].message
-    assert isinstance(message.parsed, Form)
+@pytest.mark.parametrize(("form", "mode", "threads"), [(Form, "baseline", 1), (Parallel, "parallel", 3)])
+async def test_the_official_clients_parse_gives_an_instance(
+    client: openai.AsyncOpenAI, form: type[BaseModel], mode: str, threads: int
+) -> None:
+    reply = await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=form)  # pyright: ignore[reportArgumentType]
+    assert isinstance(reply.choices[0].message.parsed, form)
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage and reply.usage.completion_tokens
     extra: Any = reply.model_extra
-    assert (extra["pasta"]["mode"], extra["pasta"]["choices"][0]["threads"]) == ("baseline", 1)
-
-
-async def test_fields_are_written_in_parallel_where_the_schema_says_so(client: openai.AsyncOpenAI) -> None:
-    reply = await client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Parallel)  # pyright: ignore[reportArgumentType]
-    assert isinstance(reply.choices[0].message.parsed, Parallel)
-    extra: Any = reply.model_extra
-    assert (extra["pasta"]["mode"], extra["pasta"]["choices"][0]["threads"]) == ("parallel", 3)
+    assert (extra["pasta"]["mode"], extra["pasta"]["choices"][0]["threads"]) == (mode, threads)
 
 
 @pytest.mark.parametrize(("form", "plan", "threads"), [(Form, True, 3), (Parallel, False, 1)])
@@ -133,19 +134,7 @@ async def test_what_is_cut_off_is_closed_and_says_so(client: openai.AsyncOpenAI)
 @pytest.mark.parametrize(
     "fields",
     [
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {
-                    "name": "x",
-                    "schema": {
-                        "type": "object",
-                        "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 3}},
-                        "required": ["a"],
-                    },
-                },
-            }
-        },
+        {"response_format": schema_of(Empty)},
         {"response_format": schema_of(Form), "stop": ["x"]},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,16 +35,13 @@ Answer = Any
 """A route's JSON to send, a response, an exception to raise, or a function of the request's JSON."""
 
 
-@cache
-def _model() -> TemporaryDirectory[str]:
-    folder = TemporaryDirectory()
-    table_model.make_tokenizer(Path(folder.name))
-    return folder
+_MODEL = TemporaryDirectory()
+table_model.make_tokenizer(Path(_MODEL.name))
 
 
 def model_folder() -> str:
     """The folder that the server says it has loaded: that of the table model, without weights."""
-    return _model().name
+    return _MODEL.name
 
 
 def encode(text: str) -> list[int]:
@@ -81,6 +77,11 @@ class _Chunks(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._chunks:
             yield chunk
+
+
+def good() -> httpx.Response:
+    """A reply of SGLang's: two tokens, the second the end."""
+    return stream([sse([event([*encode("a"), END], finish_reason=STOP)])])
 
 
 class OddServer(httpx.AsyncBaseTransport):

@@ -8,16 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from odd_server import ABOUT, END, STOP, OddServer, backend, event, pieces_of, sse, stream
+from odd_server import ABOUT, OddServer, backend, event, good, pieces_of, sse, stream
 
 from pasta_async import DecodeRequest, Sampling
 from pasta_async_sglang import ON, STATE, TESTED, VARIABLE, register
 
 SCHEDULER = "sglang.srt.managers.scheduler"
-
-
-def good() -> Any:
-    return stream([sse([event([107, END], finish_reason=STOP)])])
 
 
 # The client -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import httpx
 import huggingface_hub
 import odd_server
 import pytest
-from odd_server import ABOUT, END, HTML, STOP, TAGS, OddServer, backend, event, pieces_of, sse, stream
+from odd_server import ABOUT, END, HTML, TAGS, OddServer, backend, good, pieces_of
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import (
@@ -28,7 +28,6 @@ from tests.pasta_tiny import PASTA_TINY
     ("routes", "kind", "message"),
     [
         ({"/server_info": httpx.ConnectError("refused")}, BackendConnectError, ""),
-        ({"/server_info": httpx.Response(404)}, BackendError, "no SGLang server"),
         ({"/server_info": HTML}, BackendError, "no SGLang server"),
         ({"/server_info": {"name": "ollama"}}, BackendError, "no SGLang server"),
         ({"/server_info": ABOUT | {"version": "0.5.22.post1"}}, BackendError, "0.5.22.post1"),
@@ -68,7 +67,7 @@ async def test_many_that_connect_at_once_ask_once() -> None:
 async def test_a_path_and_a_key_go_with_every_request() -> None:
     server = OddServer()
     server.routes = {f"/llm/v1{path}": answer for path, answer in server.routes.items()}
-    server.decoding = [stream([sse([event([END], finish_reason=STOP)])])]
+    server.decoding = [good()]
     client = server.client()
     engine = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=client)
     await pieces_of(engine)
@@ -139,7 +138,7 @@ async def test_an_end_that_the_tokenizer_does_not_know_is_no_text(tmp_path: Path
         (Path(odd_server.model_folder()) / "tokenizer.json").read_bytes()
     )
     server = OddServer()
-    server.decoding = [stream([sse([event([*odd_server.encode("a"), END], finish_reason=STOP)])])]
+    server.decoding = [good()]
     engine = backend(server, tokenizer=tmp_path)
     assert (await engine.connect()).end_ids == ()
     [piece] = await pieces_of(engine)

@@ -42,14 +42,8 @@ async def readings(*ranks_of: list[dict[str, Any]]) -> EngineLoad:
     return load
 
 
-@pytest.fixture
-def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reading is used twice."""
-    monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 0.0)
-
-
-@pytest.mark.usefixtures("always_fresh")
-async def test_the_load_is_that_of_all_ranks_since_the_last_start() -> None:
+async def test_the_load_is_that_of_all_ranks_since_the_last_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 0.0)  # no reading is used twice
     assert await readings([RANK]) == EngineLoad(64, 3, 2, 0.25)  # ten steps say nothing yet
     measured = RANK | {"decode_moments": counted(0.01, 0.0005, steps=160)}
     assert (await readings([measured])).step_doubles_at == pytest.approx(20)

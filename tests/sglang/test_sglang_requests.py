@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from odd_server import ABOUT, END, STOP, TAGS, OddServer, backend, encode, event, pieces_of, sse, stream
+from odd_server import ABOUT, END, STOP, TAGS, OddServer, backend, encode, event, good, pieces_of, sse, stream
 
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
 from pasta_async.options import Sampling
@@ -17,10 +17,6 @@ from pasta_async.protocol import DecodeRequest, Piece
 SYNC, CLOSE = TAGS[5], TAGS[4]
 A, B = encode("ab")
 ONE = DecodeRequest("a", 0, (11,), 50, Sampling())
-
-
-def good() -> httpx.Response:
-    return stream([sse([event([A, END], finish_reason=STOP)])])
 
 
 # What is sent ---------------------------------------------------------------------------------------------

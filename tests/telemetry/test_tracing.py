@@ -17,8 +17,6 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
 from pasta_async.testing import Fault, ScriptedBackend
 
-_STOP = {"type": "stop", "matched": odd_server.END}
-
 
 class Traces:
     """A provider, and the spans that ended."""
@@ -81,9 +79,7 @@ async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> N
 
 async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None:
     server = odd_server.OddServer()
-    server.decoding = [
-        odd_server.stream([odd_server.sse([odd_server.event(odd_server.encode("Hi"), finish_reason=_STOP)])])
-    ]
+    server.decoding = [odd_server.good()]
     async with server.client() as http:
         backend = SGLangBackend("http://odd", client=http)
         await Client(backend, observers=[Tracing(traces.provider)]).generate("x", baseline=True)
