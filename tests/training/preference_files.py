@@ -13,36 +13,30 @@ from pasta_async.training.samples import Plain, Sample, SampledPrompt, Score
 from pasta_async.training.views import pack_views
 
 
-def sample_of(codec: ModelCodec, content: str, written: str, number: int = 0, **changes: Any) -> Sample:
-    """A sample whose ids are those that the codec writes."""
-    document = parse(written)
-    trie = pack_views(codec, codec.prompt([{"role": "user", "content": content}]), document)
-    values: dict[str, Any] = {
-        "number": number,
-        "seed": number,
-        "text": document.text,
-        "written": written,
-        "finish_reason": "stop",
-        "well_formed": True,
-        "tokens": len(trie.targets),
-        "critical_path": len(trie.targets),
-        "ids": trie.ids,
-        "parents": trie.parents,
-        "targets": trie.targets,
-        "exact": True,
-    }
-    return Sample.model_validate({**values, **changes})
-
-
 def prompt_of(
     codec: ModelCodec, name: str, answers: Sequence[str], changes: Mapping[int, dict[str, Any]] | None = None
 ) -> SampledPrompt:
-    """A prompt with a sample of each answer."""
+    """A prompt with a sample of each answer, whose ids are those that the codec writes."""
     content = f"Tell {name}"
-    samples = [
-        sample_of(codec, content, written, number, **(changes or {}).get(number, {}))
-        for number, written in enumerate(answers)
-    ]
+    samples: list[Sample] = []
+    for number, written in enumerate(answers):
+        document = parse(written)
+        trie = pack_views(codec, codec.prompt([{"role": "user", "content": content}]), document)
+        values: dict[str, Any] = {
+            "number": number,
+            "seed": number,
+            "text": document.text,
+            "written": written,
+            "finish_reason": "stop",
+            "well_formed": True,
+            "tokens": len(trie.targets),
+            "critical_path": len(trie.targets),
+            "ids": trie.ids,
+            "parents": trie.parents,
+            "targets": trie.targets,
+            "exact": True,
+        }
+        samples.append(Sample.model_validate({**values, **(changes or {}).get(number, {})}))
     return SampledPrompt(
         id=name,
         messages=({"role": "user", "content": content},),

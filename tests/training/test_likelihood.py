@@ -1,4 +1,4 @@
-"""The likelihood of answers in a model's eyes, and stage 2's scores made of it."""
+"""The likelihood of answers in a model's eyes: stage 2's scores made of it, and annotation."""
 
 # torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -16,11 +16,16 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.lang import Promise, check
 from pasta_async.protocol import Message
-from pasta_async.training.data.corpus import write_records
+from pasta_async.training.data.annotate import AnnotateSettings, annotate
+from pasta_async.training.data.annotate_likelihood import Costs, LikelihoodModel, choose
+from pasta_async.training.data.annotate_structure import structure_marks
+from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
 from pasta_async.training.likelihood import LanguageModel, bits_per_token
 from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, score
+from pasta_async.training.views import Mark
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,15 +38,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base_folder(tmp_path_factory.mktemp("base") / "model")
 
 
+def bits(folder: Path, context: list[int], target: list[int]) -> float:
+    """Bits a token of a target behind a context, by transformers alone."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([context + target])).logits[0, len(context) - 1 : -1]
+        return float(functional.cross_entropy(logits, torch.tensor(target))) / math.log(2)
+
+
 def by_transformers(folder: Path, text: str) -> float:
     """Bits a token, one text at a time."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompt = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        return float(functional.cross_entropy(logits, torch.tensor(ids))) / math.log(2)
+    return bits(folder, prompt, tokenizer.encode(text, add_special_tokens=False))
 
 
 def test_packed_texts_cost_what_they_cost_alone(folder: Path) -> None:
@@ -106,3 +115,98 @@ def test_an_answer_that_says_less_is_no_faster_for_it(folder: Path, tmp_path: Pa
 def test_an_answer_that_the_model_cannot_hold_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError):
         scored(tmp_path, folder, sample(0, TEXTS[4]), sample(1, "Coffee."))
+
+
+# Annotation -----------------------------------------------------------------------------------------------
+
+
+ITEMS = ["Tea is green and old.", "Coffee is brown, and the cup is small.", "Water has no taste at all."]
+ANSWERS = [
+    "Both:\n\n1. {}\n2. {}\n3. {}\n\nSo it was water.".format(*ITEMS),
+    "Here it is.\n\n{}\n\n{}\n\nIn the end, both.".format(*ITEMS[:2]),
+    "- {}\n- {}\n- {}\n".format(*ITEMS),
+    "One outcome.",
+]
+RECORDS = [plain_record([{"role": "user", "content": "Tell me."}], answer) for answer in ANSWERS]
+
+
+def settings(folder: Path, model: Path, out: str = "out", **more: Any) -> AnnotateSettings:
+    write_records(folder / "data.jsonl", RECORDS)
+    usual = {"by_likelihood": True, "model": str(model), "least": 4}
+    data = {"data": str(folder / "data.jsonl"), "out": folder / out}
+    return AnnotateSettings.model_validate({**usual, **data, **more})
+
+
+def annotated(folder: Path, out: str = "out") -> list[Record]:
+    return list(read_records(folder / out / "annotated.jsonl"))
+
+
+def candidates(text: str) -> list[Mark]:
+    return [mark for mark in structure_marks(text, least=4) if isinstance(mark.tag, Promise)]
+
+
+def test_a_model_without_tags_sees_the_text_without_the_siblings(folder: Path) -> None:
+    model, record = LikelihoodModel(folder), RECORDS[0]
+    (costs,) = model.costs([(record, candidates(ANSWERS[0]))])
+    assert costs
+    ids, prompt = model.encode(ANSWERS[0]), model.prompt(record.messages)
+    first, marker, chunk = map(model.encode, ("Both:", "\n3. ", "Water has no taste at all."))
+    before = model.encode(ANSWERS[0].split("Water")[0])
+    assert ids[: len(before) + len(chunk)] == before + chunk
+    alone = bits(folder, prompt + first + marker, chunk)
+    whole = bits(folder, prompt + before, chunk)
+    assert costs.chunks[0][2] == pytest.approx(alone - whole, abs=2e-4)
+    tail = model.encode("\n\nSo it was water.")
+    expected = bits(folder, prompt + first, tail) - bits(folder, prompt + ids[: -len(tail)], tail)
+    assert costs.gaps[0][3] == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.05, math.inf])
+def test_the_text_stays_and_tags_are_well_formed(tau: float, folder: Path, tmp_path: Path) -> None:
+    summary = annotate(settings(tmp_path, folder, tau=tau, sync_tau=tau))
+    records = annotated(tmp_path)
+    assert [record.document.text for record in records] == ANSWERS
+    assert all(check(record.written) == [] for record in records)
+    assert {record.annotator for record in records} == {"likelihood:model"}
+    assert (summary["accepted"], summary["measured"], summary["too_long"]) == (4, 3, 0)
+
+
+def test_rounds_end_where_something_becomes_dear() -> None:
+    marks = candidates(ANSWERS[0])
+    free = Costs([[0.0] * (3 - j) for j in range(3)], [[0.0] * (4 - j) for j in range(4)])
+    promises = marks
+    assert choose(marks, free, [0.0] * len(marks), 0.0) == promises
+    dear = Costs([[0.0, 0.3, 0.0], *free.chunks[1:]], free.gaps)
+    assert [mark.start for mark in choose(marks, dear, [0.0] * len(marks), 0.0)] == [
+        mark.start for mark in marks[1:]
+    ]
+    assert choose(marks, dear, [0.3] * len(marks), 0.0) == promises
+    tail = Costs(free.chunks, [[0.0, 0.0, 0.0, 0.4], *free.gaps[1:]])
+    *first, sync = choose(marks, tail, [0.0] * len(marks), 0.3)
+    assert (first, sync.start, sync.end) == (promises, marks[-1].end, marks[-1].end)
+    assert choose(marks, tail, [0.0] * len(marks), 0.4) == promises
+    chain = Costs([[0.0, 1.0, 1.0], [0.0, 1.0], [0.0]], free.gaps)
+    assert choose(marks, chain, [0.5] * len(marks), 0.5) == []
+
+
+def test_an_interrupted_run_goes_on_to_the_same_file(folder: Path, tmp_path: Path) -> None:
+    annotate(settings(tmp_path, folder, tau=0.01))
+    whole = (tmp_path / "out" / "annotated.jsonl").read_bytes()
+    journal = tmp_path / "out" / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:2]) + lines[2][:20])
+    summary = annotate(settings(tmp_path, folder, tau=0.01))
+    assert (summary["resumed"], summary["measured"]) == (1, 2)
+    assert (tmp_path / "out" / "annotated.jsonl").read_bytes() == whole
+    again = annotate(settings(tmp_path, folder, tau=0.5))  # another tau needs no model
+    assert (again["resumed"], again["measured"]) == (3, 0)
+    other = base_folder(tmp_path / "other", "qwen2")
+    with pytest.raises(InvalidRequestError):
+        annotate(settings(tmp_path, other))
+
+
+def test_an_answer_that_the_model_cannot_hold_stays_plain(tmp_path: Path) -> None:
+    model = base_folder(tmp_path / "model", max_position_embeddings=90)
+    summary = annotate(settings(tmp_path, model, tau=math.inf))
+    assert summary["too_long"] > 0
+    assert [record.document.text for record in annotated(tmp_path)] == ANSWERS

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -105,7 +105,6 @@ def promise(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", CODECS)
-@settings(max_examples=150, deadline=None)
 @given(document=DOCUMENTS)
 def test_removing_the_tags_leaves_the_natural_encoding(name: str, document: Document) -> None:
     codec = CODECS[name]

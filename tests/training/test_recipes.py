@@ -7,10 +7,10 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands_run import status
 from pydantic import BaseModel
 
 from pasta_async.lang import check
@@ -22,29 +22,38 @@ RECIPES = sorted(Path(__file__).parents[2].glob("training/recipes/*.sh"))
 PROMPTS = Path(__file__).parents[2] / "training" / "data" / "prompts.jsonl.gz"
 
 
-def run(recipe: Path, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a recipe, with the interpreter of the tests as `python`."""
-    (folder / "bin").mkdir(exist_ok=True)
-    python = folder / "bin" / "python"
-    if not python.exists():
-        python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-        python.chmod(0o755)
-    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(
-        ["sh", str(recipe)], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+def variables(folder: Path, python: str, **more: str) -> dict[str, str]:
+    """Variables for a recipe, whose `python` is this shell script; a server that it starts ends at once."""
+    (folder / "bin").mkdir()
+    for name, script in (("python", python), ("pasta-async", "")):
+        (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "bin" / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", **more}
 
 
-@pytest.mark.timeout(1800)  # a dozen commands, each of which imports torch
-def test_pasta_smol_from_the_prompts_to_the_folder_that_ships(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("one_thread")
+def test_pasta_smol_from_the_prompts_to_the_folder_that_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe's shell hands each command to this process, which has imported torch already."""
+    monkeypatch.chdir(tmp_path)
     for name in ("alpaca_eval", "ifeval"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"instruction": f"Nothing of {name}."}) + "\n")
-    (tmp_path / "dolly.jsonl.gz").write_bytes(PROMPTS.read_bytes())
+        Path(f"{name}.jsonl").write_text(json.dumps({"instruction": f"Nothing of {name}."}) + "\n")
+    Path("dolly.jsonl.gz").write_bytes(PROMPTS.read_bytes())
+    for name in ("calls", "ended"):
+        os.mkfifo(name)
     sizes = {"OURS": "40", "DOLLY": "1", "FRESH": "8", "UPDATES": "2"}
-    variables = {"BASE": str(PASTA_TINY), "PROMPTS": str(EXAMPLES), "OUT": "run", **sizes}
-    done = run(RECIPES[-1], tmp_path, **variables)
-    assert done.returncode == 0, done.stderr
+    given = {"BASE": str(PASTA_TINY), "PROMPTS": str(EXAMPLES), "OUT": "run", **sizes}
+    python = 'printf "%s\\n" "$@" > calls; read code < ended; exit $code'
+    shell = ["sh", "-c", 'sh "$0"; echo $? > calls', str(RECIPES[-1])]
+    codes: list[int | str | None] = []
+    with subprocess.Popen(shell, env=variables(tmp_path, python, **given)):
+        while len(called := Path("calls").read_text().splitlines()) > 1:
+            _, module, *options = called
+            codes.append(status(importlib.import_module(module).main, *options))
+            Path("ended").write_text("1\n" if codes[-1] else "0\n")
+    assert (called, {*codes}) == (["0"], {0})
     out = tmp_path / "run"
     annotated = list(read_records(out / "annotated" / "annotated.jsonl"))
     assert any(record.document.promises for record in annotated)
@@ -57,20 +66,13 @@ def test_pasta_smol_from_the_prompts_to_the_folder_that_ships(tmp_path: Path) ->
 
 def commands(recipe: Path, folder: Path) -> list[list[str]]:
     """The arguments of every `python` that a recipe calls, none of which is run."""
-    log = folder / "calls"
-    python = folder / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" "" >> {shlex.quote(str(log))}\n')
-    python.chmod(0o755)
-    server = python.with_name("pasta-async")  # which a recipe starts as a server: it ends at once
-    server.write_text("#!/bin/sh\n")
-    server.chmod(0o755)
     out = folder / "runs" / recipe.stem
     (out / "annotated").mkdir(parents=True)
     for name in ("ours", "plain", "annotated/annotated"):  # which a recipe takes lines of
         (out / f"{name}.jsonl").write_text('{"id":"tips/1"}\n{"id":"story/1", "written": "<promise/>"}\n')
-    done = run(recipe, folder)
-    assert done.returncode == 0, done.stderr
+    log = folder / "calls"
+    environment = variables(folder, f'printf "%s\\n" "$@" "" >> {shlex.quote(str(log))}')
+    subprocess.run(["sh", str(recipe)], cwd=folder, env=environment, capture_output=True, check=True)
     return [call.split("\n") for call in log.read_text().rstrip("\n").split("\n\n")]
 
 

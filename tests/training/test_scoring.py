@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,7 @@ from chat_server import (
 )
 from commands_run import status
 
-from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
-from pasta_async.training import judging as judges
 from pasta_async.training.data.corpus import write_records
 from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, main, score
@@ -66,10 +63,6 @@ def scored(folder: Path, judge: str, **more: Any) -> tuple[dict[str, Any], dict[
     return summary, {key: judged.quality for key, judged in read_scores(folder / "scores.jsonl").items()}
 
 
-def of_answer(text: str, trouble: Trouble) -> Callable[[int, str], Trouble | None]:
-    return lambda _, prompt: trouble if text in prompt else None
-
-
 # A model that compares -----------------------------------------------------------------------------------
 
 
@@ -110,7 +103,7 @@ def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trouble", [failing, not_json, talkative, silent])
 def test_an_answer_that_cannot_be_judged_harms_no_other(trouble: Trouble, tmp_path: Path) -> None:
     with judging(_known) as (judge, url):
-        judge.trouble = of_answer("bad b", trouble)
+        judge.trouble = lambda _, prompt: trouble if "bad b" in prompt else None
         summary, qualities = scored(tmp_path, url, in_flight=1, retries=0, timeout=0.5)
         assert {*qualities} == {(p.id, s.number) for p in PROMPTS for s in p.samples} - {("b", 1)}
         assert sum(summary["failures"].values()) == 1
@@ -141,20 +134,6 @@ def test_a_judge_of_no_use_ends_the_run(trouble: Trouble, error: type[BackendErr
 
 
 # Another judge ------------------------------------------------------------------------------------------
-
-
-class ByLength(judges.Judge):
-    """Somebody's own judge."""
-
-    async def quality(self, prompt: SampledPrompt, text: str) -> float:
-        return min(1.0, len(text) / 10)
-
-
-def test_another_judge_comes_by_its_name(tmp_path: Path) -> None:
-    _, qualities = scored(tmp_path, f"{__name__}:ByLength", judge_model="")
-    assert (qualities["a", 0], qualities["b", 1]) == (0.6, 0.5)
-    with pytest.raises(InvalidRequestError, match="nowhere"):
-        scored(tmp_path, "nowhere.to:find", judge_model="")
 
 
 @pytest.mark.parametrize("judge", ["nobody", "http://127.0.0.1:1/v1"])
