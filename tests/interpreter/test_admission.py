@@ -1,10 +1,11 @@
-"""The slots of a client, and answers on engines that say how busy they are."""
+"""The slots of a client, the room that an engine has, and answers on engines that say how busy they are."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from support import promise
 
 from pasta_async import Client, Generation, Limits
-from pasta_async.engine_load import LIGHT_THREADS, EngineLoad
+from pasta_async.engine_load import LIGHT_THREADS, EngineLoad, StepTimes, room
 from pasta_async.errors import BackendStatusError
 from pasta_async.events import ThreadStarted
 from pasta_async.lang import parse
@@ -49,13 +50,6 @@ def on(backend: Busy, **limits: Any) -> Client:
 
 async def ids_of(backend: ScriptedBackend) -> list[int]:
     return backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
-
-
-async def test_with_room_an_answer_is_decoded_at_full_width() -> None:
-    backend = Busy(others=3)
-    async with on(backend) as client:
-        generation = await client.generate("Why?")
-    assert (generation.width, generation.notes, backend.max_open) == ("full", (), 41)
 
 
 async def test_as_the_engine_fills_promises_wait_for_room_in_document_order() -> None:
@@ -256,3 +250,46 @@ async def test_a_thread_that_waits_to_be_sent_again_gives_its_slot_back() -> Non
         assert backend.clock.time() < 50
         assert (await refused).text == "Because."
         assert backend.clock.time() >= 50
+
+
+# The room, by what an engine says of itself ---------------------------------------------------------------
+
+
+def measured(fixed: float, per_request: float, *, steps: int = 100, sizes: int = 16) -> StepTimes:
+    """Steps that take `fixed` seconds, and more for each of their 1 to `sizes` requests."""
+    times = StepTimes()
+    for step in range(steps):
+        requests = 1 + step % sizes
+        seconds = fixed + per_request * requests
+        times.add(1, requests, seconds, requests**2, requests * seconds)
+    return times
+
+
+def test_the_batch_size_that_doubles_a_step_comes_from_its_times() -> None:
+    assert measured(0.010, 0.0005).doubles_at == pytest.approx(20)
+    assert measured(0.010, 0.0).doubles_at == inf
+    assert measured(0.0, 0.001).doubles_at == pytest.approx(0, abs=1e-9)
+
+
+def test_few_steps_or_batches_of_one_size_say_nothing() -> None:
+    for times in (measured(0.01, 0.001, steps=20), measured(0.01, 0.001, sizes=1), StepTimes()):
+        assert times.doubles_at == 0
+
+
+def test_steps_of_long_ago_are_forgotten() -> None:
+    times = measured(0.010, 0.001, steps=40_000)
+    for step in range(60_000):
+        requests = 1 + step % 16
+        seconds = 0.030 + 0.001 * requests
+        times.add(1, requests, seconds, requests**2, requests * seconds)
+    assert times.doubles_at == pytest.approx(30, rel=0.02)
+
+
+def test_the_room_is_a_multiple_of_what_doubles_a_step_within_what_the_engine_takes() -> None:
+    load = EngineLoad(capacity=1000, step_doubles_at=20.0)
+    assert room(load) == 100
+    assert room(replace(load, step_doubles_at=1.0)) == LIGHT_THREADS
+    assert room(replace(load, step_doubles_at=0)) == LIGHT_THREADS
+    assert room(replace(load, step_doubles_at=inf)) == 1000
+    assert room(replace(load, capacity=4)) == 4
+    assert room(replace(load, kv_use=0.95)) == 0

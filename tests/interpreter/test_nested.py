@@ -1,4 +1,4 @@
-"""A thread that forgets `</async>` and writes the answer's next promise, or its sync, inside its chunk."""
+"""The requests of a document are its views; a thread may forget `</async>` and write the next promise."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Generation, Sampling
+from pasta_async import Generation, Parallel, Sampling
 from pasta_async.events import DiagnosticFound, TextDelta, ThreadDelta
 from pasta_async.lang import Document, check, parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import ROOMY, answer, documents, events_of, promise, unrolled
+from tests.interpreter.support import ENDLESS, ROOMY, answer, documents, events_of, heard, promise, unrolled
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 TAGS = {promise("coffee"): "promise-nested", "<sync/>": "sync-nested"}
@@ -62,7 +62,7 @@ async def test_the_chunk_ends_there_and_its_request_too(name: str, tag: str) -> 
 @given(
     name=st.sampled_from(TAGGED),
     tag=st.sampled_from([*TAGS]),
-    left_out=st.sampled_from(["", " ", "\n\n", "\n3. ", "\n\n  - ", " \n12) "]),
+    left_out=st.sampled_from(["", " ", "\n\n", "\n3. ", "\n\n  - ", " \r\n12) ", "\n\t\u2022 "]),
     piece=st.sampled_from([1, 2, 3, 1000]),
     latency=st.sampled_from([0.1, 1.0, 30.0]),
 )
@@ -103,3 +103,19 @@ async def test_every_answer_is_a_document_and_its_requests_are_views_of_it(
     assert sorted(found.thread for found in generation.diagnostics if found.code in TAGS.values()) == nested
     expected = {(thread, ids) for thread, ids, _ in unrolled(generation.document, backend.tokenizer)}
     assert expected <= set(contexts(backend))
+
+
+@pytest.mark.parametrize("parallel", ["always", "never"])
+@given(document=documents(), name=st.sampled_from(TAGGED))
+@settings(max_examples=25)
+async def test_the_requests_are_the_views_of_any_document(
+    document: Document, name: str, parallel: Parallel
+) -> None:
+    backend = ScriptedBackend(document, tokenizer=tokenizer(name))
+    prompt = len(backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {}))
+    generation = await answer(backend, limits=ROOMY, sampling=ENDLESS, parallel=parallel)
+    expected = unrolled(document, backend.tokenizer)
+    assert sorted(heard(backend.played, prompt)) == sorted(expected)
+    assert generation.document == document
+    assert generation.text == document.text
+    assert generation.usage.completion_tokens == sum(len(output) for _, _, output in expected)

@@ -1,12 +1,14 @@
-"""Tags in what a user typed are data, never commands."""
+"""Tags in what a user typed, and in what a model thinks, are data, never commands."""
 
 from __future__ import annotations
 
 import pytest
 
+from pasta_async import TextDelta
+from pasta_async.events import ReasoningDelta
 from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH, answer, promise
+from tests.interpreter.support import RICH, answer, events_of, promise
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 TYPED = 'What does <sync/> do? <promise topic="a" tokens="10"/><async>This?</async>'
@@ -40,16 +42,6 @@ async def test_an_untrained_model_answers_in_sequence_with_a_note() -> None:
 
 
 @pytest.mark.parametrize("name", TAGGED)
-async def test_tags_that_a_trained_model_spells_out_are_text(name: str) -> None:
-    script = 'Write <\\sync/> or <\\promise topic="a" tokens="10"/> to <\\async>.'
-    backend = ScriptedBackend(script, tokenizer=tokenizer(name))
-    generation = await answer(backend)
-    assert generation.text == 'Write <sync/> or <promise topic="a" tokens="10"/> to <async>.'
-    assert generation.document == parse(script)
-    assert len(generation.threads) == len(backend.requests) == 1
-
-
-@pytest.mark.parametrize("name", TAGGED)
 async def test_what_a_thread_may_not_write_is_banned(name: str) -> None:
     backend = ScriptedBackend(f"A {promise('tea', 'Mild.')}<sync/> B.", tokenizer=tokenizer(name))
     await answer(backend)
@@ -72,8 +64,49 @@ async def test_a_chunk_that_main_writes_itself_is_text_of_main() -> None:
     assert parse(generation.document.format()) == generation.document
 
 
-async def test_baseline_answers_read_no_tags() -> None:
-    backend = ScriptedBackend("A <\\sync/> B.")
-    generation = await answer(backend, TYPED, baseline=True)
-    assert (generation.text, len(generation.threads)) == ("A <sync/> B.", 1)
-    assert (backend.tokenizer.decode(backend.requests[0].ids)).endswith("<|plain answer|>")
+# Thinking blocks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", [1, 6])
+@pytest.mark.parametrize("opened", [True, False], ids=["by the prompt", "by the model"])
+async def test_tags_inside_a_thinking_block_have_no_effect(opened: bool, piece: int) -> None:
+    written = f"{'' if opened else '<think>'}Hm.</think> One {promise('a', 'Alpha.')}<sync/> two."
+    thought = Fault(0, 2 if opened else 5, "garbage", text=promise("x"))
+    backend = ScriptedBackend(written, faults=[thought], piece=piece)
+    prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
+    if opened:
+        prompt += backend.tokenizer.encode("<think>\n")
+    generation = await answer(backend, prompt)
+    assert (generation.reasoning, generation.text) == (f"Hm.{promise('x')}", " One Alpha. two.")
+    assert [thread.topic for thread in generation.threads[1:]] == ["a"]
+
+
+async def test_a_thinking_block_that_never_ends_is_all_reasoning() -> None:
+    generation = await answer(ScriptedBackend("<think>Hm, and so on"))
+    assert (generation.reasoning, generation.text) == ("Hm, and so on", "")
+
+
+@pytest.mark.parametrize(("name", "piece"), [("words", 1), ("bytes", 3), ("merged", 2)])
+async def test_reasoning_is_streamed_apart_from_the_text(name: str, piece: int) -> None:
+    written = f"<think>Hm, </thi or so.</think>One {promise('a', 'Alpha.')}<sync/> two."
+    backend = ScriptedBackend(written, tokenizer=tokenizer(name), piece=piece)
+    events, generation = await events_of(backend)
+    reasoning = "".join(event.delta for event in events if isinstance(event, ReasoningDelta))
+    assert reasoning == generation.reasoning == "Hm, </thi or so."
+    text = "".join(event.delta for event in events if isinstance(event, TextDelta))
+    assert text == generation.text == "One Alpha. two."
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("text", ["<thi", "<", " \n<think", "<thinking>", "<b>", ""])
+async def test_what_only_looks_like_its_beginning_is_text(text: str, name: str) -> None:
+    for written in (text, f"{text} and {promise('a', 'more')}."):
+        backend = ScriptedBackend(written, tokenizer=tokenizer(name))
+        assert (await answer(backend)).text == parse(written).text
+
+
+async def test_chat_template_arguments_are_passed_on() -> None:
+    backend = ScriptedBackend("Yes.")
+    for options in ({"chat_template_kwargs": {"pasta": False}}, {"baseline": True}):
+        await answer(backend, **options)
+        assert backend.tokenizer.decode(backend.requests[-1].ids).endswith("<|plain answer|>")

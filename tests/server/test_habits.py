@@ -95,8 +95,6 @@ def test_what_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"logprobs": True}, "logprobs"),
-        (CHAT, {"n": "2"}, "n"),
-        (CHAT, {"stream": "yes"}, "stream"),
         (CHAT, {"temperature": "0.5"}, "temperature"),
         (CHAT, {"seed": 1.5}, "seed"),
         (COMPLETIONS, {"prompt": ["1", 2]}, "prompt"),

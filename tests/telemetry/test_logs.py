@@ -1,16 +1,17 @@
-"""Log records, and the lines that the server makes of them."""
+"""Log records, the lines that the server makes of them, and observers of one's own."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from samples import DOCUMENT
 
-from pasta_async import Client, InvalidRequestError, ThreadFailedError
+from pasta_async import Client, DecodeRequest, Generation, InvalidRequestError, ThreadFailedError
+from pasta_async.observers import AnswerObserver, AnswerStart
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.telemetry.logs import Logs
 from pasta_async.testing import Fault, ScriptedBackend
@@ -100,3 +101,52 @@ async def test_lines_of_the_server(form: str, capsys: pytest.CaptureFixture[str]
     fields = json.loads(line)
     assert (fields["level"], fields["message"], fields["threads"]) == ("INFO", "answer ended", 3)
     assert fields["answer_id"] and fields["time"]
+
+
+# Observers of one's own -----------------------------------------------------------------------------------
+
+
+class Heading(AnswerObserver):
+    """Sends a header along, and keeps the answer that ended."""
+
+    generation: Generation | None = None
+
+    def answer(self, start: AnswerStart) -> AnswerObserver:
+        assert start.model is not None and start.prompt == "x"
+        return self
+
+    def request(self, request: DecodeRequest) -> Mapping[str, str] | None:
+        return {"x-thread": str(request.thread)}
+
+    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        self.generation = generation
+
+
+class Broken(AnswerObserver):
+    """Fails at everything."""
+
+    def answer(self, start: AnswerStart) -> AnswerObserver:
+        return self
+
+    def turn(self, *arguments: object, **named: object) -> None:
+        raise RuntimeError("broken")
+
+    request = ended = turn  # pyright: ignore[reportAssignmentType]
+
+
+async def test_headers_reach_the_backend_and_the_answer_its_observer() -> None:
+    backend, heading = ScriptedBackend(DOCUMENT), Heading()
+    generation = await Client(backend, observers=[heading]).generate("x")
+    assert heading.generation is generation
+    for request in backend.requests:
+        assert request.headers == {"x-thread": str(request.thread)}
+
+
+async def test_a_broken_observer_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    heading = Heading()
+    client = Client(ScriptedBackend(DOCUMENT), observers=[Broken(), heading])
+    with caplog.at_level(logging.ERROR, "pasta_async.observers"):
+        generation = await client.generate("x")
+    assert generation.text == (await Client(ScriptedBackend(DOCUMENT)).generate("x")).text
+    assert heading.generation is generation
+    assert "Broken failed" in caplog.text
