@@ -131,11 +131,6 @@ BODIES = st.sampled_from(
 )
 
 
-def main_sees_no_more(body: str) -> bool:
-    """True if the scripted model, led on behind a head, comes to the next one: no line begins in between."""
-    return not re.search(r"\n(?=\S)", body)
-
-
 @given(
     bodies=st.lists(BODIES, min_size=1, max_size=12),
     marks=st.sampled_from(["{}. **", "{}) "]),
@@ -158,7 +153,8 @@ async def test_a_list_comes_out_as_it_is(
     assert generation.text == text
     topics = [thread.topic for thread in generation.threads[1:]]
     assert topics == names[: len(topics)]
-    if all(main_sees_no_more(body) for body in bodies):
+    # The scripted model, led on behind a head, comes to the next one where no line begins in between.
+    if not any(re.search(r"\n(?=\S)", body) for body in bodies):
         assert topics == names
 
 
@@ -231,7 +227,7 @@ async def test_an_endless_list_ends_at_max_tokens() -> None:
 
 
 async def test_max_tokens_cuts_where_it_cuts_the_plain_answer() -> None:
-    for most in range(1, 75):
+    for most in range(1, 75, 3):
         plain = await answer(untrained(), max_tokens=most)
         for slow in range(4):
             backend = untrained(latency=1.0, thread_latency={slow: 20.0})
