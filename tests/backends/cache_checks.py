@@ -8,21 +8,17 @@ from copy import deepcopy
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.cache import Node, RadixCache, SlotPool
+from pasta_async.backends.local.cache import Node, RadixCache
 from pasta_async.backends.local.scheduler import Scheduler
-
-
-def free_slots(pool: SlotPool) -> NDArray[np.int64]:
-    """The free slots themselves: all that a copy of the pool gives."""
-    copy = deepcopy(pool)
-    return copy.take(copy.free) if copy.free else np.empty(0, np.int64)
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
     """Verify a scheduler between steps."""
     private = [job.slots[job.shared : job.filled] for job in scheduler.running]
     nodes = [job.node for job in scheduler.running if job.node is not None]
-    owned = np.concatenate([free_slots(scheduler.pool), *private])
+    pool = deepcopy(scheduler.pool)  # whose free slots are all that it gives
+    free = pool.take(pool.free) if pool.free else np.empty(0, np.int64)
+    owned = np.concatenate([free, *private])
     check_tree(scheduler.radix, nodes, owned, scheduler.pool.size)
     for job in scheduler.running:
         assert job.node is not None

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+import safetensors.torch
 import tokenizers
 import torch
 from transformers import (
@@ -22,7 +24,10 @@ from transformers import (
 )
 
 from pasta_async.backends import WrappingBackend
+from pasta_async.backends.local import LocalBackend
+from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 
 
@@ -45,8 +50,8 @@ def unconstrained(backend: Backend) -> Changed:
     return Changed(backend, lambda request: replace(request, tag_grammar=None))
 
 
-libraries: Any = {"tokenizers": tokenizers, "torch": torch}  # without types of their own
-tk, untyped_torch = libraries["tokenizers"], libraries["torch"]
+libraries: Any = [tokenizers, torch, safetensors.torch]  # without types of their own
+tk, untyped_torch, untyped_safetensors = libraries
 
 CORPUS = [
     "Both wars reshaped Europe. The causes were many; the outcome was one.",
@@ -152,6 +157,54 @@ def model(kind: str = "llama", seed: int = 0, vocabulary: int = 512, **changes: 
         if name.endswith("bias") or "norm" in name:
             torch.nn.init.normal_(parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
     return network
+
+
+def greedy(network: Any, ids: list[int], count: int) -> list[int]:
+    """The greedy tokens of transformers."""
+    prompt = torch.tensor([ids])
+    seen = torch.ones_like(prompt)
+    out = network.generate(prompt, attention_mask=seen, max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return out[0, len(ids) :].tolist()
+
+
+async def engine_greedy(folder: Path, ids: list[int], count: int) -> list[int]:
+    """The greedy tokens of the embedded engine."""
+    backend = LocalBackend(folder, device="cpu")
+    request = DecodeRequest("a", 0, tuple(ids), count, Sampling())
+    try:
+        return [token async for piece in backend.decode(request) for token in piece.ids]
+    finally:
+        await backend.aclose()
+
+
+def configured(name: str, **changes: Any) -> Callable[[Path], None]:
+    """A change to a JSON file of a folder."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def weighed(name: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    """A change to the tensors of a file of a folder."""
+
+    def damage(folder: Path) -> None:
+        tensors = untyped_safetensors.load_file(folder / name)
+        change(tensors)
+        untyped_safetensors.save_file(tensors, folder / name)
+
+    return damage
+
+
+async def refused(folder: Path, message: str) -> None:
+    """The embedded engine refuses a folder or file, which it names, for this reason."""
+    backend = LocalBackend(folder, device="cpu")
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        await backend.connect()
+    assert str(folder) in str(caught.value)
+    await backend.aclose()
 
 
 def save(folder: Path, network: Any, tokenizer: PreTrainedTokenizerFast) -> Path:

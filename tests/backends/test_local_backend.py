@@ -105,14 +105,6 @@ async def test_a_logits_processor_chooses_for_its_own_request_only(backend: Loca
     assert seen == [[], [40], [40, 39], [40, 39, 38]]
 
 
-async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
-    expected = await decoded(backend, request(range(30), 12))
-    first = expected.index(expected[6])
-    received = await pieces(backend, request(range(30), 12, stop_ids=(expected[6], 511)))
-    assert all_ids(received) == expected[: first + 1]
-    assert received[-1].finish_reason == "stop"
-
-
 async def test_a_seed_gives_the_same_tokens_however_the_answer_is_cut(backend: LocalBackend) -> None:
     requests = [request(range(30), 20, sampling=WARM, seed=seed) for seed in (5, 6)]
     whole, other = await asyncio.gather(*(decoded(backend, seeded) for seeded in requests))

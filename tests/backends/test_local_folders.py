@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import local_models
 import pytest
-import safetensors.torch
 import torch
 
-from pasta_async import Client, Sampling
+from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.cache import available_memory
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
-from pasta_async.protocol import DecodeRequest
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return local_models.save(path, local_models.model(), local_models.byte_level())
 
 
-def _config(**changes: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-    return change
+_config = partial(local_models.configured, "config.json")
+_weights = partial(local_models.weighed, "model.safetensors")
 
 
 def _index(weight_map: Any) -> Callable[[Path], None]:
@@ -42,16 +37,6 @@ def _index(weight_map: Any) -> Callable[[Path], None]:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
     return change
-
-
-def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        untyped: Any = safetensors.torch
-        tensors = untyped.load_file(folder / "model.safetensors")
-        change(tensors)
-        untyped.save_file(tensors, folder / "model.safetensors")
-
-    return damage
 
 
 def _generation(**values: Any) -> Callable[[Path], Any]:
@@ -115,19 +100,12 @@ async def test_unusable_folders_are_refused_with_the_reason(
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     change, message = DAMAGE[damage]
     change(copy)
-    backend = LocalBackend(copy, device="cpu")
-    with pytest.raises(UnsupportedModelError, match=message) as caught:
-        await backend.connect()
-    assert str(copy) in str(caught.value)
-    await backend.aclose()
+    await local_models.refused(copy, message)
 
 
 async def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     local_models.save(tmp_path, local_models.model(vocabulary=300), local_models.byte_level())
-    backend = LocalBackend(tmp_path, device="cpu")
-    with pytest.raises(UnsupportedModelError, match="300"):
-        await backend.connect()
-    await backend.aclose()
+    await local_models.refused(tmp_path, "300")
 
 
 async def test_the_repetition_penalty_is_the_folders_unless_another_is_asked_for(
@@ -146,19 +124,9 @@ async def test_the_repetition_penalty_is_the_folders_unless_another_is_asked_for
 
 async def test_tokens_that_the_folder_suppresses_are_never_chosen(folder: Path, tmp_path: Path) -> None:
     silenced = Path(shutil.copytree(folder, tmp_path / "model"))
-    first = (await _greedy(folder))[0]
+    first = (await local_models.engine_greedy(folder, [1, 2, 3], 8))[0]
     _generation(suppress_tokens=[first])(silenced)
-    assert first not in await _greedy(silenced)
-
-
-async def _greedy(model: Path) -> list[int]:
-    backend = LocalBackend(model)
-    await backend.connect()
-    try:
-        pieces = backend.decode(DecodeRequest("a", 0, (1, 2, 3), 8, Sampling()))
-        return [token async for piece in pieces for token in piece.ids]
-    finally:
-        await backend.aclose()
+    assert first not in await local_models.engine_greedy(silenced, [1, 2, 3], 8)
 
 
 def test_a_model_that_does_not_fit_in_memory_is_refused(folder: Path) -> None:

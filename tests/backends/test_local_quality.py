@@ -1,4 +1,4 @@
-"""The price of int8 for a real model: bits a token of English text, decoded under force, beside float32."""
+"""Real models: the price of int8 in bits a token of English text, and the lists of an untrained one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from engine_jobs import run
 from trained import require_model
 
+from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
+from pasta_async.backends.local.pull import base_found
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
@@ -60,3 +62,21 @@ def test_int8_costs_a_real_model_hardly_a_bit() -> None:
     same = sum(a == b for a, b in zip(choices, others, strict=True)) / len(choices)
     assert rounded < 1.02 * exact
     assert same > 0.9
+
+
+EXERCISES = "What are the best exercises for beginners?"
+
+
+async def test_the_items_of_its_list_are_written_in_parallel() -> None:
+    base = base_found(require_model("pasta-smol"))
+    assert base
+    async with Client(f"local:{base}") as client:
+        outlined = await client.generate(EXERCISES, parallel="outline", max_tokens=200)
+        plain = await client.generate(EXERCISES, max_tokens=120)
+    main, first, *others = outlined.threads
+    assert others
+    assert first.text.strip() and others[0].text.strip()  # the last may stand behind the end
+    assert outlined.critical_path < outlined.text_tokens
+    before, topic, _ = main.text.partition(first.topic)
+    assert plain.text.startswith(before + topic)
+    assert first.text in plain.text  # its thread sees what it sees in a plain answer

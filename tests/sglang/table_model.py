@@ -48,23 +48,14 @@ def tokenizer() -> Any:
     return byte_level
 
 
-def successors(byte_level: Any) -> dict[int, int]:
-    """The token behind each token; what is not named is followed by itself."""
-    table = {i: i for i in range(VOCABULARY)}
-    for text in ("\n" + ANSWER + "</s>", "<async>" + CHUNK, ENDLESS + "Z"):
-        table.update(pairwise(byte_level.encode(text).ids))
-    return table
-
-
-def strays(byte_level: Any) -> dict[int, int]:
-    """The token that is preferred to the successor."""
-    return dict(byte_level.encode(text).ids for text in STRAY)
-
-
 def make(folder: Path, *, context: int = 4096) -> None:
     """Write the model as a Hugging Face folder."""
     byte_level = tokenizer()
-    weights = _weights(successors(byte_level), strays(byte_level))
+    successors = {i: i for i in range(VOCABULARY)}  # what is not named is followed by itself
+    for text in ("\n" + ANSWER + "</s>", "<async>" + CHUNK, ENDLESS + "Z"):
+        successors.update(pairwise(byte_level.encode(text).ids))
+    preferred = dict(byte_level.encode(text).ids for text in STRAY)
+    weights = _weights(successors, preferred)
     safetensors: Any = importlib.import_module("safetensors.torch")
     safetensors.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer(folder, context=context)

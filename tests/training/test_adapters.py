@@ -7,21 +7,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import local_models
 import pytest
 import torch
 from adapter_folders import AdapterRun, adapter_run
 from commands_run import status
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local import checkpoint as exporting
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.checkpoint import expected_shapes, export_folder
-from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training import ship
 
 CHAT = [{"role": "user", "content": "Tell 0: 12 <sync/> 漢字"}]
@@ -124,35 +124,15 @@ def test_what_users_would_not_have_is_not_shipped(run: AdapterRun, tmp_path: Pat
     raw["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     (folder / "tokenizer.json").write_text(json.dumps(raw))
     assert "tokenizer" in str(status(ship.main, "--adapter", folder, *options))
-    change_weights(folder, lambda tensors: tensors[rows_of(tensors)].fill_(1e6))
+    weighed(lambda tensors: [value.fill_(1e6) for value in tensors.values()])(folder)
     assert "float16" in str(status(ship.main, "--adapter", folder, *options))
 
 
 # What is refused -------------------------------------------------------------------------------------------
 
 
-def change_config(folder: Path, **changes: Any) -> None:
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    path = folder / "adapter_model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path)
-
-
-def rows_of(tensors: dict[str, torch.Tensor]) -> str:
-    return next(name for name in tensors if "trainable_tokens_delta" in name)
-
-
-def configured(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: change_config(folder, **changes)
-
-
-def weighed(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    return lambda folder: change_weights(folder, change)
+configured = partial(local_models.configured, "adapter_config.json")
+weighed = partial(local_models.weighed, "adapter_model.safetensors")
 
 
 def pickled(folder: Path) -> None:
@@ -188,14 +168,11 @@ async def test_what_cannot_be_merged_is_refused_by_name(damage: str, run: Adapte
     folder = bare(run, tmp_path)
     change, reason = DAMAGE[damage]
     change(folder)
-    backend = LocalBackend(folder, device="cpu")
-    with pytest.raises(UnsupportedModelError, match=reason):
-        await backend.connect()
-    await backend.aclose()
+    await local_models.refused(folder, reason)
 
 
 def test_a_base_is_found_beside_the_adapter(run: AdapterRun, tmp_path: Path) -> None:
     folder = bare(run, tmp_path)
     shutil.copytree(run.base, folder / "base")
-    change_config(folder, base_model_name_or_path="base")
+    configured(base_model_name_or_path="base")(folder)
     assert open_checkpoint(folder).config.vocab_size % 64 == 0
