@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 from pasta_async.training.sft import SftSettings, sft
@@ -12,19 +11,15 @@ from pasta_async.training.sft import SftSettings, sft
 
 def killed_sft(settings: SftSettings) -> bool:
     """Run `sft` in a process that dies."""
-    Path.replace = _dying(Path.replace)  # type: ignore[method-assign, assignment]
-    return sft(settings)
-
-
-def _dying(replace: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
-    """A checkpoint gets its name by this call: the second one does not."""
-    seen: list[Path] = []
+    replace, seen = Path.replace, list[Path]()
 
     def replaced(old: Path, new: Path) -> Path:
+        """A checkpoint gets its name by this call: the second one does not."""
         if new.name == "checkpoint.pt":
             seen.append(new)
         if len(seen) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return replace(old, new)
 
-    return replaced
+    Path.replace = replaced  # type: ignore[method-assign, assignment]
+    return sft(settings)

@@ -56,16 +56,6 @@ def test_tags_start_as_long_as_other_rows_and_apart_from_each_other(tied: bool, 
     assert (new.get_input_embeddings().weight is new.get_output_embeddings().weight) == tied
 
 
-def test_rows_that_are_there_are_used(tmp_path: Path) -> None:
-    folder = base_folder(tmp_path / "base", "qwen2", vocab_size=512)  # Qwen has more rows than tokens
-    base, codec = with_tags(folder, tmp_path / "tokenizer")
-    old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    new = base.loaded()
-    assert new.config.vocab_size == 512
-    changed = (new.model.embed_tokens.weight != old.model.embed_tokens.weight).any(-1).nonzero().flatten()
-    assert changed.tolist() == list(codec.tag_ids)
-
-
 def test_a_tag_that_is_a_word_of_the_vocabulary_keeps_its_row(tmp_path: Path) -> None:
     """SmolLM2's vocabulary has `"/>`, for instance."""
     folder = base_folder(tmp_path / "base", vocab_size=448)
@@ -137,16 +127,9 @@ def test_a_switch_for_the_baseline(tmp_path: Path) -> None:
 def test_other_models_are_refused(tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base")
     config = json.loads((folder / "config.json").read_text())
-    base = BaseModel(folder, tuple(range(6)))
-    for change, reason in (
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
-        ({"quantization_config": {"bits": 4}}, None),
-        ({"hidden_size": 64}, None),
-    ):
-        (folder / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(UnsupportedModelError, match=reason):
-            base.loaded()
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel"):
+        BaseModel(folder, tuple(range(6))).loaded()
 
 
 def test_templates_that_do_not_fit_are_refused(tmp_path: Path) -> None:

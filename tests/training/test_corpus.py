@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_run import status
+from commands_run import status, write_rows
 
 import pasta_async
 from pasta_async import InvalidRequestError
@@ -44,11 +44,6 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def lines(path: Path, *rows: object) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 # --- records
 
 
@@ -78,8 +73,8 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         ([], "records.jsonl:2: "),
     ],
 )
-def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, place: str) -> None:
-    path = lines(tmp_path / "records.jsonl", {"id": "0", "messages": user("x"), "written": ""}, row)
+def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: Any, place: str) -> None:
+    path = write_rows(tmp_path / "records.jsonl", [{"id": "0", "messages": user("x"), "written": ""}, row])
     with pytest.raises(InvalidRequestError) as caught:
         list(read_records(path))
     assert place in str(caught.value)
@@ -136,7 +131,7 @@ def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
     record = plain_record(user("x"), "y", id="mine", source="elsewhere", form="y")
     write_records(tmp_path / "r.jsonl", [record])
     assert read(tmp_path / "r.jsonl")[0] == [record]
-    ((other,), _) = read(lines(tmp_path / "d.jsonl", {"id": 7, "prompt": "x", "answer": "y"}))
+    ((other,), _) = read(write_rows(tmp_path / "d.jsonl", [{"id": 7, "prompt": "x", "answer": "y"}]))
     assert other.id == "7"
 
 
@@ -155,10 +150,10 @@ def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_that_cannot_be_used_is_counted_and_named_and_the_rest_is_imported(
-    tmp_path: Path, row: object, told: str
+    tmp_path: Path, row: Any, told: str
 ) -> None:
     good = {"instruction": "Add.", "output": "3\u2028"}
-    data = lines(tmp_path / "data.jsonl", good, row, {**good, "output": "4"})
+    data = write_rows(tmp_path / "data.jsonl", [good, row, {**good, "output": "4"}])
     records, left_out = read(data)
     assert [record.document.text for record in records] == ["3\u2028", "4"]
     ((reason, [place]),) = left_out.items()
@@ -176,7 +171,7 @@ def test_a_line_that_is_no_object_is_refused_with_its_number(line: str, tmp_path
 
 def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
     rows = [{"prompt": "x"}, {"prompt": "y", "output": "z"}, {"id": "f", "messages": user("w"), "form": "W"}]
-    data = lines(tmp_path / "data.jsonl", *rows)
+    data = write_rows(tmp_path / "data.jsonl", rows)
     assert status(main, "--prompts-only", "--data", data, "--out", tmp_path / "out.jsonl") == 0
     records = list(read_records(tmp_path / "out.jsonl"))
     assert [(record.prompt, record.written, record.form) for record in records] == [
@@ -187,7 +182,7 @@ def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
 
 
 def test_a_source_without_a_usable_row_is_an_error_that_says_why(tmp_path: Path) -> None:
-    data = lines(tmp_path / "data.jsonl", {"instruction": "x"}, {"instruction": "y"})
+    data = write_rows(tmp_path / "data.jsonl", [{"instruction": "x"}, {"instruction": "y"}])
     message = str(status(main, "--data", data, "--out", tmp_path / "out.jsonl"))
     assert "no answer" in message and "data.jsonl:1" in message
     assert not (tmp_path / "out.jsonl").exists()
@@ -201,7 +196,7 @@ def test_a_packed_file_that_was_cut_off_is_told_by_its_name(tmp_path: Path) -> N
 
 def test_rows_that_share_an_id_are_kept_unless_they_say_the_same(tmp_path: Path) -> None:
     rows = [{"id": "qa", "instruction": f"Why {n}?", "output": "So."} for n in (0, 1, 1, 2)]
-    data = lines(tmp_path / "data.jsonl", *rows, {**rows[0], "id": "other"})
+    data = write_rows(tmp_path / "data.jsonl", [*rows, {**rows[0], "id": "other"}])
     assert status(main, "--data", data, "--out", tmp_path / "out.jsonl") == 0
     records = list(read_records(tmp_path / "out.jsonl"))  # refuses an id that is there twice
     assert [record.prompt for record in records] == ["Why 0?", "Why 1?", "Why 2?"]
@@ -302,9 +297,9 @@ def test_what_is_only_alike_is_kept(prompt: str) -> None:
 )
 def test_short_prompts_leak_too_and_in_answers(question: str, answer: str, tmp_path: Path) -> None:
     rows = ({"instruction": EVALUATION[number], "output": "Paris."} for number in (0, 6))
-    against = lines(tmp_path / "eval.jsonl", *rows)
+    against = write_rows(tmp_path / "eval.jsonl", rows)
     harmless = {"instruction": "Who wrote it?", "output": "The capital of France is known for its tower."}
-    data = lines(tmp_path / "data.jsonl", {"instruction": question, "output": answer}, harmless)
+    data = write_rows(tmp_path / "data.jsonl", [{"instruction": question, "output": answer}, harmless])
     records, left_out = read(data, against=(against,))
     assert [record.prompt for record in records] == [harmless["instruction"]]
     assert len(left_out) == 1
@@ -316,8 +311,8 @@ def test_a_filter_counts_what_it_leaves_out(tmp_path: Path, capsys: pytest.Captu
     rows = [
         {"instruction": prompt, "output": "x"} for prompt in (*OTHERS[:3], *dict(LEAKS).values(), OTHERS[0])
     ]
-    data = lines(tmp_path / "data.jsonl", *rows)
-    against = lines(tmp_path / "eval.jsonl", *({"instruction": prompt} for prompt in EVALUATION))
+    data = write_rows(tmp_path / "data.jsonl", rows)
+    against = write_rows(tmp_path / "eval.jsonl", ({"instruction": prompt} for prompt in EVALUATION))
     assert read_prompts(against) == list(EVALUATION)
     assert status(main, "--data", data, "--against", against, "--out", tmp_path / "out.jsonl") == 0
     assert [record.prompt for record in read_records(tmp_path / "out.jsonl")] == list(OTHERS[:3])

@@ -108,18 +108,14 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
                 continue
             packed = pack_views(codec, codec.prompt(record.messages), answer.document)
             same = paths(trie) == paths(packed)
-            assert same == canonical(codec, exchanges, answer.document)
+            written = [exchange.output for exchange in exchanges if exchange.output]
+            usual_tokens = sorted(view.target for view in encode_views(codec, answer.document))
+            assert same == (sorted(written) == usual_tokens)
             promises += len(answer.document.promises)
             if same:
                 usual += 1
     if temperature == 1.0:
         assert usual and promises, "no answer to compare with"
-
-
-def canonical(codec: ModelCodec, exchanges: Any, document: Any) -> bool:
-    """True if every thread wrote its part in the tokens that the tokenizer makes of it."""
-    written = [exchange.output for exchange in exchanges if exchange.output]
-    return sorted(written) == sorted(view.target for view in encode_views(codec, document))
 
 
 # What is drawn -------------------------------------------------------------------------------------------
