@@ -14,24 +14,18 @@ if TYPE_CHECKING:
 
 
 class Recorder(WrappingBackend):
-    """Attributes: `requests` in order, and ids that `written` has of each; `max_open` of them at once."""
+    """Attributes: `requests` in order, and ids that `written` has of each."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
         self.requests: list[DecodeRequest] = []
         self.written: list[list[int]] = []
-        self.open = self.max_open = 0
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         self.requests.append(request)
         written: list[int] = []
         self.written.append(written)
-        self.open += 1
-        self.max_open = max(self.max_open, self.open)
-        try:
-            async with aclosing(self.inner.decode(request)) as pieces:
-                async for piece in pieces:
-                    written += piece.ids
-                    yield piece
-        finally:
-            self.open -= 1
+        async with aclosing(self.inner.decode(request)) as pieces:
+            async for piece in pieces:
+                written += piece.ids
+                yield piece

@@ -60,13 +60,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def sampled(baseline: str, *samples: Sample) -> SampledPrompt:
+    messages = ({"role": "user", "content": "Describe the station."},)
+    return SampledPrompt(id="1", messages=messages, samples=samples, baseline=Plain(text=baseline, tokens=10))
+
+
 async def qualities(journal: Path, judge: Path, texts: Sequence[str], baseline: str) -> list[float]:
-    prompt = SampledPrompt(
-        id="1",
-        messages=({"role": "user", "content": "Describe the station."},),
-        samples=(),
-        baseline=Plain(text=baseline, tokens=9),
-    )
+    prompt = sampled(baseline)
     with Journal(journal, {}) as opened:
         judge_of = TrainedJudge(judge, opened)
         return [await judge_of.quality(prompt, text) for text in texts]
@@ -98,12 +98,7 @@ def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:
         Sample(number=number, seed=1, text=answer(not number, 6, draw), finish_reason="stop", critical_path=5)
         for number in (0, 1)
     ]
-    prompt = SampledPrompt(
-        id="1",
-        messages=({"role": "user", "content": "Describe the station."},),
-        samples=tuple(samples),
-        baseline=Plain(text=answer(True, 5, draw), tokens=10),
-    )
+    prompt = sampled(answer(True, 5, draw), *samples)
     file = write_rows(tmp_path / "samples.jsonl", [prompt.model_dump(mode="json")])
     command = f"--judge pasta_async.evals.judge:TrainedJudge --judge-model {trained}/judge"
     run(score.main, f"{command} --samples {file} --out {tmp_path}/scores.jsonl")

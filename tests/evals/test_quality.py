@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from chat_server import judging
 from commands_run import refused, run, write_rows
 
 from pasta_async.errors import BackendStatusError
@@ -16,8 +21,6 @@ from pasta_async.training.judging import Judge
 from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pasta_async.training.samples import SampledPrompt
 
 FAULTY = (
@@ -165,3 +168,26 @@ def test_prompts_count_that_every_form_has_an_answer_to(tmp_path: Path) -> None:
         write_rows(tmp_path / f"{name}.jsonl", lines)
         refused(main, f"--answers {tmp_path}/{name}.jsonl --out {tmp_path}/out")
     refused(main, f"--answers {tmp_path}/missing.jsonl --out {tmp_path}/out")
+
+
+@pytest.mark.timeout(300)  # it takes many seconds of CPU to import
+def test_alpaca_eval_reads_the_answers_and_finds_the_known_win_rate(tmp_path: Path) -> None:
+    rows = [
+        Answer(number, form, text=f"{form} answer {number}", question=f"What is {number}?")
+        for number in range(8)
+        for form in ("baseline", "parallel")
+    ]
+    write_rows(tmp_path / "answers.jsonl", [{"made": "up"}, *map(asdict, rows)])
+    run(main, f"--answers {tmp_path}/answers.jsonl --out {tmp_path}")
+    better = {f"parallel answer {number}" for number in range(6)} | {"baseline answer 6", "baseline answer 7"}
+    files = {"model_outputs": "parallel", "reference_outputs": "baseline"}
+    options = [f"--{option}={tmp_path}/alpaca/{form}.json" for option, form in files.items()]
+    with judging(lambda first, second: 0.9 if first in better else 0.1) as (_, url):
+        environment = {**os.environ, "OPENAI_API_BASE": url, "OPENAI_API_KEY": "none"}
+        program = Path(sys.executable).with_name("alpaca_eval")
+        # Length control gets its data from the Hugging Face hub.
+        options += ["--fn_metric=get_winrate", "--sort_by=win_rate", f"--output_path={tmp_path}/alpaca"]
+        subprocess.run([program, *options], env=environment, cwd=tmp_path, check=True, capture_output=True)
+    [table] = (tmp_path / "alpaca").rglob("leaderboard.csv")
+    header, values = (line.split(",") for line in table.read_text().splitlines())
+    assert float(values[header.index("win_rate")]) == pytest.approx(100 * (6 * 0.9 + 2 * 0.1) / 8)

@@ -1,22 +1,23 @@
-"""Answers in both forms, timed, and the figures that come of it."""
+"""Answers in both forms, timed; the figures that come of it, and the picture of seconds."""
 
 from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands_run import refused
+from commands_run import refused, write_rows
 from commands_run import run as run_command
 
 from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
 from pasta_async.evals.answers import Answer, Form, ask, of_method, read_answers, read_prompts
-from pasta_async.evals.report import cell, markdown_table
+from pasta_async.evals.figure import main as picture_main
+from pasta_async.evals.figure import seconds_by_method
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.testing import ScriptedBackend, VirtualClock
 from pasta_async.training.jobs import Journal
@@ -203,12 +204,6 @@ def test_prompts_that_cannot_be_used_are_refused(name: str, content: str | None,
         read_prompts(tmp_path / name)
 
 
-def test_cells_of_tables():
-    assert markdown_table([{"a": 1.23456, "b": 12345}]) == "| a | b |\n| --- | --- |\n| 1.23 | 12,345 |"
-    assert cell({"value": 51.23, "low": 47.9, "high": 54.42}) == "51.2 (47.9 to 54.4)"
-    assert cell({"value": 1.2, "low": -4, "high": 2.9, "bound": -0.1}) == "+1.2 (-4 to +2.9), at least -0.1"
-
-
 # Commands -------------------------------------------------------------------------------------------------
 
 
@@ -247,3 +242,25 @@ def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):
     assert "max_tokens: 12 there, 13 now" in refused(
         speed.main, f"{options} --passes 1 --max-tokens 13 --out", tmp_path / "b"
     )
+
+
+def answers() -> list[Answer]:
+    rows = [Answer(prompt, "pasta", seconds=prompt + 1.0) for prompt in range(12)]
+    rows += [Answer(prompt, "sequential", number, seconds=4.0) for prompt in range(11) for number in range(2)]
+    return [*rows, Answer(11, "sequential", seconds=1.0, finish_reason="length")]
+
+
+def test_only_prompts_with_a_whole_answer_by_every_method_count() -> None:
+    seconds = seconds_by_method(answers())
+    assert seconds == {"pasta": [prompt + 1.0 for prompt in range(11)], "sequential": [4.0] * 11}
+    with pytest.raises(InvalidRequestError):
+        seconds_by_method([Answer(0, "pasta"), Answer(1, "sequential")])
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    file, picture = tmp_path / "rows.jsonl", tmp_path / "seconds.svg"
+    write_rows(file, [{}, *map(asdict, answers())])
+    run_command(picture_main, "--title quiet --answers", file, "--out", picture)
+    drawn = picture.read_text()
+    assert all(text in drawn for text in ("quiet", "PASTA", "in sequence", "4 s", "11 prompts"))
+    assert refused(picture_main, "--answers", tmp_path / "none.jsonl", "--out", picture)
