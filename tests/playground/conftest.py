@@ -68,14 +68,10 @@ async def page(context: BrowserContext) -> AsyncGenerator[Page]:
             complaints.append(message.text)
 
     def note_request(request: Request) -> None:
-        if not is_own(request.url):
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "file:")):
             complaints.append(request.url)
 
     page.on("console", note_message)
     page.on("request", note_request)
     yield page
     assert complaints == []
-
-
-def is_own(url: str) -> bool:
-    return url.startswith(("http://127.0.0.1:", "data:", "file:"))

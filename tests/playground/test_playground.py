@@ -1,4 +1,4 @@
-"""The page at `/`, used by a real Chromium."""
+"""The page at `/`, and the one that `pasta-async generate --html` writes, used by a real Chromium."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from playground_server import WatchedBackend, serving
+from playground_server import serving
 from playwright.async_api import expect
 
-from pasta_async import Client, Sampling
-from pasta_async.testing import Fault, RandomBackend
-from tests.cli.written import CAUSES, END, INTRO, OUTCOME, TEXT
+from pasta_async import Client, Sampling, ThreadFailedError
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.testing import Fault, RandomBackend, ScriptedBackend
+from pasta_async.trace import timeline_page
+from tests.cli.written import CAUSES, END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
 from tests.pasta_tiny import LOCAL_TINY
+from tests.server.live_server import WatchedBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
     from playwright.async_api import Locator, Page
 
@@ -76,7 +80,7 @@ async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Pag
 
 
 async def test_promises_and_syncs_show_and_chunks_have_the_colour_of_their_thread(page: Page) -> None:
-    async with serving(WatchedBackend()) as url:
+    async with serving(scripted()) as url:
         await open_page(page, url)
         await ask(page)
         await expect(state(page)).to_contain_text("Done in")
@@ -88,7 +92,7 @@ async def test_promises_and_syncs_show_and_chunks_have_the_colour_of_their_threa
 
 
 async def test_a_thread_fills_its_lane_while_others_are_silent_and_stop_ends_all(page: Page) -> None:
-    backend = WatchedBackend(faults=(STALL,))
+    backend = WatchedBackend(scripted(STALL))
     async with serving(backend) as url:
         await open_page(page, url)
         await ask(page)
@@ -99,29 +103,24 @@ async def test_a_thread_fills_its_lane_while_others_are_silent_and_stop_ends_all
         assert backend.open
         await page.get_by_role("button", name="Stop").click()
         await expect(state(page)).to_contain_text("Stopped")
-        async with asyncio.timeout(20):
-            await backend.idle.wait()
-        assert not backend.open
-        assert backend.aborted
+        await asyncio.to_thread(backend.wait, lambda engine: engine.open == 0)
         await expect(page.locator("#answer")).to_have_text(INTRO + CAUSES + " The outcome was")
         await expect(page.get_by_role("button", name="Answer")).to_be_visible()
         await expect(page.get_by_role("button", name="Compare with baseline")).to_be_disabled()
 
 
 async def test_leaving_the_page_ends_the_answer(page: Page) -> None:
-    backend = WatchedBackend(faults=(STALL,))
+    backend = WatchedBackend(scripted(STALL))
     async with serving(backend) as url:
         await open_page(page, url)
         await ask(page)
         await expect(lane(page, "2 outcome")).to_have_text(" The outcome was")
         await page.goto("about:blank")
-        async with asyncio.timeout(20):
-            await backend.idle.wait()
-        assert not backend.open
+        await asyncio.to_thread(backend.wait, lambda engine: engine.open == 0)
 
 
 async def test_a_failure_is_told_in_words_and_the_text_so_far_stays(page: Page) -> None:
-    async with serving(WatchedBackend(faults=(Fault(2, 3, "fail"),))) as url:
+    async with serving(scripted(Fault(2, 3, "fail"))) as url:
         await open_page(page, url)
         await ask(page)
         await expect(page.get_by_role("alert")).to_contain_text("thread 2 failed: scripted")
@@ -130,7 +129,7 @@ async def test_a_failure_is_told_in_words_and_the_text_so_far_stays(page: Page) 
 
 
 async def test_mistakes_are_told_in_words(page: Page) -> None:
-    async with serving(WatchedBackend()) as url:
+    async with serving(scripted()) as url:
         await open_page(page, url)
         await ask(page, "  ")
         await expect(page.get_by_role("alert")).to_have_text("Write a prompt first.")
@@ -145,7 +144,7 @@ async def test_mistakes_are_told_in_words(page: Page) -> None:
 
 
 async def test_a_server_with_a_key_asks_for_it(page: Page) -> None:
-    async with serving(WatchedBackend(), api_keys=("open sesame",)) as url:
+    async with serving(scripted(), api_keys=("open sesame",)) as url:
         await page.goto(url)
         await expect(page.get_by_role("alert")).to_contain_text("wants an API key")
         await expect(page.get_by_label("API key")).to_be_focused()
@@ -160,8 +159,7 @@ async def test_a_server_with_a_key_asks_for_it(page: Page) -> None:
 
 
 async def test_everything_works_from_the_keyboard(page: Page) -> None:
-    backend = WatchedBackend(faults=(STALL,))
-    async with serving(backend) as url:
+    async with serving(scripted(STALL)) as url:
         await open_page(page, url)
         await page.keyboard.press("Tab")
         await expect(page.get_by_role("link", name="To the prompt")).to_be_focused()
@@ -184,7 +182,7 @@ async def test_everything_works_from_the_keyboard(page: Page) -> None:
 
 @pytest.mark.parametrize("context", [PHONE], indirect=True)
 async def test_on_a_phone_nothing_sticks_out_and_a_tap_asks(page: Page) -> None:
-    async with serving(WatchedBackend("word " * 40 + "a" * 400)) as url:
+    async with serving(ScriptedBackend("word " * 40 + "a" * 400, clock=REAL_CLOCK)) as url:
         await open_page(page, url)
         await page.get_by_role("button", name="Answer").tap()
         await expect(state(page)).to_contain_text("Done in")
@@ -335,7 +333,7 @@ async def test_what_check_finds_stands_at_the_form(page: Page) -> None:
 async def test_text_of_the_model_is_never_markup(page: Page) -> None:
     hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script> & <b>bold</b>'
     written = f'{hostile}<promise topic="&lt;b&gt;" tokens="10"/><async>{hostile}</async><sync/>{hostile}'
-    async with serving(WatchedBackend(written)) as url:
+    async with serving(ScriptedBackend(written, clock=REAL_CLOCK)) as url:
         await open_page(page, url)
         await ask(page, hostile)
         await expect(state(page)).to_contain_text("Done in")
@@ -344,3 +342,50 @@ async def test_text_of_the_model_is_never_markup(page: Page) -> None:
             page.locator("main :is(img, script, b:not([class]), i:not([data-thread]))")
         ).to_have_count(0)
         await expect(page).to_have_title("pasta_async playground")
+
+
+# The page of an answer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", [{"offline": True}], indirect=True)
+async def test_it_draws_the_timeline_from_the_file_alone(page: Page, tmp_path: Path) -> None:
+    backend = ScriptedBackend(WRITTEN, latency=1.0)
+    async with Client(backend, clock=backend.clock) as client:
+        answer = await client.generate("Why?")
+        baseline = await client.generate("Why?", baseline=True)
+    file = tmp_path / "answer.html"
+    file.write_text(timeline_page(answer, baseline, prompt="Why?"), "utf-8")
+    await page.goto(file.as_uri())
+    await expect(page.locator(".timeline-name")).to_have_text(["main", "1 causes", "2 outcome", "baseline"])
+    await expect(page.locator("#answer")).to_have_text(TEXT)
+    await expect(page.locator("#answer [data-thread='1']")).to_have_text(CAUSES)
+    await expect(page.locator("#numbers")).to_contain_text(f"{answer.theoretical_speedup(baseline):.2f}")
+    await expect(page.locator("path.join")).to_have_count(2)
+    await expect(page.locator(".timeline-wait")).to_have_count(1)
+    row = page.get_by_role("listitem").filter(has_text="1 causes")
+    record = answer.threads[1]
+    assert record.started is not None and record.ended is not None
+    await expect(row).to_contain_text(f"decoded from {record.started:.1f} s to {record.ended:.1f} s")
+
+
+async def test_an_answer_is_not_faster_for_saying_less(page: Page) -> None:
+    backend, long = ScriptedBackend(WRITTEN, latency=1.0), ScriptedBackend("word " * 400, latency=1.0)
+    async with Client(backend, clock=backend.clock) as client, Client(long, clock=long.clock) as plain:
+        answer = await client.generate("Why?")
+        baseline = await plain.generate("Why?", baseline=True)
+    await page.set_content(timeline_page(answer, baseline, prompt="Why?"))
+    measured = answer.measured_speedup(baseline)
+    assert measured < 2 < baseline.elapsed / answer.elapsed
+    await expect(page.locator("#numbers dd").first).to_have_text(f"{measured:.2f}\u00d7")
+
+
+@pytest.mark.parametrize("thread", range(3))
+async def test_an_answer_that_failed_is_drawn_as_far_as_it_went(page: Page, thread: int) -> None:
+    backend = ScriptedBackend(WRITTEN, latency=1.0, faults=[Fault(thread, 2)])
+    async with Client(backend, clock=backend.clock) as client:
+        with pytest.raises(ThreadFailedError) as caught:
+            await client.generate("Why?")
+    assert caught.value.partial is not None
+    await page.set_content(timeline_page(caught.value.partial))
+    await expect(page.locator(".timeline-name").first).to_have_text("main")
+    await expect(page.locator("path.join")).to_have_count(0)
