@@ -168,14 +168,10 @@ def test_answers_that_do_not_end_in_time_are_told_so(signals: int) -> None:
         _, log = process.communicate()
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
     assert refused.json()["error"]["code"] == "stopping"
-    error = last_event(cut)["error"]
+    error = json.loads(cut.text.rstrip().rpartition("data: ")[2])["error"]
     assert error["code"] == "stopping" and "Tea is old.".startswith(error["partial"]) and error["partial"]
     assert process.returncode == -signal.SIGTERM
     assert "Traceback" not in log
-
-
-def last_event(reply: httpx.Response) -> dict[str, Any]:
-    return json.loads(reply.text.rstrip().rpartition("data: ")[2])
 
 
 def test_a_signal_ends_a_server_that_still_waits_for_its_backend() -> None:

@@ -166,22 +166,20 @@ def test_deep_nesting(server: LiveServer, depth: int) -> None:
     assert_refused(post(server, CHAT, deep.encode()))
 
 
-def too_many() -> list[tuple[str, dict[str, Any]]]:
-    message = {"role": "user", "content": "x"}
-    parts = [{"type": "text", "text": "x"}] * (MAX_MESSAGES + 1)
-    return [
-        (CHAT, {"messages": [message] * (MAX_MESSAGES + 1)}),
-        (CHAT, {"messages": [{"role": "user", "content": parts}]}),
-        (CHAT, {"messages": [message], "stop": ["x"] * 30_000}),
-        (CHAT, {"messages": [5] * 30_000}),
-        (CHAT, {"messages": [message], "tools": [{}] * 30_000}),
-        (COMPLETIONS, {"prompt": ["x"] * 30_000}),
-        (COMPLETIONS, {"prompt": [[1]] * 30_000}),
-        (COMPLETIONS, {"prompt": [1, "x"] * 15_000}),
-    ]
+MESSAGE = {"role": "user", "content": "x"}
+TOO_MANY: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": [MESSAGE] * (MAX_MESSAGES + 1)}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * (MAX_MESSAGES + 1)}]}),
+    (CHAT, {"messages": [MESSAGE], "stop": ["x"] * 30_000}),
+    (CHAT, {"messages": [5] * 30_000}),
+    (CHAT, {"messages": [MESSAGE], "tools": [{}] * 30_000}),
+    (COMPLETIONS, {"prompt": ["x"] * 30_000}),
+    (COMPLETIONS, {"prompt": [[1]] * 30_000}),
+    (COMPLETIONS, {"prompt": [1, "x"] * 15_000}),
+]
 
 
-@pytest.mark.parametrize(("path", "body"), too_many(), ids=range(len(too_many())))
+@pytest.mark.parametrize(("path", "body"), TOO_MANY, ids=range(len(TOO_MANY)))
 def test_long_lists(server: LiveServer, path: str, body: dict[str, Any]) -> None:
     assert_refused(post(server, path, {"model": "pasta-tiny", **body}))
 
