@@ -20,8 +20,9 @@ THREADS_PER_DOUBLING = 2.5
 
 An annotated reference answer of AlpacaEval saves 160 steps and adds 63 tokens. So among n answers parallel
 decoding pays while 160 steps are worth more than 63 tokens in everybody's steps: up to 2.5 answers for each
-request that doubles a step. Each of them has two threads, on average over its time. docs/results.md has
-measurements with fewer and with more threads.
+request that doubles a step. Each of them has two threads, on average over its time, which makes five. Half
+of that is taken: a small batch is computed while the weights are read, so that steps take longer from some
+size on, and the line through them puts that size too high (docs/results.md has measurements).
 """
 
 LIGHT_THREADS = 16

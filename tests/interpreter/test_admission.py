@@ -287,7 +287,7 @@ def test_steps_of_long_ago_are_forgotten() -> None:
 
 def test_the_room_is_a_multiple_of_what_doubles_a_step_within_what_the_engine_takes() -> None:
     load = EngineLoad(capacity=1000, step_doubles_at=20.0)
-    assert room(load) == 100
+    assert room(load) == 50
     assert room(replace(load, step_doubles_at=1.0)) == LIGHT_THREADS
     assert room(replace(load, step_doubles_at=0)) == LIGHT_THREADS
     assert room(replace(load, step_doubles_at=inf)) == 1000
