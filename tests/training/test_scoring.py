@@ -104,7 +104,7 @@ def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_judged_harms_no_other(trouble: Trouble, tmp_path: Path) -> None:
     with judging(_known) as (judge, url):
         judge.trouble = lambda _, prompt: trouble if "bad b" in prompt else None
-        summary, qualities = scored(tmp_path, url, in_flight=1, retries=0, timeout=0.5)
+        summary, qualities = scored(tmp_path, url, in_flight=1, retries=0, timeout=3)
         assert {*qualities} == {(p.id, s.number) for p in PROMPTS for s in p.samples} - {("b", 1)}
         assert sum(summary["failures"].values()) == 1
         assert summary["scored"] == 7
