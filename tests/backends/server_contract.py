@@ -125,8 +125,10 @@ async def test_what_is_banned_is_never_chosen(
             read(backend, wanted), read(backend, banning), read(local, banning)
         )
     ]
-    assert set(free) & set(tags) and not set(there) & set(tags)
-    if not sampling:  # what is drawn differs where two probabilities are equal but for rounding
+    assert not set(there) & set(tags)
+    # What is drawn differs where two probabilities are equal but for rounding, and may have no tag by chance.
+    if not sampling:
+        assert set(free) & set(tags)
         assert there == here
 
 
