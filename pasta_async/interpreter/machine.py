@@ -387,7 +387,10 @@ class Machine:
         it writes what comes here itself. A backend that ignores `banned` may repeat the promise, which then
         counts.
         """
-        self.main.kept -= self.main.reader.take_promise_back(tags.promise)
+        main = self.main
+        main.kept = len(main.reader.ids) - 1 - main.reader.ids[::-1].index(tags.promise)
+        main.reader = main.reader.reread(main.kept)
+        main.reported = len(main.reader.parser.diagnostics)
         self._repeats = True
         self._is_asked_anew = True
 

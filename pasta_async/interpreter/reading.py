@@ -127,16 +127,6 @@ class Reader:
             readings += self._divide(*self._thinking.flush())
         return [*readings, *self.parser.close(cut=cut)]
 
-    def take_promise_back(self, opening: int) -> int:
-        """Forget the promise whose last token was just read; returns its number of ids.
-
-        `opening` is the id with which a promise begins.
-        """
-        count = self.ids[::-1].index(opening) + 1
-        del self.ids[-count:]
-        cast("MainParser", self.parser).take_promise_back()
-        return count
-
     def end_list(self, tokens: int) -> None:
         """End an outline's list: ids behind the first `tokens` ones were no further head, and are dropped."""
         del self.ids[tokens:]
@@ -151,14 +141,21 @@ class Reader:
 
     def first(self, tokens: int) -> Reader:
         """A closed reader of the first `tokens` ids alone. Half a tag at their end is left out."""
+        reader = self.reread(tokens)
+        reader.spill()
+        reader.close(cut=True)
+        return reader
+
+    def reread(self, tokens: int) -> Reader:
+        """A reader of the first `tokens` ids alone, which may go on behind them."""
         tokenizer, tags, main, thinking, make_parser = self._arguments
         reader = Reader(tokenizer, tags, main=main, thinking=thinking, make_parser=make_parser)
         for index, token in enumerate(self.ids[:tokens]):
             if index in self._joins:
                 reader.end_list(index)
             reader.read(token)
-        reader.spill()
-        reader.close(cut=True)
+        if tags:  # a tag came next, so an unfinished character was given up
+            reader._read_text(reader._detokenizer.flush())
         return reader
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -246,7 +245,7 @@ class _ThreadNodes(_Nodes):
         super().__init__()
         self.diagnostics: list[Diagnostic] = []
         """The diagnostics in the order in which they were found; at most `MAX_DIAGNOSTICS`."""
-        self._position: _Position = _Position()
+        self._position = _Position()
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -274,7 +273,7 @@ class MainParser(_ThreadNodes):
         super().__init__()
         self._open = False  # a promise was made since the last sync
         self._values: list[str] | None = None  # topic and tokens of the promise whose tag is coming in
-        self._promise_start: _Position = self._position  # in front of that promise
+        self._promise_place = self._position.place
 
     def feed_text(self, text: str) -> list[Reading]:
         """Read more text."""
@@ -286,7 +285,7 @@ class MainParser(_ThreadNodes):
 
     def feed_tag(self, tag: str) -> list[Reading]:
         """Read a tag token."""
-        start = copy(self._position)
+        tag_place = self._position.place
         self._position.advance(tag)
         if tag in (PROMISE_TOKENS, PROMISE_CLOSE):
             return self._continue_promise(tag)
@@ -294,26 +293,18 @@ class MainParser(_ThreadNodes):
         readings = self._break_promise(Code.TAG_BROKEN)
         if tag == PROMISE_OPEN:
             self._values = [""]
-            self._promise_start = start
+            self._promise_place = tag_place
         elif tag == ASYNC_OPEN:
-            self._ignore(Code.ASYNC_STRAY, tag, start.place)
+            self._ignore(Code.ASYNC_STRAY, tag, tag_place)
         elif tag == ASYNC_CLOSE:
-            self._ignore(Code.ASYNC_STRAY_CLOSE, tag, start.place)
+            self._ignore(Code.ASYNC_STRAY_CLOSE, tag, tag_place)
         elif self._open:
             self._open = False
             self._append(Sync())
             readings.append(Sync())
         else:
-            self._ignore(Code.SYNC_IDLE, tag, start.place)
+            self._ignore(Code.SYNC_IDLE, tag, tag_place)
         return readings
-
-    def take_promise_back(self) -> None:
-        """Forget the promise that was read last, with nothing behind it; another one of its round is open."""
-        self._nodes.pop()
-        if self._nodes and isinstance(text := self._nodes[-1], Text):  # more text may follow it
-            self._nodes.pop()
-            self._text = [text.text]
-        self._position = self._promise_start
 
     def close(self, *, cut: bool = False) -> list[Reading]:
         """End the thread: the beginning of a promise is text, unless the thread was `cut`."""
@@ -334,11 +325,11 @@ class MainParser(_ThreadNodes):
         self._values = None
         source = promise_source(values)
         if len(values) > 2:
-            self._ignore(Code.ATTRIBUTES_BAD, source, self._promise_start.place)
+            self._ignore(Code.ATTRIBUTES_BAD, source, self._promise_place)
             return []
         promise, codes = make_promise(source, dict(zip(("topic", "tokens"), values, strict=False)))
         for code in codes:
-            self._report(code, self._promise_start.place)
+            self._report(code, self._promise_place)
         self._append(promise)
         self._open = True
         return [promise]
@@ -349,7 +340,7 @@ class MainParser(_ThreadNodes):
             return []
         text = "".join(self._values)
         self._values = None
-        self._report(code, self._promise_start.place)
+        self._report(code, self._promise_place)
         return self._write(text)
 
 

@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async import Client, DecodeRequest, Piece
+from pasta_async import DecodeRequest, Piece
 from pasta_async.lang import parse
-from pasta_async.results import Generation
-from pasta_async.testing import ScriptedBackend, VirtualClock
-from tests.interpreter.support import answer, promise
+from pasta_async.testing import ScriptedBackend
+from tests.interpreter.support import answer, promise, read_by_events
 from tests.interpreter.vocabularies import tokenizer
 
 REPEATED = promise("TEA", "Again.")
@@ -49,6 +48,12 @@ async def test_main_writes_what_it_cannot_promise_again() -> None:
     assert not backend.open
 
 
+async def test_events_tell_what_the_document_says() -> None:
+    generation, shown, threads = await read_by_events(Obedient(LIST, tokenizer=tokenizer("bytes")))
+    assert generation.text == shown == "1. Warm.\n2. White.\n3. Water.\n"
+    assert threads == {thread.thread: thread.text for thread in generation.threads}
+
+
 async def test_the_next_round_may_have_the_topic_again() -> None:
     text = SOUND + BEHIND_IT
     generation = await answer(Obedient(text, tokenizer=tokenizer("bytes")))
@@ -58,11 +63,9 @@ async def test_the_next_round_may_have_the_topic_again() -> None:
 
 @given(piece=st.sampled_from([1, 2, 7, 1000]), slow=st.integers(0, 4))
 async def test_a_backend_that_promises_it_all_the_same_is_believed(piece: int, slow: int) -> None:
-    clock = VirtualClock()
     backend = ScriptedBackend(
-        LIST, tokenizer=tokenizer("bytes"), clock=clock, latency=0.1, thread_latency={slow: 0.9}, piece=piece
+        LIST, tokenizer=tokenizer("bytes"), latency=1.0, thread_latency={slow: 9.0}, piece=piece
     )
-    async with Client(backend, clock=clock) as client:
-        generation: Generation = await client.generate("Why?")
+    generation = await answer(backend)
     assert generation.document == parse(LIST)
     assert len(generation.threads[0].requests) == 2
