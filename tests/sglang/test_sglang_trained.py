@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,19 @@ from pasta_async.backends.sglang import SGLangBackend
 SMALL_CACHE = ("--max-total-tokens", "16384")
 
 
-async def penalised(backend: Backend, count: int) -> list[str]:
+async def penalised(backend: Backend, prompts: Sequence[str]) -> list[str]:
     """Greedy plain answers under the model's own repetition penalty, all under way at the same time."""
     async with Client(backend, limits=Limits(timeout=None)) as client:
-        ask = (client.generate(prompt, max_tokens=64, baseline=True) for prompt in PROMPTS[:count])
+        ask = (client.generate(prompt, max_tokens=64, baseline=True) for prompt in prompts)
         return [answer.text for answer in await asyncio.gather(*ask)]
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
+    "name",
     [
-        ("pasta-smol", 12),
+        "pasta-smol",
         pytest.param(
-            *("pasta-qwen", 6),
+            "pasta-qwen",
             marks=pytest.mark.skipif(
                 "PASTA_TEST_LONG" not in os.environ, reason="it takes nine minutes: PASTA_TEST_LONG=1 runs it"
             ),
@@ -38,25 +39,23 @@ async def penalised(backend: Backend, count: int) -> list[str]:
     ],
 )
 @pytest.mark.timeout(1800)
-async def test_the_export_answers_on_sglang_as_the_adapter_does_here(
-    tmp_path: Path, name: str, count: int
-) -> None:
+async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: Path, name: str) -> None:
     require_sglang()
-    out, prompts = export_model(name, tmp_path / name), PROMPTS[:count]
+    out = export_model(name, tmp_path / name)
     local = LocalBackend(name, device="cpu", dtype="float32")
     try:
-        expected = await answered(unconstrained(local), prompts)  # as SGLang is
+        expected = await answered(unconstrained(local))  # as SGLang is
     finally:
         await local.aclose()
     with running_server(out, tmp_path / "log", *SMALL_CACHE) as (url, _):
         served = SGLangBackend(url)
         try:
-            served_answers = await answered(served, prompts)
-            alone, *_ = await penalised(served, 1)
-            beside, *_ = await penalised(served, 4)
+            served_answers = await answered(served)
+            alone, *_ = await penalised(served, PROMPTS[:1])
+            beside, *_ = await penalised(served, PROMPTS[:4])
         finally:
             await served.aclose()
-    for prompt, ours, theirs in zip(prompts, expected, served_answers, strict=True):
+    for prompt, ours, theirs in zip(PROMPTS, expected, served_answers, strict=True):
         assert theirs.document.format() == ours.document.format(), prompt
     assert beside == alone  # the penalty counts every token, whoever is prefilled meanwhile
     assert all(answer.text.strip() for answer in expected)
