@@ -82,8 +82,8 @@ def read_forms(settings: QualitySettings) -> tuple[dict[str, Any], Forms]:
     if settings.original:
         _, others = read_answers(settings.original)
         answers += [replace(other, method="original") for other in of_method(others, "baseline")]
-    found = in_all_methods(answers, {"baseline", *(answer.method for answer in answers)})
-    forms = {form: found[form] for form in _ORDER if form in found}
+    by_form = in_all_methods(answers, {"baseline", *(answer.method for answer in answers)})
+    forms = {form: by_form[form] for form in _ORDER if form in by_form}
     for form, rows in forms.items():
         if [row.question for row in rows] != [row.question for row in forms["baseline"]]:
             raise InvalidRequestError(f"the answers of {form} are to other prompts than the plain ones")

@@ -126,7 +126,7 @@ def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, 
     return [
         (answer, other)
         for answer, other in zip(both[method], both[base], strict=True)
-        if all(one.tokens and not one.ended_by_length for one in (answer, other))
+        if all(row.tokens and not row.ended_by_length for row in (answer, other))
     ]
 
 

@@ -84,12 +84,12 @@ def runs(items: Sequence[str], length: int) -> list[tuple[str, ...]]:
     return [tuple(items[start : start + length]) for start in range(len(items) - length + 1)]
 
 
-def same_stem(one: str, other: str) -> bool:
+def same_stem(word: str, other: str) -> bool:
     """True if two words begin alike: four letters, and all but two of the shorter one's ("taste", "tasty").
 
     Words of up to three letters may differ by an ending of two.
     """
-    shorter, longer = sorted((one, other), key=len)
+    shorter, longer = sorted((word, other), key=len)
     same = max(_STEM, len(shorter) - 2)
     if len(shorter) < _STEM:
         return longer.startswith(shorter) and len(longer) - len(shorter) <= 2

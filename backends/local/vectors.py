@@ -360,9 +360,11 @@ class _Loop:
     """
 
     def __init__(self, b: Any, count: Any, first: list[Any]) -> None:
-        self._b, self._count = b, count
+        self._b = b
+        self._count = count
         before = b.block
-        self._body, self._behind = b.append_basic_block(), b.append_basic_block()
+        self._body = b.append_basic_block()
+        self._behind = b.append_basic_block()
         b.branch(self._body)
         b.position_at_end(self._body)
         self.index = b.phi(_I64)

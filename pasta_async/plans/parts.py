@@ -201,7 +201,7 @@ class Layout:
         return part.raw_values().get(key, ""), False
 
     def _list(self, key: str, outline: HolePart, parts: Sequence[HolePart]) -> tuple[str, bool]:
-        """The same for a list: items put together from outline and parts, up to the first gap."""
+        """The text of a list: items put together from outline and parts, up to the first gap."""
         # Without the outline nothing of the list can be shown.
         if not outline.values:
             return "", False

@@ -117,7 +117,7 @@ async def test_a_seed_gives_the_same_tokens_however_the_answer_is_cut(backend: L
 
 
 async def test_stretches_of_an_answer_do_not_repeat_their_draws(backend: LocalBackend) -> None:
-    """The same distribution at every step, so that equal draws would be equal tokens."""
+    """Every step has one distribution, so that equal draws would be equal tokens."""
 
     def flat(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(logits)

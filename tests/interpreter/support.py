@@ -116,7 +116,7 @@ _TOPICS = ["a", "black tea", "the three causes"]
 
 
 def _with_own_topics(written: str) -> str:
-    """The same with a number behind each topic: a trained model has none twice in a round."""
+    """The text with a number behind each topic: a trained model has none twice in a round."""
     numbers = count(1)
     topics = "|".join(_TOPICS)
     return re.sub(f'(?<=topic=")({topics})(?=")', lambda match: f"{match[0]} {next(numbers)}", written)

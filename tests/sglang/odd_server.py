@@ -29,7 +29,7 @@ ABOUT: dict[str, Any] = {
     "incremental_streaming_output": True,
     "max_req_input_len": 100,
 }
-"""What the server says of itself."""
+"""The server's description of itself."""
 
 Answer = Any
 """A route's JSON to send, a response, an exception to raise, or a function of the request's JSON."""

@@ -1,4 +1,4 @@
-"""SGLang's own router in front of two real servers, one of which is killed."""
+"""A second real server, which has no tokenizer: alone, behind SGLang's own router, and killed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from real_server import RealServer, require_sglang, running_router, running_server
 from server_contract import until
 
-from pasta_async import Client, PastaError, Sampling
+from pasta_async import Client, Generation, PastaError, Sampling
+from tests.pasta_tiny import examples
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for a server to start
 
@@ -27,7 +29,8 @@ PROMPTS = [CAMERAS.replace("cameras", things) for things in ("tents", "bikes", "
 def doomed(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, int]]:
     """A second server with the same model, and its process group."""
     require_sglang("sglang_router")
-    with running_server(shipped, tmp_path_factory.mktemp("doomed") / "log") as (url, group):
+    log = tmp_path_factory.mktemp("doomed") / "log"
+    with running_server(shipped, log, "--skip-tokenizer-init") as (url, group):
         yield RealServer(url, shipped), group
 
 
@@ -37,6 +40,22 @@ async def client(server: RealServer, doomed: tuple[RealServer, int], tmp_path: P
     with running_router([server.url, doomed[0].url], tmp_path / "log") as url:
         async with Client(url) as client:
             yield client
+
+
+async def test_a_server_without_a_tokenizer_answers_alike(
+    server: RealServer, doomed: tuple[RealServer, int]
+) -> None:
+    prompts = [example.prompt for example in examples()[::10]]
+    answers: list[list[Generation]] = []
+    for url in (server.url, doomed[0].url):
+        async with Client(url) as client:
+            answer = partial(client.generate, parallel="always", stop=["zebra"])
+            answers.append(await asyncio.gather(*map(answer, prompts)))
+    with_tokenizer, without = (
+        [answer.document.format() for answer in generations] for generations in answers
+    )
+    assert without == with_tokenizer
+    assert any(len(answer.threads) > 1 for answer in answers[0])
 
 
 async def test_an_answer_stays_on_one_worker(
