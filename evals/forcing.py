@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pasta_async.backends import WrappingBackend
+from pasta_async.backends.http.backend import ServerBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.answers import MeasureSettings, drawn
@@ -149,8 +150,13 @@ class ForcedBackend(WrappingBackend):
         Cancelling it leaves the inner backend as it says there.
 
         Raises:
+            InvalidRequestError: The inner backend is another server than SGLang.
             UnsupportedModelError: The tags, or an end-of-text, are not in its model's vocabulary.
         """
+        if isinstance(self.inner, ServerBackend) and not isinstance(self.inner, SGLangBackend):
+            raise InvalidRequestError(
+                "this server cannot be forced to write given tokens: take SGLang or `local:`"
+            )
         self.model = await self.inner.connect()
         if self.model.tags is None or not self.model.end_ids:
             raise UnsupportedModelError(

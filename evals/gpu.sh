@@ -15,6 +15,7 @@
 #   PROMPTS   prompts with answers, JSON lines of `instruction` and `output`; AlpacaEval's are fetched
 #   SAMPLE    prompts of each timing
 #   ENGINES   of sglang and vllm
+#   PYTHON    the Python that environments are made with
 #   BIN       folder with the programs of an environment that is there already
 #   SGLANG    the command that serves a model by SGLang
 #   VLLM      the command that serves a model by vLLM
@@ -127,6 +128,10 @@ if [ ! -d "$OUT/trained" ]; then
     "$BIN/pasta-async" export "$TRAINED" "$OUT/trained.partial" --dtype "$DTYPE"
     mv "$OUT/trained.partial" "$OUT/trained"
 fi
+# As a folder: by a name on the hub SGLang does not read the model's default sampling, and vLLM does.
+if [ ! -d "$LARGE" ]; then
+    LARGE=$("$BIN/python" -c 'import huggingface_hub, sys; print(huggingface_hub.snapshot_download(sys.argv[1]))' "$LARGE")
+fi
 if [ -z "${PROMPTS:-}" ]; then
     PROMPTS=$OUT/prompts.jsonl
     [ -s "$PROMPTS" ] || "$BIN/python" - "$PROMPTS" <<'PYTHON'
@@ -144,7 +149,8 @@ if [ ! -d "$DOCUMENTS" ]; then
 fi
 DOCUMENTS=$DOCUMENTS/annotated.jsonl
 
-TIMED="--prompts $PROMPTS --sample $SAMPLE --max-tokens 500"
+# One pass: vLLM would find the first one's prompts in its cache.
+TIMED="--prompts $PROMPTS --sample $SAMPLE --max-tokens 500 --passes 1"
 LOADED="--documents $DOCUMENTS --sample $SAMPLE"
 for engine in $ENGINES; do
     case $engine in

@@ -3,6 +3,7 @@
     PastaError
       InvalidRequestError (ValueError)
         PromptTooLongError
+        pasta_async.plans.InvalidPlanError
       InvalidStateError (RuntimeError)
       GenerationTimeoutError (TimeoutError)
       ThreadFailedError

@@ -58,7 +58,8 @@ class Machine:
         self._tags = tags
         self._listen = listen
         self._visible = Visible(tuple(start.sampling.stop), start.sampling.max_tokens)
-        is_outline = tags is None and start.parallel == "outline" and not start.baseline
+        # A trained model that lost its tags to a full engine answers plainly.
+        is_outline = model.tags is None and start.parallel == "outline" and not start.baseline
         make_parser = OutlineParser if is_outline else None
         thinking = model.tokenizer.decode(prompt[-_PROMPT_END:]).rstrip().endswith(THINK_OPEN)
         reader = Reader(model.tokenizer, tags, main=True, thinking=thinking, make_parser=make_parser)

@@ -180,8 +180,8 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
         message = "the backend cannot decode by a grammar"
         yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole="", message=message)
     if constrained and not has_guidance():
-        message = "llguidance is not installed, so schemas are not checked; pip install 'pasta_async[plans]'"
-        yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="unknown", hole="", message=message)
+        message = "typed fields need llguidance: pip install 'pasta_async[plans]'"
+        yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole="", message=message)
         return
     fields = [(hole, schema) for hole in constrained for schema in _field_schemas(hole)]
     if not _all_in_one([schema for _, schema in fields]).problems():

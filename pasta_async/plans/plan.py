@@ -142,8 +142,8 @@ class ItemList:
 class Plan:
     """The holes of an answer, as a graph: the holes that each one sees, its form, its token limit.
 
-    A plan says which holes a hole sees, never when it is written. Under load fewer holes are written at once,
-    and the text stays the same.
+    A plan says which holes a hole sees, never when it is written. Limits say how many are written at once;
+    the text stays the same.
 
     Args:
         template: Text with `{name}` for each hole; `{{` and `}}` are braces. A hole sees the fixed text

@@ -6,6 +6,7 @@ import pytest
 
 from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
 from pasta_async.lang import parse
@@ -68,6 +69,8 @@ async def test_a_context_that_is_not_the_documents_is_refused(local: LocalBacken
 async def test_what_cannot_be_forced_is_refused(local: LocalBackend):
     with pytest.raises(InvalidRequestError):
         ForcedBackend(local, {"Well?": parse('<promise topic="a" tokens="10"/>')})
+    with pytest.raises(InvalidRequestError):
+        await forced(VLLMBackend("http://127.0.0.1:1")).connect()
     with pytest.raises(UnsupportedModelError, match="tag tokens"):
         await forced(ScriptedBackend("", trained=False)).connect()
     async with Client(forced(local)) as client:

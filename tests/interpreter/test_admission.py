@@ -73,6 +73,14 @@ async def test_on_a_full_engine_an_answer_has_no_tags() -> None:
     assert (again.width, again.notes) == ("full", ())
 
 
+async def test_on_a_full_engine_a_trained_model_writes_no_outline() -> None:
+    listed = "Two kinds:\n\n1. **Tea**: It is old, and many people like it.\n2. **Coffee**: It is strong and black.\n"
+    async with on(Busy(listed, others=60)) as client:
+        generation = await client.generate("Why?", parallel="outline")
+    assert (generation.text, generation.width) == (listed, "plain")
+    assert len(generation.threads) == 1
+
+
 @pytest.mark.parametrize("asked", ["ids", "switch"])
 async def test_what_cannot_do_without_tags_decodes_one_thread_at_a_time(asked: str) -> None:
     backend = Busy(others=64)

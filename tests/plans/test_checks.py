@@ -107,6 +107,14 @@ def test_a_report_is_text_and_a_diagram() -> None:
     assert PlanReport.model_validate_json(report.model_dump_json()) == report
 
 
+def test_without_llguidance_a_plan_has_no_typed_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pasta_async.plans.checks.has_guidance", lambda: False)
+    report = check({"a": text()})
+    assert (PlanCode.SCHEMA_UNSUPPORTED, "no", "") in codes(report)
+    assert report.verdict == "no"
+    assert check_plan(Plan("{a}", a=Tokens(5))).verdict == "yes"
+
+
 async def test_fill_refuses_what_check_says_no_to_before_anything_is_sent() -> None:
     class Circle(BaseModel):
         a: Annotated[str, After("b")]

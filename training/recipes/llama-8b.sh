@@ -12,7 +12,7 @@ OUT=${OUT:-runs/llama-8b}
 HERE=$(dirname "$0")
 ANNOTATOR=${ANNOTATOR:-http://annotator:30000/v1}
 JUDGE=${JUDGE:-http://judge:30000/v1}
-LARGE=${LARGE:-Qwen/Qwen3-32B}  # the model behind both
+LARGE=${LARGE:-Qwen/Qwen2.5-32B-Instruct}  # the model behind both: one that does not think first
 
 # wait_for PROCESS PORT: wait until a server answers, or has ended (then the next command says that nothing answers).
 wait_for() {
@@ -78,4 +78,4 @@ for round in 1 2; do
     before=$now/lambda4
 done
 
-echo "the model is in $before/model; measure it with pasta_async.evals.quality and pasta_async.evals.speed"
+echo "the model is in $before/model, its baseline in $OUT/baseline/model: pasta_async.evals.quality --original compares them"

