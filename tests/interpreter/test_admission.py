@@ -74,7 +74,7 @@ async def test_on_a_full_engine_an_answer_has_no_tags() -> None:
 
 
 async def test_on_a_full_engine_a_trained_model_writes_no_outline() -> None:
-    listed = "Two kinds:\n\n1. **Tea**: It is old, and many people like it.\n2. **Coffee**: It is strong and black.\n"
+    listed = "Two kinds:\n\n1. **Tea**: It is old and mild.\n2. **Coffee**: It is strong and black.\n"
     async with on(Busy(listed, others=60)) as client:
         generation = await client.generate("Why?", parallel="outline")
     assert (generation.text, generation.width) == (listed, "plain")
