@@ -16,8 +16,7 @@ ARGS ?=
 VLLM := $(VENV)-vllm
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-# An environment for one run compiles what is imported, instead of everything beforehand.
-PIP_OPTIONS := --disable-pip-version-check $(if $(CI),--quiet --no-compile)
+PIP_OPTIONS := --disable-pip-version-check $(if $(CI),--quiet)
 INSTALL = $(PY) -m pip install $(PIP_OPTIONS) --no-warn-conflicts \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PROMPT ?= Give five tips for better sleep.
