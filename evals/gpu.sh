@@ -128,10 +128,6 @@ if [ ! -d "$OUT/trained" ]; then
     "$BIN/pasta-async" export "$TRAINED" "$OUT/trained.partial" --dtype "$DTYPE"
     mv "$OUT/trained.partial" "$OUT/trained"
 fi
-# As a folder: by a name on the hub SGLang does not read the model's default sampling, and vLLM does.
-if [ ! -d "$LARGE" ]; then
-    LARGE=$("$BIN/python" -c 'import huggingface_hub, sys; print(huggingface_hub.snapshot_download(sys.argv[1]))' "$LARGE")
-fi
 if [ -z "${PROMPTS:-}" ]; then
     PROMPTS=$OUT/prompts.jsonl
     [ -s "$PROMPTS" ] || "$BIN/python" - "$PROMPTS" <<'PYTHON'
@@ -192,6 +188,10 @@ for engine in $ENGINES; do
 
     # The model that nobody trained: plain and with outlines, and plans.
     if due "$engine-large-speed" "$engine-large-invoices" "$engine-large-profiles"; then
+        # As a folder: by a name on the hub SGLang does not read the model's default sampling, and vLLM does.
+        if [ ! -d "$LARGE" ]; then
+            LARGE=$("$BIN/python" -c 'import huggingface_hub, sys; print(huggingface_hub.snapshot_download(sys.argv[1]))' "$LARGE")
+        fi
         serve "$engine-large" $run "$LARGE" --port "$PORT" $flags
         measure "$engine-large-speed" speed --backend "$backend" $TIMED --out "$OUT/$engine-large-speed.jsonl"
         for form in invoices profiles; do

@@ -16,6 +16,7 @@
         UnsupportedModelError
       TrainingError
       pasta_async.lang.ParseError
+      pasta_async.plans.ValidationFailedError
 
 Every error that ends an answer carries what was generated so far in ``partial``. A bad option is refused
 before there is one.
