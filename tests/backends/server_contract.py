@@ -157,7 +157,7 @@ async def test_a_fork_finds_its_prompt_and_a_join_what_a_thread_left(
     fork = [*prompt, *ids_of(main), tags.open_async]
     chunk = await read(backend, request(fork, stop_ids=(tags.close_async,)))
     assert chunk[-1].cached_tokens is not None and chunk[-1].cached_tokens >= blocks(len(prompt))
-    assert chunk[-1].ids == (tags.close_async,)
+    assert ids_of(chunk)[-1] == tags.close_async  # a busy server sends several ids in one piece
     joined = [*fork, *ids_of(chunk)]
     after = await read(backend, request(joined, tokens=1))
     assert after[-1].cached_tokens is not None and after[-1].cached_tokens >= blocks(len(joined) - 1)
