@@ -25,7 +25,7 @@ class EngineOptions(TypedDict, total=False):
     """Device, number format and limits of the embedded engine; None takes what suits model and machine."""
 
     device: Annotated[str, StringConstraints(pattern=r"^(cpu|cuda)(:\d+)?$")] | None
-    """`"cpu"`, `"cuda"`, `"cuda:1"`, ...; None: a GPU if there is one."""
+    """`"cpu"`, which None means, or `"cuda"`, `"cuda:1"`, ...: a GPU."""
     dtype: DType | Literal["auto"] | None
     """The number format to compute in, whatever the files hold. `"float32"` is exact. `"int8"` is for
     CPUs: 8-bit weights, and activations quantised at run time, more than twice as fast, at less than 1% more
@@ -41,8 +41,8 @@ class EngineOptions(TypedDict, total=False):
     """Prompt tokens computed in one step, 256 by default; a long prompt takes several, and the others go
     on."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None
-    """CPU threads of the engine; None: one if the model is small (more would wait for each other), else
-    torch's own number. The rest of the process keeps its setting."""
+    """CPU threads of the engine; None: one if the model is small (more would wait for each other), else one
+    for each core. torch keeps its setting in the rest of the process."""
 
 
 class ServerOptions(TypedDict, total=False):

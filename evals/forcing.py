@@ -29,7 +29,7 @@ from pasta_async.tag_tokens import TagIds
 from pasta_async.training.data.corpus import read_records
 
 if TYPE_CHECKING:
-    import torch
+    from pasta_async.backends.local.sampler import Floats
 
 Ids = tuple[int, ...]
 _EncodedViews = dict[int, list[tuple[Ids, Ids]]]
@@ -103,7 +103,7 @@ def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> De
     That is by SGLang's custom logit processor, or by the embedded engine's `logits_processor`.
     """
 
-    def raise_next(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    def raise_next(generated: Sequence[int], logits: Floats) -> Floats:
         if len(generated) < len(tokens):
             logits[tokens[len(generated)]] = 1e6
         return logits

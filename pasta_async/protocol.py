@@ -77,8 +77,8 @@ class DecodeRequest:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields that only some backends know, like `extra_body` of the OpenAI client. SGLang gets them in the
     request's body (a mapping is merged into the field of that name). The embedded engine knows
-    `logits_processor`: called before each choice with the ids decoded so far and the logits `[vocab]`
-    (float32, may be changed in place), it returns the logits to choose by; one that raises ends its own
+    `logits_processor`: called before each choice with the ids decoded so far and the logits, a float32 array
+    `[vocab]` that may be changed in place, it returns the logits to choose by; one that raises ends its own
     request. Others ignore all of them."""
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-import torch
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from pasta_async.backends.local.checkpoint import (
     Checkpoint,
     File,
     ModelConfig,
+    Read,
     TokenizerFiles,
     compare_shapes,
     expected_shapes,
@@ -28,6 +28,9 @@ from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.model_folder import find_template, named_ends
 from pasta_async.tokenizer import add_tags
+
+if TYPE_CHECKING:
+    import torch
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -160,12 +163,12 @@ def open_adapter(path: Path, base: Checkpoint) -> Checkpoint:
             rank and rows of the vocabulary; or it does not fit the base.
     """
     config = _AdapterConfig.read(path / ADAPTER_CONFIG)
-    opened, shapes = open_safetensors(path / ADAPTER_WEIGHTS)
+    read, shapes = open_safetensors(path / ADAPTER_WEIGHTS)
     expected = _expected_shapes(shapes, base.config, config.r, config.rows)
     compare_shapes(path / ADAPTER_WEIGHTS, expected, shapes)
     needed = max((token for ids in config.rows.values() for token in ids), default=-1) + 1
     rows = grown_rows(base.config.vocab_size, needed)
-    adapter = _Adapter(path, base, config, rows, opened, shapes.keys())
+    adapter = _Adapter(path, base, config, rows, read, shapes.keys())
     generation_file = path / base.generation_file.name
     return Checkpoint(
         path=path,
@@ -187,7 +190,8 @@ class _Adapter:
     config: _AdapterConfig
     vocab_size: int
     """Rows of the vocabulary with the adapter."""
-    file: Any
+    read: Read
+    """Reads a tensor of its file."""
     names: Collection[str]
     """Names of the tensors in its file."""
 
@@ -227,6 +231,8 @@ class _Adapter:
 
     def _table(self, weight: torch.Tensor, module: str) -> torch.Tensor:
         """The embedding, or the output layer, `[rows, hidden]`."""
+        import torch
+
         old = weight.float()
         more = self.vocab_size - len(weight)
         grown = torch.cat([old, old.mean(0, keepdim=True).expand(more, -1)]) if more else old.clone()
@@ -235,7 +241,7 @@ class _Adapter:
         return grown
 
     def _read(self, name: str) -> torch.Tensor:
-        return self.file.get_tensor(name).float()
+        return self.read(name).float()
 
 
 def _lora(module: str, part: str) -> str:

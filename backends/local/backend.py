@@ -133,29 +133,24 @@ class LocalBackend:
 
 
 class _LoadedModel:
-    """An engine with its tokenizer. Making one imports torch."""
+    """An engine with its tokenizer. Making one imports what the engine needs."""
 
     def __init__(self, path: Path, options: EngineOptions, executor: ThreadPoolExecutor) -> None:
         try:
             import numpy as np
-            import torch
 
             from pasta_async.backends.local.adapter import open_checkpoint
             from pasta_async.backends.local.checkpoint import weight_count
-            from pasta_async.backends.local.int8 import use_threads
             from pasta_async.backends.local.session import Engine, EngineLoop
 
             checkpoint = open_checkpoint(path)
+            tokenizer = checkpoint.tokenizer()
+            self._defaults = checkpoint.generation_defaults()
+            if weight_count(checkpoint.config) < _SMALL_MODEL:
+                options = {**options, "threads": options.get("threads") or 1}
+            self.engine = Engine(checkpoint, options)
         except ModuleNotFoundError as error:
             raise BackendError(str(missing_extra("local:", "local", error))) from error
-        tokenizer = checkpoint.tokenizer()
-        self._defaults = checkpoint.generation_defaults()
-        is_small = weight_count(checkpoint.config) < _SMALL_MODEL
-        threads = options.get("threads") or (1 if is_small else torch.get_num_threads())
-        # This thread loads with `threads`, then decodes with `torch_threads`; all others keep their number.
-        usual_threads = use_threads(threads)
-        self.engine = Engine(checkpoint, {**options, "threads": threads})
-        use_threads(self.engine.torch_threads, usual_threads)
         self.engine_loop = EngineLoop(self.engine, executor)
         self._vocabulary: LLTokenizer | None = None
         self._making_vocabulary = threading.Lock()

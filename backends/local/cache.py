@@ -1,4 +1,4 @@
-"""The KV cache: memory for keys and values in slots of one token, and a radix tree over the tokens in them.
+"""The KV cache: slots for the keys and values of one token each, and a radix tree over the tokens in them.
 
 The edges of the tree are token ids and own their slots. Nodes that a running sequence stands on are locked;
 the rest is a cache, evicted leaf by leaf, least recently used first. After SGLang's RadixAttention
@@ -10,17 +10,16 @@ from __future__ import annotations
 import ctypes
 import heapq
 import math
-import mmap
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
+import psutil
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes
+from pasta_async.backends.local.checkpoint import Checkpoint, expected_shapes
 from pasta_async.errors import UnsupportedModelError
 
 Ids = NDArray[np.int64]
@@ -31,22 +30,6 @@ PAGE = 32
 _CACHE_BYTES = 2**30
 _MAX_SLOTS = 32768
 _MIN_SLOTS = 1024
-
-
-class KVCache:
-    """Keys and values of all slots: `whole` is `[layers, 2 * kv_heads, slots, head_dim]`, keys first.
-
-    The slots of a head are contiguous, as batched products need them, and rounded up to whole pages.
-    """
-
-    def __init__(self, config: ModelConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (config.layers, 2 * config.kv_heads, -(-slots // PAGE) * PAGE, config.head_dim)
-        if device.type == "cpu":  # a mapping: pages take memory once they are used, and most are not
-            pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-            self.whole: torch.Tensor = torch.frombuffer(pages, dtype=dtype).view(shape)
-        else:
-            self.whole = torch.zeros(shape, device=device, dtype=dtype)
-        self.layers: tuple[torch.Tensor, ...] = self.whole.unbind()
 
 
 class SlotPool:
@@ -269,7 +252,7 @@ def keep_freed_memory() -> None:
 
 
 def affordable_slots(
-    checkpoint: Checkpoint, *, weight_bytes: int, kv_bytes: int, wanted: int | None, device: torch.device
+    checkpoint: Checkpoint, *, weight_bytes: int, kv_bytes: int, wanted: int | None, device: str
 ) -> int:
     """The number of KV slots that fit in memory with the weights and the copies that loading makes.
 
@@ -292,8 +275,7 @@ def affordable_slots(
     loading = 8 * max(*matrices, 2 * config.intermediate * config.hidden)  # two float32 copies of the largest
     slot_bytes = 2 * config.layers * config.kv_heads * config.head_dim * kv_bytes
     slots = wanted or max(min(_CACHE_BYTES // slot_bytes, _MAX_SLOTS), 256)
-    if (room := available_memory(device)) is None:
-        return slots
+    room = available_memory(device)
     if wanted is None:
         slots = min(slots, max((room - weights - loading) // 2 // slot_bytes, _MIN_SLOTS))
     if (needed := weights + loading + slots * slot_bytes) > room:
@@ -306,21 +288,18 @@ def affordable_slots(
     return slots
 
 
-def available_memory(device: torch.device, root: Path = Path("/")) -> int | None:
-    """Bytes that this process can still take without pushing others out; None if that is not known.
+def available_memory(device: str, root: Path = Path("/")) -> int:
+    """Bytes that this process can still take without pushing others out.
 
     Args:
         device: The device whose memory is meant.
-        root: The folder with `proc` and `sys`.
+        root: The folder with `proc` and `sys`, for the limits of control groups.
     """
-    if device.type == "cuda":
+    if device != "cpu":
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
-    return min([*_system_memory(root), *_group_rooms(root)], default=None)
-
-
-def _system_memory(root: Path) -> Iterator[int]:
-    with suppress(OSError, KeyError):  # not Linux
-        yield _table(root / "proc/meminfo")["MemAvailable:"] * 1024
+    return min([psutil.virtual_memory().available, *_group_rooms(root)])
 
 
 def _group_rooms(root: Path) -> Iterator[int]:
@@ -335,9 +314,5 @@ def _group_rooms(root: Path) -> Iterator[int]:
         for group in (folder, *folder.parents[: len(folder.parts) - len(top.parts)]):
             with suppress(OSError, ValueError):  # no limit, or a file that may not be read
                 room = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-                yield room + _table(group / "memory.stat").get("inactive_file", 0)
-
-
-def _table(path: Path) -> dict[str, int]:
-    """The numbers of a file by their names; a line has a name and a number."""
-    return {name: int(number) for name, number, *_ in map(str.split, path.read_text().splitlines())}
+                statistics = dict(map(str.split, (group / "memory.stat").read_text().splitlines()))
+                yield room + int(statistics.get("inactive_file", 0))

@@ -7,29 +7,29 @@ weights are safetensors alone; a model that the embedded engine cannot compute i
 from __future__ import annotations
 
 import math
-import shutil
 import struct
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-import huggingface_hub
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors import torch as safetensors_torch
 
-from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.model_folder import TokenizerFiles, read_object, write_json
-from pasta_async.progress import progress
+from pasta_async.errors import UnsupportedModelError
+from pasta_async.model_folder import TokenizerFiles, read_object
 from pasta_async.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 _Validated = TypeVar("_Validated", bound=BaseModel)
 
-Read: TypeAlias = Callable[[str], torch.Tensor]
+Read: TypeAlias = "Callable[[str], torch.Tensor]"
 """Gives a tensor for its Hugging Face name, of any floating type, on the CPU."""
 
 _REFUSAL = "neither the embedded engine nor the training supports it; SGLang may"
@@ -75,6 +75,13 @@ class ModelConfig(File):
         """Rotary frequencies, one for each pair of a head's components."""
         plain = _frequencies(self.rope_theta, self.head_dim // 2)
         return [frequency / divisor for frequency, divisor in zip(plain, self.rope_divisors, strict=True)]
+
+    def rotations(self, positions: int) -> NDArray[np.float32]:
+        """Cosine and sine of `position * frequency`, `[positions, head_dim / 2, 2]`."""
+        frequencies = np.array(self.inverse_frequencies(), np.float32)
+        angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies  # rounded as transformers does
+        turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
+        return np.stack(turns, -1).astype(np.float32)
 
 
 class _Rope(File):
@@ -274,11 +281,11 @@ def open_folder(path: Path) -> Checkpoint:
     config = model_config(raw, path / "config.json")
     with well_formed(path):
         weights = _weight_files(path)
-    files: dict[str, Any] = {}
+    readers: dict[str, Read] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights:
-        opened, in_file = open_safetensors(file)
-        files |= dict.fromkeys(in_file, opened)
+        read, in_file = open_safetensors(file)
+        readers |= dict.fromkeys(in_file, read)
         shapes |= in_file
     if config.tied:  # some writers save it, though it is the embedding
         shapes.pop("lm_head.weight", None)
@@ -289,7 +296,7 @@ def open_folder(path: Path) -> Checkpoint:
         raw=raw,
         config=config,
         sources=(path / "config.json", *weights),
-        tensor=lambda name: files[name].get_tensor(name),  # the file's own pages, not a copy
+        tensor=lambda name: readers[name](name),
         tokenizer_files=partial(TokenizerFiles.read, path),
         generation_file=path / "generation_config.json",
     )
@@ -396,24 +403,33 @@ def _weight_files(folder: Path) -> list[Path]:
     return paths
 
 
-def open_safetensors(path: Path) -> tuple[Any, dict[str, tuple[int, ...]]]:
+def open_safetensors(path: Path) -> tuple[Read, dict[str, tuple[int, ...]]]:
     """Open a safetensors file.
 
-    Returns the opened file, as `safe_open` gives it, and the shape of each tensor.
+    Returns a function that reads a tensor, and the shape of each. A tensor has the file's own pages, it is no
+    copy. torch is imported when the first one is read.
 
     Raises:
         UnsupportedModelError: It is missing or broken, or a tensor is not of floating-point numbers.
     """
     open_file: Callable[..., Any] = safe_open
     try:
-        file: Any = open_file(path, framework="pt", device="cpu")
+        header: Any = open_file(path, framework="np")
     except (SafetensorError, OSError) as error:
         raise UnsupportedModelError(f"{path} is not a readable safetensors file: {error}") from error
-    parts: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}
+    parts: dict[str, Any] = {name: header.get_slice(name) for name in header.keys()}
     for name, part in parts.items():
         if part.get_dtype() not in _FLOAT_TYPES:
             raise UnsupportedModelError(f"{path}: {name} is of type {part.get_dtype()}; {_REFUSAL}")
-    return file, {name: tuple(part.get_shape()) for name, part in parts.items()}
+
+    @cache
+    def opened() -> Any:
+        return open_file(path, framework="pt", device="cpu")
+
+    def read(name: str) -> torch.Tensor:
+        return opened().get_tensor(name)
+
+    return read, {name: tuple(part.get_shape()) for name, part in parts.items()}
 
 
 def compare_shapes(
@@ -433,88 +449,3 @@ def compare_shapes(
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UnsupportedModelError(f"{path}: {title} for its config: {', '.join(names[:5])}{more}")
-
-
-# Writing a folder ------------------------------------------------------------------------------------------
-
-ExportDType = Literal["float32", "bfloat16", "float16"]
-
-FILE_BYTES = 10**9
-"""Most bytes of weights in one file, and in memory while it is written, unless one tensor has more."""
-
-_save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
-_split: Any = getattr(huggingface_hub, "split_state_dict_into_shards_factory")  # noqa: B009 (neither)
-
-
-def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float32") -> None:
-    """Write config, weights, tokenizer with chat template, and ids that end an answer; adapters are merged.
-
-    transformers and SGLang load the folder. Weights are read and written file by file.
-
-    Args:
-        checkpoint: The model.
-        out: The folder; it appears when it is complete.
-        dtype: Type of the weights; float32 loses nothing.
-
-    Raises:
-        InvalidRequestError: `out` is there already.
-        UnsupportedModelError: The tokenizer cannot be used.
-    """
-    if out.exists():
-        raise InvalidRequestError(f"{out} is there already: name a new folder")
-    tokenizer = checkpoint.tokenizer_files()
-    files = _text_files(checkpoint, tokenizer, dtype)  # raises before anything is written
-    partial_out = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial_out, ignore_errors=True)  # a process that was killed may have left it
-    partial_out.mkdir(parents=True)
-    try:
-        for name, content in files.items():
-            write_json(partial_out / name, content)
-        if tokenizer.template:
-            (partial_out / "chat_template.jinja").write_text(tokenizer.template, encoding="utf-8")
-        _write_weights(checkpoint, partial_out, getattr(torch, dtype), f"writing {out.name}")
-        partial_out.rename(out)
-    finally:
-        shutil.rmtree(partial_out, ignore_errors=True)
-
-
-def _text_files(
-    checkpoint: Checkpoint, tokenizer: TokenizerFiles, dtype: ExportDType
-) -> dict[str, dict[str, Any]]:
-    """The JSON files of a model folder, by name."""
-    config = {key: value for key, value in checkpoint.raw.items() if key != "torch_dtype"}
-    generation = {
-        "eos_token_id": [*checkpoint.tokenizer().end_ids],
-        **checkpoint.generation_defaults().model_dump(exclude_defaults=True),
-    }
-    named = {key: value for key, value in tokenizer.config.items() if key != "chat_template"}
-    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    return {
-        "config.json": {**config, "dtype": dtype},
-        "generation_config.json": generation,
-        "tokenizer.json": {"version": "1.0", "truncation": None, "padding": None, **tokenizer.tokenizer},
-        "tokenizer_config.json": {**plain, **named},
-    }
-
-
-def _write_weights(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype, label: str) -> None:
-    shapes = expected_shapes(checkpoint.config)
-    split = _split(
-        {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()},
-        get_storage_size=int,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=FILE_BYTES,
-    )
-    with progress(len(shapes), label) as advance:
-        for file, names in split.filename_to_tensors.items():
-            tensors: dict[str, torch.Tensor] = {}
-            for name in names:
-                tensors[name] = checkpoint.tensor(name).to(dtype).contiguous()
-                advance()
-            try:
-                _save_file(tensors, folder / file, {"format": "pt"})
-            except SafetensorError as error:  # a full disk, say
-                raise OSError(f"{file}: {error}") from error
-    if split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        write_json(folder / "model.safetensors.index.json", index)

@@ -1,22 +1,20 @@
 """A model computed by the int8 kernels (`kernels`): their threads and their calls."""
 
-# torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import math
+import mmap
 import queue
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.batch import RowBatch
-from pasta_async.backends.local.cache import KVCache
+from pasta_async.backends.local.batch import Entry, RowBatch
+from pasta_async.backends.local.cache import PAGE
 from pasta_async.backends.local.checkpoint import ModelConfig
 from pasta_async.backends.local.int8 import (
     KEY_BLOCK,
@@ -26,7 +24,7 @@ from pasta_async.backends.local.int8 import (
     PRODUCTS,
     VNNI,
     Array,
-    rotations,
+    kv_dtype,
 )
 
 Call = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
@@ -100,7 +98,7 @@ class CompiledLM:
         norms = [arrays[f"{i}.qk_norm"] for i in layers if config.qk_norm]
         no_norms = np.empty((config.layers, 0, config.head_dim), np.float32)
         self._qk_norms = np.stack(norms) if norms else no_norms
-        self._rotations = torch.view_as_real(rotations(config, positions)).reshape(positions, -1).numpy()
+        self._rotations = config.rotations(positions).reshape(positions, -1)
         # The norm's epsilon as a length: sqrt(|x|^2 + hidden * eps) is hypot(|x|, this).
         length = math.sqrt(config.hidden * config.norm_eps)
         self._epsilons = np.float32(length), np.float32(config.norm_eps)
@@ -108,18 +106,26 @@ class CompiledLM:
         self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // LANES)
         self._scratch_rows = 0
         self._scratch: tuple[Array, ...] = ()
+        self._kv: Array = np.empty(0)
 
-    def forward(self, batch: RowBatch, cache: KVCache) -> torch.Tensor:
-        """Compute keys and values of the batch's tokens, which go into the cache.
+    def clear(self, slots: int) -> None:
+        """Forget keys and values; there is room for those of so many tokens."""
+        c = self._config
+        half = kv_dtype("int8", "cpu") == "bfloat16"  # which numpy does not have: its bits are uint16
+        dtype = np.dtype(np.uint16 if half else np.float32)
+        shape = (c.layers, 2 * c.kv_heads, -(-slots // PAGE) * PAGE, c.head_dim)
+        self._kv = np.empty(0)  # before the new one is made: there may be no memory for two
+        # A mapping: pages take memory once they are used, and most are not.
+        self._kv = np.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
-        Returns logits, float32 `[len(batch.last), vocabulary]`. Row i belongs to the i-th of `batch.last`, a
-        row of the batch.
+    def forward(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
+        """Compute keys and values of the entries' tokens, and keep them.
+
+        Returns logits, float32 `[entries, vocabulary]`, of the last token of each entry.
         """
         c = self._config
+        batch = RowBatch.of(entries)
         rows = len(batch.ids)
-        kv = cache.whole
-        half = kv.dtype == torch.bfloat16  # which numpy does not have: its bits are passed as uint16
-        stored = kv.view(torch.int16).numpy().view(np.uint16) if half else kv.numpy()
         widths = (c.heads + 2 * c.kv_heads) * c.head_dim, c.heads * c.head_dim, 2 * c.intermediate
         logits = np.empty((len(batch.last), self._outputs), np.float32)
         self._team.run(
@@ -134,7 +140,7 @@ class CompiledLM:
             batch.positions + 1,
             batch.single,
             batch.prompts,
-            stored,
+            self._kv,
             self._qk_norms,
             *self._epsilons,
             *(_room((rows, width), np.float32) for width in widths),
@@ -144,7 +150,7 @@ class CompiledLM:
             self._head,
             logits,
         )
-        return torch.from_numpy(logits)[:, : c.vocab_size]
+        return logits[:, : c.vocab_size]
 
     def _product(self, name: str) -> list[int]:
         """A row of `kernels.step`'s table: addresses of a product's arrays, and its number of inputs / 4."""

@@ -12,10 +12,9 @@ import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from gguf import (
     GGML_QUANT_SIZES,
     MODEL_ARCH,
@@ -33,6 +32,9 @@ from pasta_async.backends.local.checkpoint import (
     well_formed,
 )
 from pasta_async.model_folder import TokenizerFiles
+
+if TYPE_CHECKING:
+    import torch
 
 _DEQUANTISED_AT_ONCE = 2**17  # weights: they stay in the processor's cache
 _LENGTH = struct.Struct("<Q")  # of a string in the header, in bytes
@@ -52,7 +54,7 @@ _FURTHER_SIZES = {  # the same for those that a file may lack
     "rope_theta": "rope.freq_base",
 }
 _ROPE_DIVISORS = "rope_freqs.weight"
-_TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_FLOAT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class _Tensor(NamedTuple):
@@ -109,8 +111,11 @@ def open_gguf(path: Path) -> Checkpoint:
 
 def _values(data: mmap.mmap, entry: _Tensor) -> torch.Tensor:
     """A tensor's numbers: float types where they lie in the file, others dequantised to float32."""
+    import torch  # takes two seconds: not when a file is merely opened
+
     count = math.prod(entry.shape)
-    if (dtype := _TORCH_TYPES.get(entry.kind.name)) is not None:
+    if (name := _FLOAT_TYPES.get(entry.kind.name)) is not None:
+        dtype: torch.dtype = getattr(torch, name)
         return torch.frombuffer(data, dtype=dtype, count=count, offset=entry.offset).view(entry.shape)
     block, size = GGML_QUANT_SIZES[entry.kind]
     raw = np.frombuffer(data, np.uint8, entry.size, entry.offset)
@@ -169,7 +174,7 @@ class _Header:
         if not shape or shape[-1] % block or 0 in shape:
             raise ValueError(f"{name} is of the shape {list(shape)}, in blocks of {block}")
         try:
-            if stored.name not in _TORCH_TYPES:
+            if stored.name not in _FLOAT_TYPES:
                 dequantize(np.zeros((1, size), np.uint8), stored)
         except NotImplementedError:
             raise ValueError(f"{name} is of the type {stored.name}, which cannot be dequantised") from None

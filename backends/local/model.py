@@ -9,37 +9,28 @@ A layer has few operators, since in a small model starting one takes about as lo
 
 from __future__ import annotations
 
-import logging
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
-from pasta_async.backends.local.batch import Batch, Block
-from pasta_async.backends.local.cache import PAGE, KVCache
-from pasta_async.backends.local.checkpoint import ModelConfig, weight_count
-from pasta_async.backends.local.int8 import (
-    OUTPUT_GROUP,
-    Read,
-    computes_int8,
-    cpu_has,
-    norm_scale,
-    rotary_order,
-    rotations,
-    row_chunks,
-    taken,
-)
+from pasta_async.backends.local.batch import Entry
+from pasta_async.backends.local.blocks import Batch, BatchMaker, Block
+from pasta_async.backends.local.cache import PAGE
+from pasta_async.backends.local.checkpoint import ModelConfig, Read
+from pasta_async.backends.local.conversion import norm_scale, rotary_order, row_chunks, taken
+from pasta_async.backends.local.int8 import kv_dtype
 from pasta_async.backends.options import DType
-from pasta_async.errors import InvalidRequestError
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
-"""`y = x W^T + b`, from `[rows, in]` to `[rows, out]`, both of the type that `storage_dtype` says."""
+"""`y = x W^T + b`, from `[rows, in]` to `[rows, out]`, both of the model's type."""
 
-_LOG = logging.getLogger(__name__)
-_LARGE_MODEL = 50_000_000  # weights; smaller models are computed exactly, for they are fast anyway
 _FEW_ROWS = 8  # the row count that the packed layout is chosen for
 
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -51,28 +42,52 @@ class CausalLM:
 
     Args:
         config: The model's shape.
-        read: Gives its tensors, asked for one after another, so that the model is not in memory twice.
+        read: Gives its tensors on the device, asked for one after another, so that the model is not in memory
+            twice.
         positions: Rotary tables are made for this many.
         dtype: Type of weights and activations.
     """
 
-    def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: torch.dtype) -> None:
-        self._layers = [_Layer(config, read, f"model.layers.{i}.", dtype) for i in range(config.layers)]
+    def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: DType) -> None:
+        weights: torch.dtype = getattr(torch, dtype)
+        self._config = config
+        self._layers = [_Layer(config, read, f"model.layers.{i}.", weights) for i in range(config.layers)]
         table = read("model.embed_tokens.weight")
         head = table if config.tied else read("lm_head.weight")
-        self._head = linear(dtype, [head], [], norm_scale(read("model.norm.weight")))
-        self._embedding = table.to(dtype)
-        self._rotation = rotations(config, positions).to(table.device)
+        self._head = linear(weights, [head], [], norm_scale(read("model.norm.weight")))
+        self._embedding = table.to(weights)
+        device = table.device
+        rotations = torch.as_tensor(config.rotations(positions), device=device)
+        self._rotation = torch.view_as_complex(rotations)[:, None]  # [positions, 1, head_dim / 2]
         # The norm's epsilon as a length: sqrt(|x|^2 + hidden * eps) is hypot(|x|, this).
-        self._epsilon = torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=table.device)
+        self._epsilon = torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=device)
+        self._kv_dtype: torch.dtype = getattr(torch, kv_dtype(dtype, device.type))
+        self._kv: tuple[torch.Tensor, ...] = ()  # of each layer
+
+    def clear(self, slots: int) -> None:
+        """Forget keys and values; there is room for those of so many tokens.
+
+        A layer has `[2 * kv_heads, slots, head_dim]`, keys first. The slots of a head are contiguous, as
+        batched products need them, and rounded up to whole pages.
+        """
+        c = self._config
+        device = self._embedding.device
+        shape = (c.layers, 2 * c.kv_heads, -(-slots // PAGE) * PAGE, c.head_dim)
+        self._kv = ()  # before the new ones are made: there may be no memory for both
+        if device.type == "cpu":  # a mapping: pages take memory once they are used, and most are not
+            pages = mmap.mmap(-1, math.prod(shape) * self._kv_dtype.itemsize)
+            self._kv = torch.frombuffer(pages, dtype=self._kv_dtype).view(shape).unbind()
+        else:
+            self._kv = torch.zeros(shape, device=device, dtype=self._kv_dtype).unbind()
+        self._batches = BatchMaker(slots, device, self._kv_dtype)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Compute keys and values of the batch's tokens.
+    def forward(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
+        """Compute keys and values of the entries' tokens, and keep them.
 
-        Returns logits, `[len(batch.last), vocabulary]`, of the type that the number format computes in. Row i
-        belongs to the i-th of `batch.last`, a row of the batch.
+        Returns logits, float32 `[entries, vocabulary]`, of the last token of each entry.
         """
+        batch = self._batches.make(entries)
         ids = batch.ids
         positions = batch.positions
         padded = pad_rows(len(ids))
@@ -81,12 +96,12 @@ class CausalLM:
             positions = F.pad(positions, (0, added))
         x = self._embedding.index_select(0, ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
-        for layer, kv in zip(self._layers, cache.layers, strict=True):
+        for layer, kv in zip(self._layers, self._kv, strict=True):
             x.add_(layer.attention(_normalised(x, self._epsilon), rotation, batch, kv))
             x.add_(layer.feed_forward(_normalised(x, self._epsilon)))
         if len(batch.last) < padded:
             x = x.index_select(0, batch.last)
-        return self._head(_normalised(x, self._epsilon))
+        return self._head(_normalised(x, self._epsilon)).float().cpu().numpy()
 
 
 class _Layer:
@@ -182,58 +197,7 @@ def _rotate(qk: torch.Tensor, rotation: torch.Tensor) -> None:
         qk.copy_(exact)
 
 
-# Number formats and products -------------------------------------------------------------------------------
-
-
-def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: torch.device) -> DType:
-    """The number format to compute in.
-
-    Args:
-        name: The one asked for. ``auto`` takes float32 for fewer than 50 million weights, else the fastest:
-            on CUDA bfloat16, on a CPU int8 where the kernels can compute the model, else float32 (bfloat16
-            is slower where a CPU emulates it, and slower than int8 where it does not).
-        config: The model's shape.
-        device: The model's device.
-
-    Raises:
-        InvalidRequestError: int8 on another device than a CPU.
-    """
-    if name == "auto":
-        if weight_count(config) < _LARGE_MODEL:
-            return "float32"
-        if device.type == "cuda":
-            return "bfloat16"
-        return "int8" if computes_int8(config) else "float32"
-    if name == "int8" and device.type == "cuda":
-        raise InvalidRequestError("dtype int8 is for CPUs; on CUDA take bfloat16")
-    if name == "int8" and not computes_int8(config):
-        _LOG.warning(
-            "int8 needs a CPU with AVX2, numba, and a model whose sizes are multiples of %d; "
-            "this one is computed in float32",
-            OUTPUT_GROUP,
-        )
-        return "float32"
-    return name
-
-
-def storage_dtype(name: DType) -> torch.dtype:
-    """The type of activations: int8 weights meet float32 activations."""
-    return torch.float32 if name == "int8" else getattr(torch, name)
-
-
-def kv_dtype(name: DType, device: torch.device) -> torch.dtype:
-    """The type of keys and values, and of the products with them.
-
-    Beside int8 weights it is bfloat16 where the CPU has its products: half the bytes to read, and attention
-    of many answers in a third of the time. On a CPU float16 is ten times slower than float32.
-    """
-    if device.type != "cpu" or name not in ("int8", "float16"):
-        return storage_dtype(name)
-    return torch.bfloat16 if name == "int8" and _cpu_has_bfloat16() else torch.float32
-
-
-def _cpu_has_bfloat16() -> bool:
-    return cpu_has("avx512_bf16") or cpu_has("amx_tile")
+# Products ---------------------------------------------------------------------------------------------------
 
 
 def linear(

@@ -7,6 +7,8 @@ A `Stream` is one request, as the event loop that opened it reads it.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,18 +16,17 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
+import psutil
+from numpy.typing import NDArray
 
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.batch import BatchMaker, Entry, RowBatch
-from pasta_async.backends.local.cache import KVCache, affordable_slots, keep_freed_memory
-from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes, weight_count
-from pasta_async.backends.local.compiled import CompiledLM
-from pasta_async.backends.local.int8 import MOST_LAYERS, Array, Read, int8_arrays
-from pasta_async.backends.local.model import CausalLM, choose_dtype, kv_dtype, storage_dtype
+from pasta_async.backends.local.batch import Entry
+from pasta_async.backends.local.cache import affordable_slots, keep_freed_memory
+from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, Read, expected_shapes, weight_count
+from pasta_async.backends.local.int8 import BYTES, Array, choose_dtype, kv_dtype
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Job, Scheduler
 from pasta_async.backends.local.stored import stored_arrays
@@ -35,6 +36,9 @@ from pasta_async.engine_load import StepTimes
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.progress import progress
 from pasta_async.protocol import Piece, RequestEnd
+
+if TYPE_CHECKING:
+    import torch
 
 _SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown
 _SLOW_TO_CONVERT = 10**8  # the same for weights that are converted to int8
@@ -50,6 +54,18 @@ class Output(NamedTuple):
     finish_reason: RequestEnd | None
     error: BackendError | None = None
     """The reason why no token could be chosen."""
+
+
+class LanguageModel(Protocol):
+    """A model with the keys and values of what it has read: `CompiledLM` or `CausalLM`."""
+
+    def clear(self, slots: int) -> None:
+        """Forget keys and values; there is room for those of so many tokens."""
+        ...
+
+    def forward(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
+        """Read new tokens. Returns the logits of each entry's last one, `[entries, vocabulary]`."""
+        ...
 
 
 class Engine:
@@ -70,36 +86,27 @@ class Engine:
         self.weights: int = weight_count(self.config)
         self._options = options
         self._device = _usable_device(options.get("device"))
-        self._threads = options.get("threads") or torch.get_num_threads()
+        self._threads = options.get("threads") or cores()
         self.dtype: DType = choose_dtype(options.get("dtype") or "auto", self.config, self._device)
-        self._kv_dtype = kv_dtype(self.dtype, self._device)
         self.slots: int = affordable_slots(
             checkpoint,
-            weight_bytes=1 if self.dtype == "int8" else storage_dtype(self.dtype).itemsize,
-            kv_bytes=self._kv_dtype.itemsize,
+            weight_bytes=BYTES[self.dtype],
+            kv_bytes=BYTES[kv_dtype(self.dtype, self._device)],
             wanted=options.get("slots"),
             device=self._device,
         )
         limit = options.get("context_length") or self.slots
         self.context_length: int = min(self.config.positions, self.slots, limit)
         keep_freed_memory()
-        self._model = self._compiled(checkpoint) if self.dtype == "int8" else self._plain(checkpoint)
+        compiled = self.dtype == "int8"
+        self._model: LanguageModel = self._compiled(checkpoint) if compiled else self._plain(checkpoint)
         self.step_times: StepTimes = StepTimes()
         """Times of the steps that only decode."""
         self.reset()
-        if isinstance(self._model, CompiledLM):
+        if compiled:
             # numba compiles the kernels, or loads them, now rather than in an answer.
             token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
-            self._forward([token])  # in a slot that is nobody's yet
-
-    @property
-    def torch_threads(self) -> int:
-        """The number of threads that torch should compute with.
-
-        After each operator torch's threads spin for a while, on the cores that the kernels' threads need:
-        a prompt took three times as long.
-        """
-        return 1 if isinstance(self._model, CompiledLM) else self._threads
+            self._model.forward([token])  # in a slot that is nobody's yet
 
     def reset(self) -> None:
         """Forget every job and everything cached."""
@@ -108,9 +115,7 @@ class Engine:
             self._options.get("max_running", 256),
             self._options.get("max_prefill_tokens", 256),
         )
-        self._batches = BatchMaker(self.slots, self._device, self._kv_dtype)
-        vars(self).pop("_cache", None)  # before the new one is made: there may be no memory for two
-        self._cache = KVCache(self.config, self.slots, self._device, self._kv_dtype)
+        self._model.clear(self.slots)
 
     def add(self, job: Job) -> None:
         """Take a job in, for the next `step`."""
@@ -131,7 +136,7 @@ class Engine:
         if not tasks:
             return None
         # 2. One forward pass over all of them; row i of the logits is of the last token of task i.
-        logits = self._forward(
+        logits = self._model.forward(
             [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
         )
         for job, count in tasks:
@@ -151,26 +156,27 @@ class Engine:
             self.step_times.add(1, requests, seconds, requests**2, requests * seconds)
         return outputs
 
-    def _forward(self, entries: Sequence[Entry]) -> torch.Tensor:
-        """Logits of the entries' last tokens."""
-        if isinstance(self._model, CompiledLM):
-            return self._model.forward(RowBatch.of(entries), self._cache)
-        return self._model.forward(self._batches.make(entries), self._cache)
-
-    def _compiled(self, checkpoint: Checkpoint) -> CompiledLM:
+    def _compiled(self, checkpoint: Checkpoint) -> LanguageModel:
         """The model for the int8 kernels; its arrays are made of the checkpoint once."""
+        from pasta_async.backends.local.compiled import CompiledLM
 
         def make() -> Iterator[tuple[str, Array]]:
+            from pasta_async.backends.local.conversion import MOST_LAYERS, int8_arrays
+
             with self._reading(checkpoint, "converting", _SLOW_TO_CONVERT) as read:
                 yield from int8_arrays(self.config, read, min(self._threads, MOST_LAYERS))
 
         arrays = stored_arrays(checkpoint, make)
         return CompiledLM(self.config, arrays, self.context_length, self._threads)
 
-    def _plain(self, checkpoint: Checkpoint) -> CausalLM:
-        """The model in floating-point numbers."""
+    def _plain(self, checkpoint: Checkpoint) -> LanguageModel:
+        """The model in floating-point numbers, computed by torch."""
+        from pasta_async.backends.local.conversion import use_threads
+        from pasta_async.backends.local.model import CausalLM
+
+        use_threads(self._threads)
         with self._reading(checkpoint, "loading", _SLOW_TO_LOAD) as read:
-            return CausalLM(self.config, read, self.context_length, storage_dtype(self.dtype))
+            return CausalLM(self.config, read, self.context_length, self.dtype)
 
     @contextmanager
     def _reading(self, checkpoint: Checkpoint, label: str, slow: int) -> Generator[Read]:
@@ -203,14 +209,23 @@ class Engine:
         return Output(job, token, finish_reason)
 
 
-def _usable_device(name: str | None) -> torch.device:
+def cores() -> int:
+    """Cores that this process may use. A second thread on a core would gain nothing: the kernels fill it."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(psutil.cpu_count(logical=False) or allowed, allowed)
+
+
+def _usable_device(name: str | None) -> str:
+    if name is None or name.startswith("cpu"):
+        return "cpu"
+    import torch
+
     try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(1, device=device)
+        torch.empty(1, device=name)
     except (RuntimeError, AssertionError) as error:  # the second: torch was built without CUDA
         reason = str(error).splitlines()[0]
         raise InvalidRequestError(f"torch cannot use the device {name!r} here: {reason}") from error
-    return device
+    return name
 
 
 class Stream:

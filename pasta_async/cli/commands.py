@@ -309,7 +309,7 @@ def export(arguments: Namespace) -> None:
     from pasta_async.backends.local.pull import find_model
 
     checkpoint = _opened(find_model(arguments.model))
-    from pasta_async.backends.local.checkpoint import export_folder
+    from pasta_async.backends.local.export import export_folder
 
     export_folder(checkpoint, arguments.out, arguments.dtype)
     say(f"{arguments.model} is in {arguments.out}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from cache_checks import check_scheduler
 
-from pasta_async.backends.local.sampler import TokenSampler
+from pasta_async.backends.local.sampler import Floats, TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
 from pasta_async.options import Sampling
@@ -59,6 +59,6 @@ class _Noting:
     def __init__(self, noted: list[torch.Tensor]) -> None:
         self._noted = noted
 
-    def __call__(self, generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        self._noted.append(logits.clone())
+    def __call__(self, generated: Sequence[int], logits: Floats) -> Floats:
+        self._noted.append(torch.tensor(logits))
         return logits

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import local_models
+import numpy as np
 import pytest
 import torch
 from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.model import CausalLM
+from pasta_async.backends.local.sampler import Floats
 from pasta_async.backends.local.scheduler import Scheduler
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
@@ -90,10 +92,10 @@ async def test_a_piece_for_each_step_with_usage(backend: LocalBackend) -> None:
 async def test_a_logits_processor_chooses_for_its_own_request_only(backend: LocalBackend) -> None:
     seen: list[list[int]] = []
 
-    def descending(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    def descending(generated: Sequence[int], logits: Floats) -> Floats:
         seen.append(list(generated))
-        assert (logits.shape, logits.dtype) == ((512,), torch.float32)
-        return torch.zeros_like(logits).index_fill(0, torch.tensor([40 - len(generated)]), 1.0)
+        assert (logits.shape, logits.dtype) == ((512,), np.float32)
+        return np.where(np.arange(512) == 40 - len(generated), 1.0, 0.0)
 
     alone = await decoded(backend, request(range(30), 4))
     free, led = await asyncio.gather(
@@ -119,8 +121,8 @@ async def test_a_seed_gives_the_same_tokens_however_the_answer_is_cut(backend: L
 async def test_stretches_of_an_answer_do_not_repeat_their_draws(backend: LocalBackend) -> None:
     """Every step has one distribution, so that equal draws would be equal tokens."""
 
-    def flat(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(logits)
+    def flat(generated: Sequence[int], logits: Floats) -> Floats:
+        return np.zeros_like(logits)
 
     drawn: list[list[int]] = []
     for length in (30, 50, 70):  # as main goes on behind two syncs
@@ -235,7 +237,7 @@ def test_event_loops_share_a_backend_one_after_another(folder: Path) -> None:
 # Failures ------------------------------------------------------------------------------------------------
 
 
-def raising(*_: object) -> torch.Tensor:
+def raising(*_: object) -> Any:
     raise RuntimeError("no")
 
 
@@ -247,7 +249,7 @@ async def test_a_failing_step_ends_every_request_and_the_engine_recovers(
     with monkeypatch.context() as patch:
         patch.setattr(CausalLM, "forward", raising)
         if not reset:
-            patch.setattr("pasta_async.backends.local.session.KVCache", raising)
+            patch.setattr(CausalLM, "clear", raising)
         requests = [request(range(20), 10), request(range(21), 10)]
         results = await asyncio.gather(*(pieces(backend, sent) for sent in requests), return_exceptions=True)
     causes = [result.__cause__ for result in results if isinstance(result, BackendError)]
@@ -258,9 +260,9 @@ async def test_a_failing_step_ends_every_request_and_the_engine_recovers(
 PROCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "raises": raising,
     "of another shape": lambda _, logits: logits[:5],
-    "no tensor": lambda _, __: None,
-    "one not a number": lambda _, logits: logits.index_fill_(0, torch.tensor(7), torch.nan),
-    "nothing possible": lambda _, logits: torch.full_like(logits, -torch.inf),
+    "no array": lambda _, __: None,
+    "one not a number": lambda _, logits: np.where(np.arange(512) == 7, np.nan, logits),
+    "nothing possible": lambda _, logits: np.full_like(logits, -np.inf),
 }
 SAMPLINGS = [GREEDY, WARM, Sampling(temperature=1.0, top_k=3), Sampling(temperature=1.0, top_p=0.5)]
 

@@ -203,7 +203,7 @@ def _greedy(original: Any, ids: list[int], count: int) -> list[int]:
 def _drawn(logits: torch.Tensor, count: int, **sampling: Any) -> torch.Tensor:
     """Frequencies of the tokens drawn from one row of logits."""
     samplers = [TokenSampler(Sampling(**sampling), seed) for seed in range(count)]
-    tokens = sample(logits.expand(count, -1), samplers, [np.empty(0, np.int64)] * count)
+    tokens = sample(logits.repeat(count, 1).numpy(), samplers, [np.empty(0, np.int64)] * count)
     return torch.bincount(torch.tensor(tokens), minlength=len(logits)) / count
 
 
@@ -250,6 +250,6 @@ def test_a_repetition_penalty_counts_what_the_context_holds_once(temperature: fl
         TokenSampler(penalised, 0, exempt=np.array([1])),
         TokenSampler(Sampling(temperature=temperature), 0, penalty=1.2),  # -1 x 1.2 is less than -1.05
     ]
-    assert sample(logits.clone(), samplers, contexts) == [1, 1, 1]
+    assert sample(logits.clone().numpy(), samplers, contexts) == [1, 1, 1]
     own_penalty = TokenSampler(Sampling(temperature=temperature, repetition_penalty=1), 0, penalty=1.2)
-    assert sample(logits[:1].clone(), [own_penalty], contexts[:1]) == [0]
+    assert sample(logits[:1].clone().numpy(), [own_penalty], contexts[:1]) == [0]

@@ -135,7 +135,8 @@ def test_a_model_that_does_not_fit_in_memory_is_refused(folder: Path) -> None:
 
 
 MACHINE = {  # files in which Linux tells the memory, in kB and in bytes
-    "proc/meminfo": "MemTotal: 64 kB\nMemAvailable: 4096 kB\n",
+    "proc/meminfo": "MemTotal: 8192 kB\nMemFree: 64 kB\nMemAvailable: 4096 kB\n"
+    "Buffers: 0 kB\nCached: 0 kB\nShmem: 0 kB\nActive: 0 kB\nInactive: 0 kB\n",
     "proc/self/cgroup": "0::/user/shell\n",
     "sys/fs/cgroup/user/memory.max": "2048000\n",
     "sys/fs/cgroup/user/memory.current": "1524000\n",
@@ -145,10 +146,13 @@ MACHINE = {  # files in which Linux tells the memory, in kB and in bytes
 }
 
 
-def test_available_memory_is_the_least_that_anybody_leaves(tmp_path: Path) -> None:
+def test_available_memory_is_the_least_that_anybody_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path / "proc"))
     for name, content in MACHINE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert available_memory(torch.device("cpu"), tmp_path) == 1_024_000
+    assert available_memory("cpu", tmp_path) == 1_024_000
     shutil.rmtree(tmp_path / "sys")
-    assert available_memory(torch.device("cpu"), tmp_path) == 4096 * 1024
+    assert available_memory("cpu", tmp_path) == 4096 * 1024

@@ -13,8 +13,7 @@ import torch
 from engine_jobs import watched
 
 from pasta_async.backends.local.checkpoint import model_config
-from pasta_async.backends.local.int8 import AVX2
-from pasta_async.backends.local.model import choose_dtype
+from pasta_async.backends.local.int8 import AVX2, choose_dtype
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import InvalidRequestError
@@ -131,9 +130,9 @@ SMALL = {
 )
 def test_auto_takes_what_the_device_does_well(shape: dict[str, Any], device: str, expected: str) -> None:
     config = model_config({**SMALL, **shape}, Path("config.json"))
-    assert choose_dtype("auto", config, torch.device(device)) == expected
+    assert choose_dtype("auto", config, device) == expected
 
 
 def test_int8_is_refused_on_other_devices() -> None:
     with pytest.raises(InvalidRequestError):
-        choose_dtype("int8", model_config(SMALL, Path("config.json")), torch.device("cuda"))
+        choose_dtype("int8", model_config(SMALL, Path("config.json")), "cuda")

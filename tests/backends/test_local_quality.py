@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 from engine_jobs import run
 from trained import require_model
 
 from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.pull import base_found
-from pasta_async.backends.local.sampler import TokenSampler
+from pasta_async.backends.local.sampler import Floats, TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions
@@ -32,11 +32,11 @@ class Forced(TokenSampler):
         self._tokens, self.bits = tokens, 0.0
         self.choices: list[int] = []
 
-    def _force(self, generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    def _force(self, generated: Sequence[int], logits: Floats) -> Floats:
         token = self._tokens[len(generated)]
         self.choices.append(int(logits.argmax()))
-        self.bits -= logits.log_softmax(-1)[token].item() / math.log(2)
-        return torch.full_like(logits, -math.inf).index_fill_(0, torch.tensor([token]), 0.0)
+        self.bits -= (logits[token] - np.logaddexp.reduce(logits)).item() / math.log(2)
+        return np.where(np.arange(len(logits)) == token, 0.0, -np.inf)
 
 
 def decoded(model: Path, dtype: str, ids: Sequence[int]) -> tuple[float, list[int]]:

@@ -19,7 +19,8 @@ from engine_jobs import decoded, job, run
 from safetensors import torch as safetensors_torch
 
 from pasta_async.backends.local.checkpoint import Checkpoint, open_folder
-from pasta_async.backends.local.int8 import AVX2, Array, int8_arrays
+from pasta_async.backends.local.conversion import int8_arrays
+from pasta_async.backends.local.int8 import AVX2, Array
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.local.stored import stored_arrays
 from pasta_async.backends.options import EngineOptions
@@ -148,7 +149,7 @@ def test_a_conversion_that_is_killed_is_begun_again(folder: Path, cache: Path) -
 import os
 from pathlib import Path
 from pasta_async.backends.local.checkpoint import open_folder
-from pasta_async.backends.local.int8 import int8_arrays
+from pasta_async.backends.local.conversion import int8_arrays
 from pasta_async.backends.local.stored import stored_arrays
 checkpoint = open_folder(Path({str(folder)!r}))
 def make():
@@ -183,3 +184,25 @@ def test_without_room_for_the_file_a_warning_says_so_and_the_model_runs_from_mem
     cache.write_text("no folder")
     assert greedy(Engine(folder, INT8)) == expected
     assert "cannot be written" in caplog.text
+
+
+def test_a_converted_model_starts_without_torch(folder: Path) -> None:
+    """Importing torch takes two seconds, which nothing of the second start needs."""
+    expected = greedy(Engine(folder, INT8))
+    code = f"""
+import sys
+from pathlib import Path
+sys.modules["torch"] = None
+from pasta_async.backends.local.sampler import TokenSampler
+from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.local.session import Engine
+from pasta_async.options import Sampling
+engine = Engine(Path({str(folder)!r}), {dict(INT8)!r})
+job = Job(0, range(20), 30, TokenSampler(Sampling(), 0), ())
+engine.add(job)
+while engine.step() is not None:
+    pass
+print(job.ids[20:job.length].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(expected)

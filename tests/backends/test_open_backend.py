@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from pasta_async.backends import open_backend
 from pasta_async.errors import InvalidRequestError
 from pasta_async.protocol import Backend
+from tests.pasta_tiny import PASTA_TINY
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ async def test_a_name_makes_a_backend_without_reaching_it(url: str) -> None:
     await backend.aclose()
 
 
-def test_a_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
+def test_a_missing_extra_is_named_with_its_command() -> None:
     """A process of its own cannot find torch."""
     code = f"""
 import asyncio, sys
@@ -39,7 +39,7 @@ sys.modules["torch"] = None
 from pasta_async.backends import open_backend
 from pasta_async.errors import BackendError
 try:
-    asyncio.run(open_backend("local:{tmp_path}").connect())
+    asyncio.run(open_backend("local:{PASTA_TINY}").connect())
 except BackendError as error:
     print(error)
 """

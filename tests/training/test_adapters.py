@@ -18,9 +18,10 @@ from adapter_folders import AdapterRun, adapter_run
 from commands_run import status
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pasta_async.backends.local import checkpoint as exporting
+from pasta_async.backends.local import export as exporting
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.checkpoint import expected_shapes, export_folder
+from pasta_async.backends.local.checkpoint import expected_shapes
+from pasta_async.backends.local.export import export_folder
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training import ship
 

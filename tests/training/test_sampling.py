@@ -17,6 +17,7 @@ from draws import PROMPTS, WRITTEN, draw, records
 
 from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local.sampler import Floats
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest, Piece
@@ -71,8 +72,8 @@ class Listening(LocalBackend):
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         steps: list[torch.Tensor] = []
 
-        def note(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-            steps.append(logits.log_softmax(-1))
+        def note(generated: Sequence[int], logits: Floats) -> Floats:
+            steps.append(torch.tensor(logits).log_softmax(-1))
             return logits
 
         rest = iter(steps)
