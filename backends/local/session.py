@@ -56,7 +56,7 @@ class Output(NamedTuple):
     """The reason why no token could be chosen."""
 
 
-class LanguageModel(Protocol):
+class EngineModel(Protocol):
     """A model with the keys and values of what it has read: `CompiledLM` or `CausalLM`."""
 
     def clear(self, slots: int) -> None:
@@ -86,7 +86,7 @@ class Engine:
         self.weights: int = weight_count(self.config)
         self._options = options
         self._device = _usable_device(options.get("device"))
-        self._threads = options.get("threads") or cores()
+        self._threads = options.get("threads") or _cores()
         self.dtype: DType = choose_dtype(options.get("dtype") or "auto", self.config, self._device)
         self.slots: int = affordable_slots(
             checkpoint,
@@ -99,7 +99,7 @@ class Engine:
         self.context_length: int = min(self.config.positions, self.slots, limit)
         keep_freed_memory()
         compiled = self.dtype == "int8"
-        self._model: LanguageModel = self._compiled(checkpoint) if compiled else self._plain(checkpoint)
+        self._model: EngineModel = self._compiled(checkpoint) if compiled else self._plain(checkpoint)
         self.step_times: StepTimes = StepTimes()
         """Times of the steps that only decode."""
         self.reset()
@@ -156,7 +156,7 @@ class Engine:
             self.step_times.add(1, requests, seconds, requests**2, requests * seconds)
         return outputs
 
-    def _compiled(self, checkpoint: Checkpoint) -> LanguageModel:
+    def _compiled(self, checkpoint: Checkpoint) -> EngineModel:
         """The model for the int8 kernels; its arrays are made of the checkpoint once."""
         from pasta_async.backends.local.compiled import CompiledLM
 
@@ -169,7 +169,7 @@ class Engine:
         arrays = stored_arrays(checkpoint, make)
         return CompiledLM(self.config, arrays, self.context_length, self._threads)
 
-    def _plain(self, checkpoint: Checkpoint) -> LanguageModel:
+    def _plain(self, checkpoint: Checkpoint) -> EngineModel:
         """The model in floating-point numbers, computed by torch."""
         from pasta_async.backends.local.conversion import use_threads
         from pasta_async.backends.local.model import CausalLM
@@ -209,7 +209,7 @@ class Engine:
         return Output(job, token, finish_reason)
 
 
-def cores() -> int:
+def _cores() -> int:
     """Cores that this process may use. A second thread on a core would gain nothing: the kernels fill it."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
