@@ -1,4 +1,4 @@
-"""The embedded engine: continuous batching over a radix cache, in plain torch, on a CPU or on CUDA."""
+"""The embedded engine: continuous batching over a radix cache, by kernels for int8 or in plain torch."""
 
 from pasta_async.backends.local.backend import LocalBackend
 
