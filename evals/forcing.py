@@ -29,7 +29,7 @@ from pasta_async.tag_tokens import TagIds
 from pasta_async.training.data.corpus import read_records
 
 if TYPE_CHECKING:
-    from pasta_async.backends.local.sampler import Floats
+    from pasta_async.backends.local.batch import Floats
 
 Ids = tuple[int, ...]
 _EncodedViews = dict[int, list[tuple[Ids, Ids]]]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 _TOGETHER = 16  # new tokens of an entry that attend together in the compiled step; fewer attend one by one
 

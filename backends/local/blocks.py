@@ -13,12 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from pasta_async.backends.local.batch import Entry, Ints, new_tokens
+from pasta_async.backends.local.batch import Entry, Floats, Ints, new_tokens
 from pasta_async.backends.local.cache import PAGE
-
-Floats = NDArray[np.float32]
 
 _MOST_QUERIES = 64  # queries of a prompt in one product: so that a part reads no keys of later parts
 _MANY_QUERIES = 32  # queries of a group from which on it gets a product of its own

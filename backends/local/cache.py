@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import heapq
 import math
+import mmap
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.checkpoint import Checkpoint, expected_shapes
+from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes
 from pasta_async.errors import UnsupportedModelError
 
 Ids = NDArray[np.int64]
@@ -30,6 +31,19 @@ PAGE = 32
 _CACHE_BYTES = 2**30
 _MAX_SLOTS = 32768
 _MIN_SLOTS = 1024
+
+
+def kv_shape(config: ModelConfig, slots: int) -> tuple[int, int, int, int]:
+    """Shape of the keys and values of all slots: `[layers, 2 * kv_heads, slots, head_dim]`, keys first.
+
+    The slots of a head are contiguous, as batched products need them, and rounded up to whole pages.
+    """
+    return config.layers, 2 * config.kv_heads, -(-slots // PAGE) * PAGE, config.head_dim
+
+
+def mapped(size: int) -> mmap.mmap:
+    """So many bytes of zeros, a mapping: its pages take memory once they are used, and most are not."""
+    return mmap.mmap(-1, size)
 
 
 class SlotPool:

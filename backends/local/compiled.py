@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import queue
 import threading
 import weakref
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pasta_async.backends.local.batch import Entry, RowBatch
-from pasta_async.backends.local.cache import PAGE
+from pasta_async.backends.local.cache import kv_shape, mapped
 from pasta_async.backends.local.checkpoint import ModelConfig
 from pasta_async.backends.local.int8 import (
     KEY_BLOCK,
@@ -110,13 +109,11 @@ class CompiledLM:
 
     def clear(self, slots: int) -> None:
         """Forget keys and values; there is room for those of so many tokens."""
-        c = self._config
         half = kv_dtype("int8", "cpu") == "bfloat16"  # which numpy does not have: its bits are uint16
         dtype = np.dtype(np.uint16 if half else np.float32)
-        shape = (c.layers, 2 * c.kv_heads, -(-slots // PAGE) * PAGE, c.head_dim)
+        shape = kv_shape(self._config, slots)
         self._kv = np.empty(0)  # before the new one is made: there may be no memory for two
-        # A mapping: pages take memory once they are used, and most are not.
-        self._kv = np.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+        self._kv = np.frombuffer(mapped(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
 
     def forward(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
         """Compute keys and values of the entries' tokens, and keep them.

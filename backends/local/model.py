@@ -10,19 +10,16 @@ A layer has few operators, since in a small model starting one takes about as lo
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 
-from pasta_async.backends.local.batch import Entry
+from pasta_async.backends.local.batch import Entry, Floats
 from pasta_async.backends.local.blocks import Batch, BatchMaker, Block
-from pasta_async.backends.local.cache import PAGE
+from pasta_async.backends.local.cache import PAGE, kv_shape, mapped
 from pasta_async.backends.local.checkpoint import ModelConfig, Read
 from pasta_async.backends.local.conversion import norm_scale, rotary_order, row_chunks, taken
 from pasta_async.backends.local.int8 import kv_dtype
@@ -65,24 +62,19 @@ class CausalLM:
         self._kv: tuple[torch.Tensor, ...] = ()  # of each layer
 
     def clear(self, slots: int) -> None:
-        """Forget keys and values; there is room for those of so many tokens.
-
-        A layer has `[2 * kv_heads, slots, head_dim]`, keys first. The slots of a head are contiguous, as
-        batched products need them, and rounded up to whole pages.
-        """
-        c = self._config
+        """Forget keys and values; there is room for those of so many tokens."""
         device = self._embedding.device
-        shape = (c.layers, 2 * c.kv_heads, -(-slots // PAGE) * PAGE, c.head_dim)
+        shape = kv_shape(self._config, slots)
         self._kv = ()  # before the new ones are made: there may be no memory for both
-        if device.type == "cpu":  # a mapping: pages take memory once they are used, and most are not
-            pages = mmap.mmap(-1, math.prod(shape) * self._kv_dtype.itemsize)
+        if device.type == "cpu":
+            pages = mapped(math.prod(shape) * self._kv_dtype.itemsize)
             self._kv = torch.frombuffer(pages, dtype=self._kv_dtype).view(shape).unbind()
         else:
             self._kv = torch.zeros(shape, device=device, dtype=self._kv_dtype).unbind()
         self._batches = BatchMaker(slots, device, self._kv_dtype)
 
     @torch.inference_mode()
-    def forward(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
+    def forward(self, entries: Sequence[Entry]) -> Floats:
         """Compute keys and values of the entries' tokens, and keep them.
 
         Returns logits, float32 `[entries, vocabulary]`, of the last token of each entry.

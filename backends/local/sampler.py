@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pasta_async.backends.local.batch import Floats, Ints
 from pasta_async.errors import BackendError
 from pasta_async.options import Sampling
 from pasta_async.tag_tokens import TagRule, TagState
@@ -18,9 +19,7 @@ from pasta_async.tag_tokens import TagRule, TagState
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
 LogitsProcessor = Callable[[Sequence[int], Floats], Floats]
 
 _Drawing = Sequence[tuple["TokenSampler", int]]  # samplers, with the positions of their tokens

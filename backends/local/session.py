@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.batch import Entry
+from pasta_async.backends.local.batch import Entry, Floats
 from pasta_async.backends.local.cache import affordable_slots, keep_freed_memory
 from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, Read, expected_shapes, weight_count
 from pasta_async.backends.local.int8 import BYTES, Array, choose_dtype, kv_dtype
@@ -63,7 +62,7 @@ class EngineModel(Protocol):
         """Forget keys and values; there is room for those of so many tokens."""
         ...
 
-    def forward(self, entries: Sequence[Entry]) -> NDArray[np.float32]:
+    def forward(self, entries: Sequence[Entry]) -> Floats:
         """Read new tokens. Returns the logits of each entry's last one, `[entries, vocabulary]`."""
         ...
 

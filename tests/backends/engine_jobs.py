@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from cache_checks import check_scheduler
 
-from pasta_async.backends.local.sampler import Floats, TokenSampler
+from pasta_async.backends.local.batch import Floats
+from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
 from pasta_async.options import Sampling

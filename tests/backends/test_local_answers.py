@@ -14,7 +14,7 @@ from local_models import unconstrained
 import pasta_async
 from pasta_async import Backend
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.local.sampler import Floats
+from pasta_async.backends.local.batch import Floats
 from pasta_async.lang import STYLE_CODES, Code
 from pasta_async.protocol import DecodeRequest
 from tests.pasta_tiny import examples

@@ -15,8 +15,8 @@ import torch
 from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local.batch import Floats
 from pasta_async.backends.local.model import CausalLM
-from pasta_async.backends.local.sampler import Floats
 from pasta_async.backends.local.scheduler import Scheduler
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS

@@ -13,8 +13,9 @@ from trained import require_model
 
 from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
+from pasta_async.backends.local.batch import Floats
 from pasta_async.backends.local.pull import base_found
-from pasta_async.backends.local.sampler import Floats, TokenSampler
+from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions

@@ -17,7 +17,7 @@ from draws import PROMPTS, WRITTEN, draw, records
 
 from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.local.sampler import Floats
+from pasta_async.backends.local.batch import Floats
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest, Piece
