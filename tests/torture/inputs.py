@@ -1,7 +1,4 @@
-"""Generated inputs for what reads texts of others: the tokenizer and the API.
-
-The parser has property tests (tests/lang); `HYPOTHESIS_PROFILE=thorough` runs more of them.
-"""
+"""Generated inputs for what reads texts of others: the tokenizer, the parser of the language, and the API."""
 
 from __future__ import annotations
 
@@ -14,10 +11,11 @@ from typing import Any
 
 import httpx
 
+from pasta_async.lang import parse
 from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
-from tests.lang.language_texts import PIECES
+from tests.lang.language_texts import PIECES, closing
 from tests.pasta_tiny import PASTA_TINY
 from tests.plans.forms import KINDS, draw_form, keep_promise
 from tests.torture.trials import Figures, Trials
@@ -48,9 +46,22 @@ def check_typed(text: str) -> None:
     ids = tokenizer.encode(text)
     assert commands.isdisjoint(ids)
     assert tokenizer.decode(ids) == text
-    ids, empty = [tokenizer.encode_chat([{"role": "user", "content": typed}], {}) for typed in (text, "x")]
-    assert Counter(i for i in ids if i in commands) == Counter(i for i in empty if i in commands)
+    ids = tokenizer.encode_chat([{"role": "user", "content": text}], {})
+    assert [i for i in ids if i in commands] == _commands_of_template()
     assert text in tokenizer.decode(ids)
+
+
+@cache
+def _commands_of_template() -> list[int]:
+    """The tags and special tokens that the chat template writes around a message."""
+    tokenizer, commands = _tokenizer()
+    return [i for i in tokenizer.encode_chat([{"role": "user", "content": "x"}], {}) if i in commands]
+
+
+def check_parsed(text: str) -> None:
+    """Any text is a document, which is written as it was but for ends that are missing."""
+    document = parse(text)
+    assert document.format() == text + closing(document)
 
 
 def draw_typed(drawn: random.Random) -> str:
@@ -105,7 +116,7 @@ async def send(http: httpx.AsyncClient, body: bytes) -> None:
 
 
 async def generate(trials: Trials) -> Figures:
-    """Try typed texts and requests, for as long as is planned.
+    """Try typed texts, which the tokenizer and the parser read, and requests, for as long as is planned.
 
     Fails with the first that is handled wrongly, and ends the process if an input takes `HANGS` seconds.
     """
@@ -119,7 +130,9 @@ async def generate(trials: Trials) -> Figures:
                 faulthandler.dump_traceback_later(HANGS, exit=True)
                 try:
                     for _ in range(BLOCK):
-                        check_typed(draw_typed(drawn))
+                        text = draw_typed(drawn)
+                        check_typed(text)
+                        check_parsed(text)
                     await send(http, draw_body(drawn))
                 except Exception as error:
                     error.add_note(f"--seed {trials.seed} --first {number} --count 1")
