@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -17,6 +18,7 @@ from pasta_async.backends.local.checkpoint import (
     TokenizerFiles,
     compare_shapes,
     expected_shapes,
+    model_config,
     open_folder,
     open_safetensors,
     read_json,
@@ -24,6 +26,7 @@ from pasta_async.backends.local.checkpoint import (
     well_formed,
 )
 from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_found, model_weights, shipped_models
+from pasta_async.backends.local.stored import stored_object
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.model_folder import find_template, named_ends
@@ -31,6 +34,8 @@ from pasta_async.tokenizer import add_tags
 
 if TYPE_CHECKING:
     import torch
+
+    from pasta_async.backends.local.gguf_file import GGUFFile
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -69,15 +74,38 @@ def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
 
 def _open_whole(path: Path) -> Checkpoint:
     if path.is_file():
-        from pasta_async.backends.local.gguf_file import open_gguf
-
-        return open_gguf(path)
+        return _open_gguf(path)
     if not path.is_dir():
         named = ", ".join(shipped_models())
         raise UnsupportedModelError(
             f"there is no model folder or GGUF file {path}, nor a model that ships ({named})"
         )
     return open_folder(path)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file. Config and tokenizer are cached, for to read 150,000 tokens of it takes a second."""
+
+    @cache
+    def opened() -> GGUFFile:
+        from pasta_async.backends.local.gguf_file import GGUFFile
+
+        return GGUFFile(path)
+
+    def tokenizer_files() -> TokenizerFiles:
+        files = stored_object(path, "tokenizer", lambda: opened().tokenizer_files()._asdict())
+        return TokenizerFiles(**files)._replace(end_ids=tuple(files["end_ids"]))
+
+    raw = stored_object(path, "config", lambda: opened().raw)
+    return Checkpoint(
+        path=path,
+        raw=raw,
+        config=model_config(raw, path),
+        sources=(path,),
+        tensor=lambda name: opened().tensor(name),
+        tokenizer_files=tokenizer_files,
+        generation_file=path / "generation_config.json",  # there is none: the path is that of a file
+    )
 
 
 def base_of(folder: Path, config: Mapping[str, Any]) -> Path:

@@ -23,6 +23,7 @@ from pasta_async.grammar import Grammar, GrammarKind, grammar_vocabulary
 from pasta_async.protocol import DecodeRequest, Model, Piece
 
 if TYPE_CHECKING:
+    import torch
     from llguidance import LLMatcher, LLTokenizer
 
     from pasta_async.backends.local.session import Engine, Stream
@@ -144,11 +145,20 @@ class _LoadedModel:
             from pasta_async.backends.local.session import Engine, EngineLoop
 
             checkpoint = open_checkpoint(path)
-            tokenizer = checkpoint.tokenizer()
             self._defaults = checkpoint.generation_defaults()
             if weight_count(checkpoint.config) < _SMALL_MODEL:
                 options = {**options, "threads": options.get("threads") or 1}
-            self.engine = Engine(checkpoint, options)
+            # The tokenizer is made beside the engine, whose kernels are loaded without Python's lock. But no
+            # tensor is converted for a model whose tokenizer cannot be used.
+            with ThreadPoolExecutor(1) as thread:
+                making = thread.submit(checkpoint.tokenizer)
+
+                def tensor(name: str) -> torch.Tensor:
+                    making.result()
+                    return checkpoint.tensor(name)
+
+                self.engine = Engine(replace(checkpoint, tensor=tensor), options)
+                tokenizer = making.result()
         except ModuleNotFoundError as error:
             raise BackendError(str(missing_extra("local:", "local", error))) from error
         self.engine_loop = EngineLoop(self.engine, executor)

@@ -1,7 +1,7 @@
-"""GGUF files, opened as checkpoints: their names, sizes and tokenizer in the terms of Hugging Face's folders.
+"""GGUF files: their names, sizes, tensors and tokenizer in the terms of Hugging Face's folders.
 
 The header is read and checked as a whole when a file is opened: architecture, sizes, names and shapes of the
-tensors. Quantised tensors become float32 as they are read, which for int8 is once (`stored`).
+tensors. Quantised tensors become float32 as they are read. For int8 all of it is read once (`stored`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ from gguf import (
     get_tensor_name_map,
 )
 
-from pasta_async.backends.local.checkpoint import (
-    Checkpoint,
-    compare_shapes,
-    expected_shapes,
-    model_config,
-    well_formed,
-)
+from pasta_async.backends.local.checkpoint import compare_shapes, expected_shapes, model_config, well_formed
 from pasta_async.model_folder import TokenizerFiles
 
 if TYPE_CHECKING:
@@ -64,49 +58,50 @@ class _Tensor(NamedTuple):
     size: int  # bytes
 
 
-def open_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file.
+class GGUFFile:
+    """An opened GGUF file.
+
+    Attributes:
+        raw: The parsed config.json that a folder would have.
 
     Raises:
         UnsupportedModelError: It is no whole GGUF file of version 2 or 3, of a Llama, Qwen2 or Qwen3 model
             that the engine computes, or has tensors of a type that the `gguf` package cannot dequantise.
     """
-    with well_formed(path):
-        with path.open("rb") as file:  # torch wants memory that could be written to
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        header = _Header(data)
-        raw = _raw_config(header.metadata, header.tensors, data)
-        config = model_config(raw, path)
-    # GGUF has names of its own for tensors: the shapes are compared under Hugging Face's.
-    architecture = MODEL_ARCH[raw["model_type"].upper()]
-    names = get_tensor_name_map(architecture, config.layers)
-    expected = expected_shapes(config)
-    in_file = {name: names.get_name(name, (".weight", ".bias")) or name for name in expected}
-    our_names = {theirs: name for name, theirs in in_file.items()}
-    shapes = {our_names.get(name, name): entry.shape for name, entry in header.tensors.items()}
-    shapes.pop(_ROPE_DIVISORS, None)
-    compare_shapes(path, expected, shapes)
 
-    def tensor(name: str) -> torch.Tensor:
-        values = _values(data, header.tensors[in_file[name]])
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with well_formed(path):
+            with path.open("rb") as file:  # torch wants memory that could be written to
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._header = _Header(self._data)
+            self.raw: dict[str, Any] = _raw_config(self._header.metadata, self._header.tensors, self._data)
+            self._config = model_config(self.raw, path)
+        # GGUF has names of its own for tensors: the shapes are compared under Hugging Face's.
+        names = get_tensor_name_map(MODEL_ARCH[self.raw["model_type"].upper()], self._config.layers)
+        expected = expected_shapes(self._config)
+        self._names = {name: names.get_name(name, (".weight", ".bias")) or name for name in expected}
+        our_names = {theirs: name for name, theirs in self._names.items()}
+        shapes = {our_names.get(name, name): entry.shape for name, entry in self._header.tensors.items()}
+        shapes.pop(_ROPE_DIVISORS, None)
+        compare_shapes(path, expected, shapes)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor by its Hugging Face name."""
+        values = _values(self._data, self._header.tensors[self._names[name]])
         part = name.rsplit(".", 2)[-2]
-        if config.architecture == "LlamaForCausalLM" and part in ("q_proj", "k_proj"):
-            return _in_halves(values, config.head_dim)
+        if self._config.architecture == "LlamaForCausalLM" and part in ("q_proj", "k_proj"):
+            return _in_halves(values, self._config.head_dim)
         return values
 
-    def tokenizer_files() -> TokenizerFiles:
-        with well_formed(path):
-            return _tokenizer_files(header.metadata)
+    def tokenizer_files(self) -> TokenizerFiles:
+        """The tokenizer and the chat template.
 
-    return Checkpoint(
-        path=path,
-        raw=raw,
-        config=config,
-        sources=(path,),
-        tensor=tensor,
-        tokenizer_files=tokenizer_files,
-        generation_file=path / "generation_config.json",  # there is none: the path is that of a file
-    )
+        Raises:
+            UnsupportedModelError: The tokenizer is malformed, or of a kind that is not supported.
+        """
+        with well_formed(self._path):
+            return _tokenizer_files(self._header.metadata)
 
 
 def _values(data: mmap.mmap, entry: _Tensor) -> torch.Tensor:
@@ -333,7 +328,7 @@ def _tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
         "model": {
             "type": "BPE",
             "vocab": {token: i for token, i in ids.items() if kinds[token] != _UNUSED},
-            "merges": [tuple(merge.split(" ")) for merge in given["merges"]],
+            "merges": given["merges"],
             "ignore_merges": llama3,
         },
         "added_tokens": [  # found in a text as they are, before it is cut

@@ -1,8 +1,9 @@
-"""The kernels' arrays in a file of the cache: made once, then mapped into memory and shared by processes.
+"""The part of the cache that is made of models' files, once, since that takes long.
 
-A file has the arrays one behind the other, each at a multiple of 64 bytes, then a JSON index, its SHA-256 and
-its length in 8 bytes. The index says what the arrays were made of, and the type, shape and place of each. One
-that is damaged is not used, for the kernels go by it unchecked.
+The kernels' arrays are mapped into memory from a file, so that processes share them. It has the arrays one
+behind the other, each at a multiple of 64 bytes, then a JSON index, its SHA-256 and its length in 8 bytes.
+The index says what the arrays were made of, and the type, shape and place of each. One that is damaged is not
+used, for the kernels go by it unchecked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pasta_async.backends.local.pull import cache_folder
 _LOG = logging.getLogger(__name__)
 
 _VERSION = 2
-"""Raise it when the arrays are made in another way: older files are then made anew."""
+"""Raise it when arrays or objects are made in another way: older files are then not used."""
 
 _POPULATE_READ = 22  # for Linux's madvise: map all pages at once, in a tenth of the time
 _ALIGNMENT = 64  # bytes of a line of the processor's cache
@@ -71,9 +72,14 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
 
 
 def _origin(checkpoint: Checkpoint) -> list[Any]:
-    """The version of the arrays, and path, size and time of change (in nanoseconds) of each source."""
-    states = [(str(path.resolve()), path.stat()) for path in checkpoint.sources]
-    return [_VERSION, *([path, state.st_size, state.st_mtime_ns] for path, state in states)]
+    """The version of the arrays, and the state of each source."""
+    return [_VERSION, *map(_state, checkpoint.sources)]
+
+
+def _state(source: Path) -> list[Any]:
+    """A file's path, size and time of change in nanoseconds."""
+    state = source.stat()
+    return [str(source.resolve()), state.st_size, state.st_mtime_ns]
 
 
 def _path(checkpoint: Checkpoint) -> Path:
@@ -81,6 +87,29 @@ def _path(checkpoint: Checkpoint) -> Path:
     identity = json.dumps([*(str(path.resolve()) for path in checkpoint.sources), PANEL])
     key = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return cache_folder() / "int8" / f"{checkpoint.path.name.removesuffix('.gguf')[:64]}-{key}.int8"
+
+
+def stored_object(source: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A JSON object that is made of a file, or read from the cache if that was done before.
+
+    Where the cache cannot be written it is made each time.
+
+    Args:
+        source: The file.
+        name: The object's name, one of those that are made of this file.
+        make: Makes the object.
+    """
+    key = hashlib.sha256(json.dumps([_VERSION, _state(source)]).encode()).hexdigest()[:16]
+    path = cache_folder() / "gguf" / f"{source.stem[:64]}-{key}" / f"{name}.json"
+    with suppress(OSError, ValueError):  # the latter: it is damaged, by a full disk for instance
+        return json.loads(path.read_bytes())
+    value = make()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{name}.{os.getpid()}")  # another process may be writing it, too
+        partial.write_bytes(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        partial.replace(path)
+    return value
 
 
 def _opened(path: Path, origin: list[Any]) -> dict[str, Array] | None:

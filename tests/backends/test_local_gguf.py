@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -149,6 +150,13 @@ def vocabulary(tokenizer: Any) -> Metadata:
     return {**named, "tokenizer.chat_template": tokenizer.chat_template}
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_and_tokens_are_those_of_a_folder_and_of_transformers(variant: str, tmp_path: Path) -> None:
     changes, kind = VARIANTS[variant]
@@ -253,6 +261,23 @@ def test_a_text_begins_once_whoever_writes_the_beginning(template: str | None, t
     tokenizer = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).tokenizer()
     ids = tokenizer.encode_chat([{"role": "user", "content": "x"}], {})
     assert ids[0] == begin and ids.count(begin) == 1
+
+
+def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
+    """Config and tokenizer of a file that was opened before come from the cache, unless that is damaged."""
+    file = write(tmp_path / "model.gguf", local_models.model())
+    encoded = open_checkpoint(file).tokenizer().encode("some words")
+    before, whole = file.stat(), file.read_bytes()
+    file.write_bytes(b"X" * len(whole))  # a header that nobody could read
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert open_checkpoint(file).tokenizer().encode("some words") == encoded
+    file.write_bytes(whole)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for stored in [*cache.rglob("*.json")]:
+        stored.write_bytes(stored.read_bytes()[:40])
+    assert open_checkpoint(file).tokenizer().encode("some words") == encoded
+    write(file, local_models.model(num_hidden_layers=1))
+    assert open_checkpoint(file).config.layers == 1
 
 
 # Refused ---------------------------------------------------------------------------------------------------
