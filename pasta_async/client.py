@@ -248,7 +248,7 @@ class Client:
         Cancelling it is safe.
         """
         model = await self.connect()
-        plan = _for_model(Plan.of(form).fitted(max_tokens), model)
+        plan = Plan.of(form).fitted(max_tokens)
         return _check_plan(plan, model, self.limits, max_tokens, prompt=1)
 
     def _filling(
@@ -277,8 +277,8 @@ class Client:
         """Prepare a plan, then run it."""
         sampling = observation.start.sampling
         most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
-        async with self._prepared(observation, plan) as prepared:
-            plan = _for_model(plan.fitted(most), prepared.model)
+        async with self._prepared(observation) as prepared:
+            plan = plan.fitted(most)
             limits = prepared.start.limits
             report = _check_plan(plan, prepared.model, limits, most, len(prepared.prompt))
             if report.verdict == "no":
@@ -300,24 +300,25 @@ class Client:
             return observation.generation
 
     @asynccontextmanager
-    async def _prepared(self, observation: Observation, plan: Plan | None = None) -> AsyncGenerator[Prepared]:
+    async def _prepared(self, observation: Observation) -> AsyncGenerator[Prepared]:
         """An answer, or a plan, that is ready to be decoded, while its observers watch.
 
         An error has at least an empty `partial`.
         """
         # The load limits neither the width of a plan nor of an answer that asks for a width.
-        limited = plan is None and observation.start.parallel in ("auto", "outline")
+        start = observation.start
+        limited = not start.baseline and start.parallel in ("auto", "outline")
         try:
             with observation:
                 self._check_loop()
                 with self._admission.answer(limited=limited) as slots:
-                    yield await self._prepare(observation, slots, plan)
+                    yield await self._prepare(observation, slots)
         except PastaError as error:
             if error.partial is None:
                 error.partial = Generation.empty()
             raise
 
-    async def _prepare(self, observation: Observation, slots: AnswerSlots, plan: Plan | None) -> Prepared:
+    async def _prepare(self, observation: Observation, slots: AnswerSlots) -> Prepared:
         """Reach the model, encode the prompt, and decide whether tags are used."""
         start = observation.start
         limits = start.limits
@@ -327,21 +328,13 @@ class Client:
             model = await with_retries(self._backend.connect, limits.retries, self._clock)
             observation.begin(model)
             began = self._clock.time()
-            # A plan with tags has them whatever the load.
-            is_tagged = plan is not None and plan.in_rounds() is not None
-            tags = None if start.baseline and not is_tagged else model.tags
+            tags = None if start.baseline else model.tags
             notes = _notes(model, start)
             check_ids(ids, model.vocab_size)
             if messages:
                 ids = await _encode(messages, model, start, plain=tags is None)
             # A seed promises that the answer repeats, so its form does not depend on the load.
-            if (
-                tags
-                and messages
-                and plan is None
-                and start.sampling.seed is None
-                and (crowd := await slots.crowded())
-            ):
+            if tags and messages and start.sampling.seed is None and (crowd := await slots.crowded()):
                 plain_ids = await _encode(messages, model, start, plain=True)
                 # Where they are equal, the chat template has no such switch: tags would be written anyway.
                 if plain_ids != ids:
@@ -370,11 +363,6 @@ async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart,
     size = sum(map(len, texts_in((messages, kwargs))))
     most = most_tokens(model, start.limits)
     return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
-
-
-def _for_model(plan: Plan, model: Model) -> Plan:
-    """A template with tags, where the model was trained on them; any other plan as it is."""
-    return (model.tags and plan.in_rounds()) or plan
 
 
 def _check_plan(plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int) -> PlanReport:

@@ -13,8 +13,6 @@ from typing import Any
 from pydantic_core import from_json
 
 from pasta_async.grammar import Grammar, GrammarKind
-from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text
-from pasta_async.lang.views import Segment, views
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.results import FinishReason, RequestRecord
 
@@ -86,54 +84,12 @@ class Layout:
         fields: Mapping[str, Mapping[str, Any]] = hole.schema["properties"]
         return Grammar.of_values({key: {**fields[key], **shared} for key in hole.keys})
 
-    def context(self, part: HolePart, parts: Sequence[HolePart]) -> tuple[str, tuple[Segment, ...]]:
+    def context(self, part: HolePart, parts: Sequence[HolePart]) -> tuple[str, str]:
         """The context of a part, without the prompt.
 
         Returns:
-            A text that is the same for parts with equal dependencies, since they share a context; and this
-            part's full context.
+            The text that parts with equal dependencies share, and the rest.
         """
-        if self._plan.is_tagged:
-            return "".join(part.hole.after), views(self.main(parts, part.hole))[-1].context
-        shared, rest = self._context(part, parts)
-        return shared, (Segment(shared + rest),)
-
-    def main(self, parts: Sequence[HolePart], last: Hole | None = None) -> Document:
-        """The document of a template in rounds, with the tags that main and the threads would have written.
-
-        Args:
-            parts: The parts that are written.
-            last: The hole to end at, with an empty chunk; None: all holes are written.
-        """
-        values = {part.hole.name: part.values.get(part.hole.name) for part in parts}
-        nodes: list[Node] = []
-        joined: tuple[str, ...] = ()
-        for hole in self._plan.holes:
-            # A hole that sees more than the ones before it begins a new round, behind a sync.
-            if hole.after != joined:
-                nodes.append(Sync())
-                joined = hole.after
-            # The fixed text is main's, except for a space at its end: a word's token includes that.
-            head = hole.head.rstrip(" ")
-            if head:
-                nodes.append(Text(head))
-            # Holes that the last one sees have their chunks; others of its round have promises alone.
-            inside = None
-            if last is None or hole.name in last.after:
-                inside = (Text(hole.head[len(head) :] + (values[hole.name] or "")),)
-            elif hole is last:
-                inside = ()
-            estimate = 10 * -(-hole.tokens // 10)  # up to the next multiple of ten
-            chunk = None if inside is None else Chunk(inside)
-            nodes.append(Promise(hole.name.replace("_", " "), estimate, chunk))
-            if hole is last:
-                return Document(tuple(nodes))
-        if self._plan.tail:
-            nodes.append(Text(self._plan.tail))
-        return Document(tuple(nodes))
-
-    def _context(self, part: HolePart, parts: Sequence[HolePart]) -> tuple[str, str]:
-        """The context without tags: the text that parts with equal dependencies share, and the rest."""
         seen = self._plan.seen[part.hole.name]
         visible = [other for other in parts if other.hole.name in seen and other is not part]
         if self._plan.is_text:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Generic
@@ -27,7 +27,6 @@ from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.retry import retry_delay
 from pasta_async.interpreter.runner import Prepared, limited_group, thread_seed
 from pasta_async.lang.document import Document, Text
-from pasta_async.lang.views import Segment
 from pasta_async.observers import Observation
 from pasta_async.plans.events import (
     EmitFill,
@@ -44,7 +43,6 @@ from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import DecodeRequest
 from pasta_async.results import FinishReason, Generation, RequestRecord, Span, ThreadRecord, Usage
 from pasta_async.streaming import ResultStream
-from pasta_async.tag_tokens import TagGrammar, TagIds
 from pasta_async.tokenizer import Detokenizer, run_encoding
 
 
@@ -63,7 +61,6 @@ class PlanRun:
         self._emit = emit
         self._layout = Layout(plan, "lark" if "lark" in model.grammars else "json_schema")
         self._turns = prepared.turns()
-        self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[HolePart] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         # For each context that parts share: set once the first part's request has computed it.
@@ -101,7 +98,7 @@ class PlanRun:
         now = self._prepared.now()
         return Generation(
             text=text,
-            document=self._layout.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
+            document=Document((Text(text),)),
             threads=tuple(_record(part) for part in self._parts),
             usage=Usage.of(
                 requests,
@@ -119,13 +116,6 @@ class PlanRun:
             ),
             width="full",
             notes=self._prepared.notes,
-        )
-
-    @property
-    def _is_tagged_whole(self) -> bool:
-        """True once all holes of a template with tags are written."""
-        return self._tags is not None and all(
-            any(part.hole is hole and part.done.is_set() for part in self._parts) for hole in self._plan.holes
         )
 
     def document(self) -> str:
@@ -160,9 +150,8 @@ class PlanRun:
 
     def _part(self, hole: Hole, item: int | None = None) -> HolePart:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
-        # Promises are numbered from 1, since 0 is main.
-        number = len(self._parts) + (1 if self._plan.is_tagged else 0)
-        part = HolePart(number, hole, name, item, start=self._layout.start(hole), opened=self._prepared.now())
+        start = self._layout.start(hole)
+        part = HolePart(len(self._parts), hole, name, item, start=start, opened=self._prepared.now())
         self._parts.append(part)
         return part
 
@@ -212,8 +201,8 @@ class PlanRun:
 
     async def _write(self, part: HolePart) -> None:
         """Decode a part, and send its request again after a failure that may pass."""
-        shared, context = self._layout.context(part, sorted(self._seen_by(part), key=_document_order))
-        request = await self._request(part, context)
+        shared, rest = self._layout.context(part, sorted(self._seen_by(part), key=_document_order))
+        request = await self._request(part, shared + rest)
         failures = 0
         # The first part with a context computes it; the others begin when it is in the prefix cache.
         leader = self._leaders.get(shared)
@@ -251,16 +240,14 @@ class PlanRun:
         finally:
             self._observer.turn(part.number, "over")
 
-    async def _request(self, part: HolePart, context: Sequence[Segment]) -> DecodeRequest:
+    async def _request(self, part: HolePart, context: str) -> DecodeRequest:
         """The request that decodes a part.
 
         Raises:
             PromptTooLongError: Its context leaves no room for a token.
         """
         tokenizer = self._model.tokenizer
-        tags = self._tags
-        size = sum(len(segment.text) for segment in context)
-        ids = (*self._prompt, *await run_encoding(size, lambda: tokenizer.encode_segments(context)))
+        ids = (*self._prompt, *await run_encoding(len(context), lambda: tokenizer.encode(context)))
         room = self._model.context_length - len(ids)
         if room < 1:
             message = f"{part.path} has a context of {len(ids)} tokens; {self._model.name} takes fewer"
@@ -276,10 +263,7 @@ class PlanRun:
             max_tokens=min(part.hole.tokens, room),
             sampling=sampling,
             seed=thread_seed(sampling.seed, part.path),
-            stop_ids=tags.ends_of_chunk if tags else (),
-            banned_ids=tags.wrong_in_chunk if tags else self._model.tags or (),
-            tag_grammar=tags
-            and TagGrammar(tags, self._model.end_ids, self._model.tokenizer.token_bytes, chunk=True),
+            banned_ids=self._model.tags or (),
             grammar=self._layout.grammar(part.hole),
         )
 
@@ -306,7 +290,7 @@ class PlanRun:
 
     async def _decode(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
         detokenizer = Detokenizer(self._model.tokenizer)
-        ends = {*self._model.end_ids, *request.stop_ids}
+        end_ids = self._model.end_ids
         finished: FinishReason | None = None
         is_ended = False
         async with aclosing(self._prepared.backend.decode(request)) as pieces:
@@ -315,7 +299,7 @@ class PlanRun:
                 part.first_token = self._prepared.now() if part.first_token is None else part.first_token
                 part.tokens += len(piece.ids)
                 _update(part, completion_tokens=part.tokens, cached_tokens=piece.cached_tokens)
-                new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
+                new = "".join(detokenizer.add(token) for token in piece.ids if token not in end_ids)
                 finished = piece.finish_reason
                 if is_ended := await self._add(part, new):
                     finished = "stop"
