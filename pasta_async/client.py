@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, Unpack
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypeVar  # that of `typing` has defaults from Python 3.13 on
 
 from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
@@ -30,7 +31,8 @@ from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
 from pasta_async.tokenizer import run_encoding, texts_in
 
-_M = TypeVar("_M", bound=BaseModel)
+_M = TypeVar("_M", bound=BaseModel | dict[str, Any], default=dict[str, Any])
+"""The type of a plan's value: the pydantic model that it is made of, else a dict."""
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
@@ -190,17 +192,14 @@ class Client:
         )
         return Observation(tuple(self.observers), start)
 
-    @overload
     async def fill(
-        self, prompt: Prompt, form: type[_M], *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> Filled[_M]: ...
-    @overload
-    async def fill(
-        self, prompt: Prompt, form: Schema | Plan, *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> Filled[dict[str, Any]]: ...
-    async def fill(
-        self, prompt: Prompt, form: PlanForm, *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> Filled[Any]:
+        self,
+        prompt: Prompt,
+        form: type[_M] | Schema | Plan,
+        *,
+        instruct: bool = True,
+        **options: Unpack[FillOptions],
+    ) -> Filled[_M]:
         """Fill a form with any model, writing at once what the form says is independent (docs/plans.md).
 
         Args:
@@ -220,17 +219,14 @@ class Client:
         work, _ = self._filling(prompt, form, instruct, options, streamed=False)
         return await work(None, None)
 
-    @overload
     def fill_stream(
-        self, prompt: Prompt, form: type[_M], *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> FillStream[_M]: ...
-    @overload
-    def fill_stream(
-        self, prompt: Prompt, form: Schema | Plan, *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> FillStream[dict[str, Any]]: ...
-    def fill_stream(
-        self, prompt: Prompt, form: PlanForm, *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> FillStream[Any]:
+        self,
+        prompt: Prompt,
+        form: type[_M] | Schema | Plan,
+        *,
+        instruct: bool = True,
+        **options: Unpack[FillOptions],
+    ) -> FillStream[_M]:
         """Watch a form being filled: `async with client.fill_stream(...) as s: async for event in s: ...`.
 
         Args and errors are those of `fill`. Leaving the block ends every hole and aborts every request.
@@ -252,7 +248,7 @@ class Client:
         return _check_plan(plan, model, self.limits, max_tokens, prompt=1)
 
     def _filling(
-        self, prompt: Prompt, form: PlanForm, instruct: bool, options: FillOptions, *, streamed: bool
+        self, prompt: Prompt, form: Any, instruct: bool, options: FillOptions, *, streamed: bool
     ) -> tuple[FillWork[Any], Observation]:
         """The work of filling a form, all its options checked but the prompt, and its observers."""
         plan = Plan.of(form)
@@ -438,32 +434,14 @@ async def generate(
         return await client.generate(prompt, **options)
 
 
-@overload
 async def fill(
     prompt: Prompt,
-    form: type[_M],
+    form: type[_M] | Schema | Plan,
     *,
     backend: str | Backend | None = None,
     instruct: bool = True,
     **options: Unpack[FillOptions],
-) -> Filled[_M]: ...
-@overload
-async def fill(
-    prompt: Prompt,
-    form: Schema | Plan,
-    *,
-    backend: str | Backend | None = None,
-    instruct: bool = True,
-    **options: Unpack[FillOptions],
-) -> Filled[dict[str, Any]]: ...
-async def fill(
-    prompt: Prompt,
-    form: PlanForm,
-    *,
-    backend: str | Backend | None = None,
-    instruct: bool = True,
-    **options: Unpack[FillOptions],
-) -> Filled[Any]:
+) -> Filled[_M]:
     """Fill one form on a client of its own; for more than one, keep a `Client`.
 
     `backend` is for the client, the others for `Client.fill`, which describes them, the errors, and what
