@@ -17,8 +17,7 @@ from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import InvalidRequestError, InvalidStateError, PastaError
 from pasta_async.events import Emit
 from pasta_async.interpreter.admission import Admission, AnswerSlots
-from pasta_async.interpreter.retry import with_retries
-from pasta_async.interpreter.runner import Prepared, Runner
+from pasta_async.interpreter.runner import Prepared, Runner, with_retries
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Settings
 from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
@@ -330,7 +329,12 @@ class Client:
             if messages:
                 ids = await _encode(messages, model, start, plain=tags is None)
             # A seed promises that the answer repeats, so its form does not depend on the load.
-            if tags and messages and start.sampling.seed is None and (crowd := await slots.crowded()):
+            if (
+                tags
+                and messages
+                and start.sampling.seed is None
+                and (crowd := await self._admission.crowd(slots))
+            ):
                 plain_ids = await _encode(messages, model, start, plain=True)
                 # Where they are equal, the chat template has no such switch: tags would be written anyway.
                 if plain_ids != ids:
@@ -344,6 +348,7 @@ class Client:
             start=start,
             observer=observation,
             slots=slots,
+            turns=asyncio.Semaphore(1 if start.parallel == "never" else limits.max_threads),
             model=model,
             prompt=tuple(ids),
             tags=tags,

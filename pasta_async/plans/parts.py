@@ -13,17 +13,17 @@ from typing import Any
 from pydantic_core import from_json
 
 from pasta_async.grammar import Grammar, GrammarKind
+from pasta_async.interpreter.state import Decoder
 from pasta_async.plans.plan import Hole, Plan
-from pasta_async.results import FinishReason, RequestRecord
+from pasta_async.results import ThreadRecord
 
 _DECODER = json.JSONDecoder()
 
 
-@dataclass(slots=True, eq=False)
-class HolePart:
+@dataclass(slots=True, eq=False, kw_only=True)
+class HolePart(Decoder):
     """A hole while it is written. A hole of a list's items is one part for each item."""
 
-    number: int
     hole: Hole
     path: str
     """`stars`, or `sections[2].text`."""
@@ -39,15 +39,10 @@ class HolePart:
     """The JSON text of each key, once it is whole; free text by the hole's name."""
     is_closed: bool = False
     """True if it was cut off at its token limit, and closed."""
-    tokens: int = 0
+    discarded: int = 0
+    """Generated tokens of requests that failed."""
     shown: Counter[str] = field(default_factory=Counter[str])
     """Characters of each key's value that a reader has seen."""
-    requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
-    opened: float = 0.0
-    started: float | None = None
-    first_token: float | None = None
-    ended: float | None = None
-    finish_reason: FinishReason = "abort"
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def raw_values(self) -> dict[str, str]:
@@ -57,6 +52,16 @@ class HolePart:
     def key_path(self, key: str) -> str:
         """The path of one of its keys: `sections[2].text`."""
         return key if self.item is None else f"{self.hole.list_of}[{self.item}].{key}"
+
+    def record(self) -> ThreadRecord:
+        """The part as users see it: a thread."""
+        return self.record_with(
+            topic=self.path,
+            estimate=self.hole.tokens,
+            text=self.output,
+            discarded_tokens=self.discarded,
+            closed_by="budget" if self.is_closed else None,
+        )
 
 
 class Layout:

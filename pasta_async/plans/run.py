@@ -24,8 +24,8 @@ from pasta_async.errors import (
 )
 from pasta_async.grammar import Grammar
 from pasta_async.interpreter.reading import overlap
-from pasta_async.interpreter.retry import retry_delay
-from pasta_async.interpreter.runner import Prepared, limited_group, thread_seed
+from pasta_async.interpreter.runner import Prepared, limited_group, retry_delay
+from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang.document import Document, Text
 from pasta_async.observers import Observation
 from pasta_async.plans.events import (
@@ -41,7 +41,7 @@ from pasta_async.plans.events import (
 from pasta_async.plans.parts import HolePart, Layout, value_so_far
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import DecodeRequest
-from pasta_async.results import FinishReason, Generation, RequestRecord, Span, ThreadRecord, Usage
+from pasta_async.results import FinishReason, Generation, Span, Usage
 from pasta_async.streaming import ResultStream
 from pasta_async.tokenizer import Detokenizer, run_encoding
 
@@ -60,7 +60,6 @@ class PlanRun:
         self._observer = prepared.observer
         self._emit = emit
         self._layout = Layout(plan, "lark" if "lark" in model.grammars else "json_schema")
-        self._turns = prepared.turns()
         self._parts: list[HolePart] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         # For each context that parts share: set once the first part's request has computed it.
@@ -92,18 +91,19 @@ class PlanRun:
         chains: dict[str, int] = {}
         for part in sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name])):
             seen = [chains[other.path] for other in self._seen_by(part)]
-            chains[part.path] = part.tokens + max(seen, default=0)
+            chains[part.path] = part.tokens - part.discarded + max(seen, default=0)
         requests = [request for part in self._parts for request in part.requests]
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         now = self._prepared.now()
         return Generation(
             text=text,
             document=Document((Text(text),)),
-            threads=tuple(_record(part) for part in self._parts),
+            threads=tuple(part.record() for part in self._parts),
             usage=Usage.of(
                 requests,
                 prompt_tokens=len(self._prompt),
-                completion_tokens=sum(request.completion_tokens for request in requests),
+                completion_tokens=sum(part.tokens for part in self._parts),
+                discarded_tokens=sum(part.discarded for part in self._parts),
             ),
             critical_path=max(chains.values(), default=0),
             text_tokens=tokens,
@@ -150,8 +150,14 @@ class PlanRun:
 
     def _part(self, hole: Hole, item: int | None = None) -> HolePart:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
-        start = self._layout.start(hole)
-        part = HolePart(len(self._parts), hole, name, item, start=start, opened=self._prepared.now())
+        part = HolePart(
+            number=len(self._parts),
+            hole=hole,
+            path=name,
+            item=item,
+            start=self._layout.start(hole),
+            opened=self._prepared.now(),
+        )
         self._parts.append(part)
         return part
 
@@ -212,13 +218,15 @@ class PlanRun:
                 await leader.wait()
             while True:
                 try:
-                    await self._in_turn(part, request, leading)
+                    async with self._prepared.turn(part.number):
+                        await self._exchange(part, request, leading)
                     break
                 except BackendError as error:
                     is_shown = self._emit and part.output  # what a reader has cannot be taken back
                     if is_shown or not error.retryable or failures >= self._start.limits.retries:
                         message = f"{part.path} failed: {error}"
                         raise ThreadFailedError(message, thread=part.number) from error
+                    part.discarded = part.tokens
                     part.output = ""
                     part.held = ""
                     await self._clock.sleep(retry_delay(failures, error))
@@ -229,16 +237,6 @@ class PlanRun:
         for key, raw in part.values.items():
             value = raw if part.hole.schema is None else json.loads(raw)
             await self._hand_on(FieldDone(part.key_path(key), value))
-
-    async def _in_turn(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
-        """Hold one of the answer's turns, and a slot of the client, while a part is decoded."""
-        self._observer.turn(part.number, "waiting")
-        try:
-            async with self._turns, self._prepared.slots.thread():
-                self._observer.turn(part.number, "decoding")
-                await self._exchange(part, request, leading)
-        finally:
-            self._observer.turn(part.number, "over")
 
     async def _request(self, part: HolePart, context: str) -> DecodeRequest:
         """The request that decodes a part.
@@ -271,11 +269,7 @@ class PlanRun:
         """Send a part's request, decode its output, and keep its record, however it ends."""
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
-        part.started = self._prepared.now() if part.started is None else part.started
-        part.requests.append(
-            RequestRecord(prompt_tokens=len(request.ids), cached_tokens=None, completion_tokens=0)
-        )
-        part.tokens = 0
+        part.begin_request(len(request.ids), self._prepared.now())
         part.finish_reason = "abort"
         await self._hand_on(FieldStarted(part.path, part.number, self._prepared.now()))
         try:
@@ -286,7 +280,7 @@ class PlanRun:
             raise
         finally:
             part.ended = self._prepared.now()
-            _update(part, finish_reason=part.finish_reason)
+            part.end_request(part.finish_reason)
 
     async def _decode(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
         detokenizer = Detokenizer(self._model.tokenizer)
@@ -296,9 +290,8 @@ class PlanRun:
         async with aclosing(self._prepared.backend.decode(request)) as pieces:
             async for piece in pieces:
                 leading.set()
-                part.first_token = self._prepared.now() if part.first_token is None else part.first_token
+                part.receive(piece, self._prepared.now())
                 part.tokens += len(piece.ids)
-                _update(part, completion_tokens=part.tokens, cached_tokens=piece.cached_tokens)
                 new = "".join(detokenizer.add(token) for token in piece.ids if token not in end_ids)
                 finished = piece.finish_reason
                 if is_ended := await self._add(part, new):
@@ -358,29 +351,6 @@ class PlanRun:
 
 def _document_order(part: HolePart) -> tuple[int, int]:
     return (-1 if part.item is None else part.item), part.number
-
-
-def _update(part: HolePart, **changes: Any) -> None:
-    """Change the record of a part's last request; None leaves a field as it is."""
-    update = {name: value for name, value in changes.items() if value is not None}
-    part.requests[-1] = part.requests[-1].model_copy(update=update)
-
-
-def _record(part: HolePart) -> ThreadRecord:
-    return ThreadRecord(
-        thread=part.number,
-        topic=part.path,
-        estimate=part.hole.tokens,
-        text=part.output,
-        tokens=part.tokens,
-        opened=part.opened,
-        started=part.started,
-        first_token=part.first_token,
-        ended=part.ended,
-        finish_reason=part.finish_reason,
-        closed_by="budget" if part.is_closed else None,
-        requests=tuple(part.requests),
-    )
 
 
 FillWork = Callable[["FillStream[Any] | None", EmitFill | None], Coroutine[Any, Any, Filled[T]]]
