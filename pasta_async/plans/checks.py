@@ -6,10 +6,9 @@ backend does not fail ends with a valid object within the bounds. Validators in 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -180,37 +179,18 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
         message = "typed fields need llguidance: pip install 'pasta_async[plans]'"
         yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole="", message=message)
         return
-    fields = [(hole, schema) for hole in constrained for schema in _field_schemas(hole)]
-    if not _all_in_one([schema for _, schema in fields]).problems():
-        return
-    for hole, schema in fields:  # the grammar of a single field says what is wrong with it
-        for problem in Grammar.of_schema(schema).problems():
-            empty = "unsatisfiable" in problem.lower()
-            code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
-            yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
+    for hole in constrained:
+        for schema in _field_schemas(hole):
+            for problem in Grammar.of_schema(schema).problems():
+                empty = "unsatisfiable" in problem.lower()
+                code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
+                yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
 
 
 def _field_schemas(hole: Hole) -> list[Schema]:
     schema = hole.schema or {}
     shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
     return [{**schema["properties"][key], **shared} for key in hole.keys] or [schema]
-
-
-def _all_in_one(schemas: Sequence[Schema]) -> Grammar:
-    """The grammar of an object with a value of each schema: compiling it takes less time than each by itself.
-
-    Fields often have equal schemas: each different one is in it once.
-    """
-    definitions: dict[str, Any] = {}
-    different: dict[str, Schema] = {}
-    for schema in schemas:
-        definitions |= schema.get("$defs", {})
-        field = {name: value for name, value in schema.items() if name != "$defs"}
-        different[json.dumps(field, sort_keys=True)] = field
-    properties = {str(number): field for number, field in enumerate(different.values())}
-    return Grammar.of_schema(
-        {"type": "object", "properties": properties, "required": list(properties), "$defs": definitions}
-    )
 
 
 def _advice(plan: Plan) -> Iterator[Finding]:
