@@ -65,7 +65,6 @@ class VLLMBackend(ServerBackend):
         super().__init__(url, options)
         self._name = options.get("model")
         self._engines = 1  # each has a prefix cache of its own
-        self._counted = [0.0] * 4  # the counters of `_count_steps` at the last reading
         self._steps = StepTimes()
 
     async def _learn(self) -> Model:
@@ -142,10 +141,8 @@ class VLLMBackend(ServerBackend):
         """
         names = ("iteration_tokens_total_count", "prompt_tokens_total")
         waits = ("inter_token_latency_seconds_count", "inter_token_latency_seconds_sum")
-        counted = [_sum(metrics, name) for name in (*names, *waits)]
-        growth = [new - old for new, old in zip(counted, self._counted, strict=True)]
-        self._counted = counted
-        steps, prefilled, requests, seconds = growth
+        counters = [_sum(metrics, name) for name in (*names, *waits)]
+        steps, prefilled, requests, seconds = self._steps.growth(counters)
         if min(steps, requests, seconds) > 0 and not prefilled:
             batch = requests / steps
             step_seconds = seconds / requests
