@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import Grammar, has_guidance
-from pasta_async.plans.plan import Hole, Plan, Schema
+from pasta_async.plans.plan import Hole, Plan
 
 PlanVerdict = Literal["yes", "no", "unknown"]
 
@@ -177,17 +177,11 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
         yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole="", message=message)
         return
     for hole in constrained:
-        for schema in _field_schemas(hole):
+        for schema in hole.field_schemas.values() or [hole.schema or {}]:
             for problem in Grammar.of_schema(schema).problems():
                 empty = "unsatisfiable" in problem.lower()
                 code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
                 yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
-
-
-def _field_schemas(hole: Hole) -> list[Schema]:
-    schema = hole.schema or {}
-    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-    return [{**schema["properties"][key], **shared} for key in hole.keys] or [schema]
 
 
 def _advice(plan: Plan) -> Iterator[Finding]:

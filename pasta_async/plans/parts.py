@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.decoder import JSONDecodeError
-from typing import Any
 
 from pydantic_core import from_json
 
@@ -84,19 +83,18 @@ class Layout:
             return None
         if self._kind == "json_schema" or not hole.keys:
             return Grammar.of_schema(hole.schema, compact=self._kind == "lark")
-        definitions = hole.schema.get("$defs")
-        shared = {"$defs": definitions} if definitions else {}
-        fields: Mapping[str, Mapping[str, Any]] = hole.schema["properties"]
-        return Grammar.of_values({key: {**fields[key], **shared} for key in hole.keys})
+        return Grammar.of_values(hole.field_schemas)
 
-    def context(self, part: HolePart, parts: Sequence[HolePart]) -> tuple[str, str]:
+    def context(self, part: HolePart, visible: Sequence[HolePart]) -> tuple[str, str]:
         """The context of a part, without the prompt.
+
+        Args:
+            part: The part.
+            visible: The parts that it sees, in the order of the document.
 
         Returns:
             The text that parts with equal dependencies share, and the rest.
         """
-        seen = self._plan.seen[part.hole.name]
-        visible = [other for other in parts if other.hole.name in seen and other is not part]
         if self._plan.is_text:
             shared = "".join(other.hole.head + other.values[other.hole.name] for other in visible)
             head = part.hole.head.rstrip(" ")  # a word's token includes the space in front of it
@@ -105,7 +103,7 @@ class Layout:
             return "", ""  # the whole object is one hole
         # The visible keys of the answer's object, in the order of the schema.
         keys = [key for other in visible if other.hole.list_of is None for key in other.values]
-        outer = {key: self._value(key, parts)[0] for key in self._order if key in keys}
+        outer = {key: self._value(key, visible)[0] for key in self._order if key in keys}
         if part.hole.list_of is None:
             return self._object(outer, part.hole)
         # A part of an item: the object with the list's outline in it, which the list's parts share.

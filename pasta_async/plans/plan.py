@@ -126,6 +126,13 @@ class Hole:
     unknown: tuple[str, ...] = ()
     """Names in its `After` that no field has."""
 
+    @property
+    def field_schemas(self) -> dict[str, Schema]:
+        """The schema of each of its keys."""
+        schema = self.schema or {}
+        shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+        return {key: {**schema["properties"][key], **shared} for key in self.keys}
+
 
 @dataclass(frozen=True, slots=True)
 class ItemList:

@@ -190,7 +190,10 @@ class PlanRun:
         await self._write(part)
 
     def _seen_by(self, part: HolePart) -> list[HolePart]:
-        """The parts that a part sees: all items of other lists, but of its own list only its own item's."""
+        """The parts that a part sees, in the order of the document.
+
+        They are all items of other lists, but of its own list only its own item's.
+        """
         seen = self._plan.seen[part.hole.name]
         return [
             other
@@ -207,7 +210,7 @@ class PlanRun:
 
     async def _write(self, part: HolePart) -> None:
         """Decode a part, and send its request again after a failure that may pass."""
-        shared, rest = self._layout.context(part, sorted(self._seen_by(part), key=_document_order))
+        shared, rest = self._layout.context(part, self._seen_by(part))
         request = await self._request(part, shared + rest)
         failures = 0
         # The first part with a context computes it; the others begin when it is in the prefix cache.
@@ -347,10 +350,6 @@ class PlanRun:
     async def _hand_on(self, event: FillEvent) -> None:
         if self._emit and (wait := self._emit([event])):
             await wait
-
-
-def _document_order(part: HolePart) -> tuple[int, int]:
-    return (-1 if part.item is None else part.item), part.number
 
 
 FillWork = Callable[["FillStream[Any] | None", EmitFill | None], Coroutine[Any, Any, Filled[T]]]
