@@ -243,8 +243,7 @@ class Client:
         Cancelling it is safe.
         """
         model = await self.connect()
-        plan = Plan.of(form).fitted(max_tokens)
-        return _check_plan(plan, model, self.limits, max_tokens, prompt=1)
+        return _checked(Plan.of(form), model, self.limits, max_tokens, prompt=1)[1]
 
     def _filling(
         self, prompt: Prompt, form: Any, instruct: bool, options: FillOptions, *, streamed: bool
@@ -253,38 +252,26 @@ class Client:
         plan = Plan.of(form)
         asked = _instructed(prompt, plan) if instruct else prompt
         observation = self._observed(asked, options, streamed=streamed, is_plan=True)
-        if observation.start.sampling.stop:
+        sampling = observation.start.sampling
+        if sampling.stop:
             raise InvalidRequestError("a plan takes no stop texts: its holes end by their form")
+        most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
 
         async def work(stream: FillStream[Any] | None, emit: EmitFill | None) -> Filled[Any]:
-            filled = await self._fill(plan, observation, stream, emit)
+            async with self._prepared(observation) as prepared:
+                limits = prepared.start.limits
+                fitted, report = _checked(plan, prepared.model, limits, most, len(prepared.prompt))
+                if report.verdict == "no":
+                    raise InvalidPlanError(report)
+                run = PlanRun(prepared, fitted, emit)
+                if stream:
+                    stream.run = run
+                observation.partial = run.partial
+                filled = await run.run()
+                observation.generation = filled.generation
             return _validated(filled, form) if isinstance(form, type) else filled
 
         return work, observation
-
-    async def _fill(
-        self,
-        plan: Plan,
-        observation: Observation,
-        stream: FillStream[Any] | None,
-        emit: EmitFill | None,
-    ) -> Filled[dict[str, Any]]:
-        """Prepare a plan, then run it."""
-        sampling = observation.start.sampling
-        most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
-        async with self._prepared(observation) as prepared:
-            plan = plan.fitted(most)
-            limits = prepared.start.limits
-            report = _check_plan(plan, prepared.model, limits, most, len(prepared.prompt))
-            if report.verdict == "no":
-                raise InvalidPlanError(report)
-            run = PlanRun(prepared, plan, emit)
-            if stream:
-                stream.run = run
-            observation.partial = run.partial
-            filled = await run.run()
-            observation.generation = filled.generation
-            return filled
 
     async def _answer(self, observation: Observation, emit: Emit | None = None) -> Generation:
         """Prepare an answer, then run it."""
@@ -366,15 +353,19 @@ async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart,
     return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
 
 
-def _check_plan(plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int) -> PlanReport:
-    """Check a plan for a model, behind a prompt of so many tokens."""
-    return check_plan(
-        plan,
+def _checked(
+    plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int
+) -> tuple[Plan, PlanReport]:
+    """A plan within a token limit, and the check of it for a model, behind a prompt of so many tokens."""
+    fitted = plan.fitted(max_tokens)
+    report = check_plan(
+        fitted,
         max_tokens=max_tokens,
         max_threads=limits.max_threads,
         context=model.context_length - prompt,
         grammars=model.grammars,
     )
+    return fitted, report
 
 
 def _instructed(prompt: Prompt, plan: Plan) -> Prompt:
