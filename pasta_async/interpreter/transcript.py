@@ -221,18 +221,13 @@ class Transcript:
         texts = _texts(document.nodes)
         texts += [""] * (len(threads) - len(texts))  # threads behind the end of the answer have no text in it
         records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=True))
-        requests = [request for record in records for request in record.requests]
+        first = records[0].requests[:1]  # main's first context is the prompt
         return Generation(
             text="".join(self.visible.shown),
             reasoning="".join(threads[0].reader.reasoning),
             document=document,
             threads=records,
-            usage=Usage.of(
-                requests,
-                prompt_tokens=requests[0].prompt_tokens if requests else 0,
-                completion_tokens=sum(record.tokens for record in records),
-                discarded_tokens=sum(record.discarded_tokens for record in records),
-            ),
+            usage=Usage.of(records, first[0].prompt_tokens if first else 0),
             critical_path=self.budget.critical_path,
             text_tokens=sum(thread.reader.text_tokens for thread in threads if thread.kept),
             finish_reason=self.finish_reason,

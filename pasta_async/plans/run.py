@@ -92,19 +92,14 @@ class PlanRun:
         for part in sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name])):
             seen = [chains[other.path] for other in self._seen_by(part)]
             chains[part.path] = part.tokens - part.discarded + max(seen, default=0)
-        requests = [request for part in self._parts for request in part.requests]
+        records = tuple(part.record() for part in self._parts)
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         now = self._prepared.now()
         return Generation(
             text=text,
             document=Document((Text(text),)),
-            threads=tuple(part.record() for part in self._parts),
-            usage=Usage.of(
-                requests,
-                prompt_tokens=len(self._prompt),
-                completion_tokens=sum(part.tokens for part in self._parts),
-                discarded_tokens=sum(part.discarded for part in self._parts),
-            ),
+            threads=records,
+            usage=Usage.of(records, len(self._prompt)),
             critical_path=max(chains.values(), default=0),
             text_tokens=tokens,
             finish_reason=finish_reason,
