@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from pasta_async.plans.plan import Hole, Plan
 from pasta_async.results import ThreadRecord
 
 _DECODER = json.JSONDecoder()
+_KEY = re.compile(r"""\s*[{,]\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[\da-fA-F]{4}))*")\s*:\s*""", re.ASCII)
+"""A key of an object, with the sign in front of it and the colon behind it."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -191,26 +194,14 @@ class Layout:
 
 def split_object(text: str) -> Iterator[tuple[str, str]]:
     """The keys in the JSON text of an object whose end may be missing, with the texts of their values."""
-    position = text.find("{") + 1
-    while position:
-        # The key, and the colon behind it.
-        position = _behind_space(text, position)
+    position = 0
+    while key := _KEY.match(text, position):
+        begin = key.end()
         try:
-            key, position = _DECODER.raw_decode(text, position)
-        except JSONDecodeError:
-            return
-        position = _behind_space(text, position)
-        if text[position : position + 1] != ":":
-            return
-        # The value: one that cannot be read reaches to the end of the text.
-        begin = _behind_space(text, position + 1)
-        try:
-            _, end = _DECODER.raw_decode(text, begin)
-        except JSONDecodeError:
-            end = len(text)
-        yield str(key), text[begin:end]
-        behind = _behind_space(text, end)
-        position = behind + 1 if text[behind : behind + 1] == "," else 0  # a brace ends the object
+            _, position = _DECODER.raw_decode(text, begin)
+        except JSONDecodeError:  # a value that cannot be read reaches to the end of the text
+            position = len(text)
+        yield json.loads(key[1]), text[begin:position]
 
 
 def value_so_far(raw: str) -> str:
@@ -221,12 +212,6 @@ def value_so_far(raw: str) -> str:
         return from_json(raw, allow_partial="trailing-strings")
     except ValueError:  # a backend that does not keep to the grammar; the end of the output shows it
         return ""
-
-
-def _behind_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
 
 
 def _listed(fields: Mapping[str, str]) -> str:
