@@ -19,7 +19,7 @@ from pasta_async.interpreter.state import Thread, TokenBudget, thread_seed
 from pasta_async.interpreter.transcript import Lane, Transcript, Visible, diagnostics_since
 from pasta_async.observers import AnswerStart
 from pasta_async.protocol import DecodeRequest, Model, Piece
-from pasta_async.results import FinishReason, Generation, Span, Width
+from pasta_async.results import FinishReason, Generation, Width
 from pasta_async.tag_tokens import TagGrammar, TagIds, plain_topic
 
 _OMITTED = " ..."
@@ -163,12 +163,6 @@ class Machine:
                 topics=frozenset(self._topics),
             ),
         )
-
-    def end_request(self, number: int, now: float, finish_reason: FinishReason) -> None:
-        """A request is over, whatever ended it."""
-        thread = self.threads[number]
-        self.transcript.spans.append(Span(thread=number, start=thread.began, end=now))
-        thread.end_request(finish_reason)
 
     # What was decoded -------------------------------------------------------------------------------------
 

@@ -272,7 +272,7 @@ class Runner:
             self._observer.request_failed(request, error)
             raise
         finally:
-            self.machine.end_request(request.thread, self._prepared.now(), finish_reason)
+            self.machine.threads[request.thread].end_request(finish_reason, self._prepared.now())
 
     async def _decode(self, request: DecodeRequest) -> FinishReason:
         """Feed the machine until the request ends or is not wanted any more; returns the reason."""

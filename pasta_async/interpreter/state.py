@@ -11,7 +11,7 @@ from pasta_async.interpreter.reading import Reader
 from pasta_async.lang import ClosedBy, Promise
 from pasta_async.options import Limits
 from pasta_async.protocol import Piece
-from pasta_async.results import FinishReason, RequestRecord, ThreadRecord
+from pasta_async.results import FinishReason, RequestRecord, Span, ThreadRecord
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -29,6 +29,8 @@ class Decoder:
     ended: float | None = None
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
     """Records of its requests. The last one may be under way; the following fields are about that."""
+    spans: list[Span] = field(default_factory=list[Span])
+    """The times of the requests that are over."""
     began: float = 0.0
     """Time at which the last request was sent."""
     before: int = 0
@@ -53,8 +55,9 @@ class Decoder:
         if piece.cached_tokens is not None:
             self.cached = piece.cached_tokens
 
-    def end_request(self, finish_reason: FinishReason) -> None:
+    def end_request(self, finish_reason: FinishReason, now: float) -> None:
         """The request is over, one way or the other."""
+        self.spans.append(Span(thread=self.number, start=self.began, end=now))
         self.requests[-1] = RequestRecord(
             prompt_tokens=self.requests[-1].prompt_tokens,
             cached_tokens=self.cached,

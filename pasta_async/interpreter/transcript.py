@@ -13,7 +13,7 @@ from typing import cast
 from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.state import Cut, Thread, TokenBudget
 from pasta_async.lang import Chunk, Code, Diagnostic, Document, Ignored, Node, Promise, Text
-from pasta_async.results import FinishReason, Generation, Span, Usage, Width
+from pasta_async.results import FinishReason, Generation, Usage, Width
 
 
 @dataclass(slots=True)
@@ -160,7 +160,6 @@ class Transcript:
     visible: Visible
     width: Width
     notes: tuple[str, ...]
-    spans: list[Span] = field(default_factory=list[Span])
     finish_reason: FinishReason = "abort"
     """`abort` until the answer is over."""
     truncated: bool = False
@@ -233,7 +232,7 @@ class Transcript:
             finish_reason=self.finish_reason,
             matched_stop=self.visible.matched_stop,
             elapsed=now,
-            timeline=tuple(self.spans),
+            timeline=tuple(span for thread in threads for span in thread.spans),
             width=self.width,
             notes=self.notes,
         )

@@ -41,7 +41,7 @@ from pasta_async.plans.events import (
 from pasta_async.plans.parts import HolePart, Layout, value_so_far
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import DecodeRequest
-from pasta_async.results import FinishReason, Generation, Span, Usage
+from pasta_async.results import FinishReason, Generation, Usage
 from pasta_async.streaming import ResultStream
 from pasta_async.tokenizer import Detokenizer, run_encoding
 
@@ -104,11 +104,7 @@ class PlanRun:
             text_tokens=tokens,
             finish_reason=finish_reason,
             elapsed=now,
-            timeline=tuple(
-                Span(thread=part.number, start=part.started, end=now if part.ended is None else part.ended)
-                for part in self._parts
-                if part.started is not None
-            ),
+            timeline=tuple(span for part in self._parts for span in part.spans),
             width="full",
             notes=self._prepared.notes,
         )
@@ -278,7 +274,7 @@ class PlanRun:
             raise
         finally:
             part.ended = self._prepared.now()
-            part.end_request(part.finish_reason)
+            part.end_request(part.finish_reason, part.ended)
 
     async def _decode(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
         detokenizer = Detokenizer(self._model.tokenizer)
