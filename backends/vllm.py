@@ -7,7 +7,7 @@ Its token-in token-out endpoint (`/inference/v1/generate`) is off unless the ser
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from pydantic import BaseModel
@@ -65,7 +65,6 @@ class VLLMBackend(ServerBackend):
         super().__init__(url, options)
         self._name = options.get("model")
         self._engines = 1  # each has a prefix cache of its own
-        self._counted = [0.0] * 4  # the counters of `_count_steps` at the last reading
         self._steps = StepTimes()
 
     async def _learn(self) -> Model:
@@ -124,10 +123,11 @@ class VLLMBackend(ServerBackend):
         running = int(_sum(metrics, "num_requests_running"))
         queued = int(_sum(metrics, "num_requests_waiting"))
         self._count_steps(metrics)
+        blocks = [cache.get("num_gpu_blocks", "") for cache in _labels(metrics, "cache_config_info")]
         return EngineLoad(
             # vLLM does not tell --max-num-seqs. If requests wait, no more can run than do. Otherwise the KV
             # cache is the limit, in which each request holds at least one block.
-            capacity=running if queued else sum(_blocks(metrics)) or running,
+            capacity=running if queued else sum(map(int, filter(str.isdigit, blocks))) or running,
             running=running,
             queued=queued,
             kv_use=max(value for _, value in metrics["kv_cache_usage_perc"]),
@@ -142,10 +142,8 @@ class VLLMBackend(ServerBackend):
         """
         names = ("iteration_tokens_total_count", "prompt_tokens_total")
         waits = ("inter_token_latency_seconds_count", "inter_token_latency_seconds_sum")
-        counted = [_sum(metrics, name) for name in (*names, *waits)]
-        growth = [new - old for new, old in zip(counted, self._counted, strict=True)]
-        self._counted = counted
-        steps, prefilled, requests, seconds = growth
+        counters = [_sum(metrics, name) for name in (*names, *waits)]
+        steps, prefilled, requests, seconds = self._steps.growth(counters)
         if min(steps, requests, seconds) > 0 and not prefilled:
             batch = requests / steps
             step_seconds = seconds / requests
@@ -158,13 +156,6 @@ def _labels(metrics: Metrics, name: str) -> list[dict[str, str]]:
 
 def _sum(metrics: Metrics, name: str) -> float:
     return sum(value for _, value in metrics.get(name, []))
-
-
-def _blocks(metrics: Metrics) -> Iterator[int]:
-    """The number of KV cache blocks of each engine that tells it."""
-    for cache in _labels(metrics, "cache_config_info"):
-        if (blocks := cache.get("num_gpu_blocks", "")).isdigit():
-            yield int(blocks)
 
 
 class _Completion(Call):

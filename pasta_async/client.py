@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, Unpack
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypeVar  # that of `typing` has defaults from Python 3.13 on
 
 from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import InvalidRequestError, InvalidStateError, PastaError
 from pasta_async.events import Emit
 from pasta_async.interpreter.admission import Admission, AnswerSlots
-from pasta_async.interpreter.retry import with_retries
-from pasta_async.interpreter.runner import Prepared, Runner
+from pasta_async.interpreter.runner import Prepared, Runner, with_retries
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Settings
 from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
@@ -30,7 +30,8 @@ from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
 from pasta_async.tokenizer import run_encoding, texts_in
 
-_M = TypeVar("_M", bound=BaseModel)
+_M = TypeVar("_M", bound=BaseModel | dict[str, Any], default=dict[str, Any])
+"""The type of a plan's value: the pydantic model that it is made of, else a dict."""
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
@@ -190,17 +191,14 @@ class Client:
         )
         return Observation(tuple(self.observers), start)
 
-    @overload
     async def fill(
-        self, prompt: Prompt, form: type[_M], *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> Filled[_M]: ...
-    @overload
-    async def fill(
-        self, prompt: Prompt, form: Schema | Plan, *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> Filled[dict[str, Any]]: ...
-    async def fill(
-        self, prompt: Prompt, form: PlanForm, *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> Filled[Any]:
+        self,
+        prompt: Prompt,
+        form: type[_M] | Schema | Plan,
+        *,
+        instruct: bool = True,
+        **options: Unpack[FillOptions],
+    ) -> Filled[_M]:
         """Fill a form with any model, writing at once what the form says is independent (docs/plans.md).
 
         Args:
@@ -220,17 +218,14 @@ class Client:
         work, _ = self._filling(prompt, form, instruct, options, streamed=False)
         return await work(None, None)
 
-    @overload
     def fill_stream(
-        self, prompt: Prompt, form: type[_M], *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> FillStream[_M]: ...
-    @overload
-    def fill_stream(
-        self, prompt: Prompt, form: Schema | Plan, *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> FillStream[dict[str, Any]]: ...
-    def fill_stream(
-        self, prompt: Prompt, form: PlanForm, *, instruct: bool = True, **options: Unpack[FillOptions]
-    ) -> FillStream[Any]:
+        self,
+        prompt: Prompt,
+        form: type[_M] | Schema | Plan,
+        *,
+        instruct: bool = True,
+        **options: Unpack[FillOptions],
+    ) -> FillStream[_M]:
         """Watch a form being filled: `async with client.fill_stream(...) as s: async for event in s: ...`.
 
         Args and errors are those of `fill`. Leaving the block ends every hole and aborts every request.
@@ -248,48 +243,35 @@ class Client:
         Cancelling it is safe.
         """
         model = await self.connect()
-        plan = _for_model(Plan.of(form).fitted(max_tokens), model)
-        return _check_plan(plan, model, self.limits, max_tokens, prompt=1)
+        return _checked(Plan.of(form), model, self.limits, max_tokens, prompt=1)[1]
 
     def _filling(
-        self, prompt: Prompt, form: PlanForm, instruct: bool, options: FillOptions, *, streamed: bool
+        self, prompt: Prompt, form: Any, instruct: bool, options: FillOptions, *, streamed: bool
     ) -> tuple[FillWork[Any], Observation]:
         """The work of filling a form, all its options checked but the prompt, and its observers."""
         plan = Plan.of(form)
         asked = _instructed(prompt, plan) if instruct else prompt
         observation = self._observed(asked, options, streamed=streamed, is_plan=True)
-        if observation.start.sampling.stop:
+        sampling = observation.start.sampling
+        if sampling.stop:
             raise InvalidRequestError("a plan takes no stop texts: its holes end by their form")
+        most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
 
         async def work(stream: FillStream[Any] | None, emit: EmitFill | None) -> Filled[Any]:
-            filled = await self._fill(plan, observation, stream, emit)
+            async with self._prepared(observation) as prepared:
+                limits = prepared.start.limits
+                fitted, report = _checked(plan, prepared.model, limits, most, len(prepared.prompt))
+                if report.verdict == "no":
+                    raise InvalidPlanError(report)
+                run = PlanRun(prepared, fitted, emit)
+                if stream:
+                    stream.run = run
+                observation.partial = run.partial
+                filled = await run.run()
+                observation.generation = filled.generation
             return _validated(filled, form) if isinstance(form, type) else filled
 
         return work, observation
-
-    async def _fill(
-        self,
-        plan: Plan,
-        observation: Observation,
-        stream: FillStream[Any] | None,
-        emit: EmitFill | None,
-    ) -> Filled[dict[str, Any]]:
-        """Prepare a plan, then run it."""
-        sampling = observation.start.sampling
-        most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
-        async with self._prepared(observation, plan) as prepared:
-            plan = _for_model(plan.fitted(most), prepared.model)
-            limits = prepared.start.limits
-            report = _check_plan(plan, prepared.model, limits, most, len(prepared.prompt))
-            if report.verdict == "no":
-                raise InvalidPlanError(report)
-            run = PlanRun(prepared, plan, emit)
-            if stream:
-                stream.run = run
-            observation.partial = run.partial
-            filled = await run.run()
-            observation.generation = filled.generation
-            return filled
 
     async def _answer(self, observation: Observation, emit: Emit | None = None) -> Generation:
         """Prepare an answer, then run it."""
@@ -300,24 +282,25 @@ class Client:
             return observation.generation
 
     @asynccontextmanager
-    async def _prepared(self, observation: Observation, plan: Plan | None = None) -> AsyncGenerator[Prepared]:
+    async def _prepared(self, observation: Observation) -> AsyncGenerator[Prepared]:
         """An answer, or a plan, that is ready to be decoded, while its observers watch.
 
         An error has at least an empty `partial`.
         """
         # The load limits neither the width of a plan nor of an answer that asks for a width.
-        limited = plan is None and observation.start.parallel in ("auto", "outline")
+        start = observation.start
+        limited = not start.baseline and start.parallel in ("auto", "outline")
         try:
             with observation:
                 self._check_loop()
                 with self._admission.answer(limited=limited) as slots:
-                    yield await self._prepare(observation, slots, plan)
+                    yield await self._prepare(observation, slots)
         except PastaError as error:
             if error.partial is None:
                 error.partial = Generation.empty()
             raise
 
-    async def _prepare(self, observation: Observation, slots: AnswerSlots, plan: Plan | None) -> Prepared:
+    async def _prepare(self, observation: Observation, slots: AnswerSlots) -> Prepared:
         """Reach the model, encode the prompt, and decide whether tags are used."""
         start = observation.start
         limits = start.limits
@@ -327,9 +310,7 @@ class Client:
             model = await with_retries(self._backend.connect, limits.retries, self._clock)
             observation.begin(model)
             began = self._clock.time()
-            # A plan with tags has them whatever the load.
-            is_tagged = plan is not None and plan.in_rounds() is not None
-            tags = None if start.baseline and not is_tagged else model.tags
+            tags = None if start.baseline else model.tags
             notes = _notes(model, start)
             check_ids(ids, model.vocab_size)
             if messages:
@@ -338,9 +319,8 @@ class Client:
             if (
                 tags
                 and messages
-                and plan is None
                 and start.sampling.seed is None
-                and (crowd := await slots.crowded())
+                and (crowd := await self._admission.crowd(slots))
             ):
                 plain_ids = await _encode(messages, model, start, plain=True)
                 # Where they are equal, the chat template has no such switch: tags would be written anyway.
@@ -355,6 +335,7 @@ class Client:
             start=start,
             observer=observation,
             slots=slots,
+            turns=asyncio.Semaphore(1 if start.parallel == "never" else limits.max_threads),
             model=model,
             prompt=tuple(ids),
             tags=tags,
@@ -372,20 +353,19 @@ async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart,
     return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
 
 
-def _for_model(plan: Plan, model: Model) -> Plan:
-    """A template with tags, where the model was trained on them; any other plan as it is."""
-    return (model.tags and plan.in_rounds()) or plan
-
-
-def _check_plan(plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int) -> PlanReport:
-    """Check a plan for a model, behind a prompt of so many tokens."""
-    return check_plan(
-        plan,
+def _checked(
+    plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int
+) -> tuple[Plan, PlanReport]:
+    """A plan within a token limit, and the check of it for a model, behind a prompt of so many tokens."""
+    fitted = plan.fitted(max_tokens)
+    report = check_plan(
+        fitted,
         max_tokens=max_tokens,
         max_threads=limits.max_threads,
         context=model.context_length - prompt,
         grammars=model.grammars,
     )
+    return fitted, report
 
 
 def _instructed(prompt: Prompt, plan: Plan) -> Prompt:
@@ -450,32 +430,14 @@ async def generate(
         return await client.generate(prompt, **options)
 
 
-@overload
 async def fill(
     prompt: Prompt,
-    form: type[_M],
+    form: type[_M] | Schema | Plan,
     *,
     backend: str | Backend | None = None,
     instruct: bool = True,
     **options: Unpack[FillOptions],
-) -> Filled[_M]: ...
-@overload
-async def fill(
-    prompt: Prompt,
-    form: Schema | Plan,
-    *,
-    backend: str | Backend | None = None,
-    instruct: bool = True,
-    **options: Unpack[FillOptions],
-) -> Filled[dict[str, Any]]: ...
-async def fill(
-    prompt: Prompt,
-    form: PlanForm,
-    *,
-    backend: str | Backend | None = None,
-    instruct: bool = True,
-    **options: Unpack[FillOptions],
-) -> Filled[Any]:
+) -> Filled[_M]:
     """Fill one form on a client of its own; for more than one, keep a `Client`.
 
     `backend` is for the client, the others for `Client.fill`, which describes them, the errors, and what

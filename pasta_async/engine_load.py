@@ -12,6 +12,7 @@ weights. The engine measures both. The batch size at which a step takes twice th
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -77,6 +78,14 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._sums = [0.0] * 5
+        self._counters: dict[Hashable, Sequence[float]] = {}  # at the last reading, by their source
+
+    def growth(self, counters: Sequence[float], source: Hashable = None) -> Sequence[float]:
+        """The growth of an engine's counters since their last reading; all of them after its restart."""
+        before = self._counters.get(source, [0.0] * len(counters))
+        self._counters[source] = counters
+        growth = [new - old for new, old in zip(counters, before, strict=True)]
+        return counters if min(growth) < 0 else growth
 
     def add(self, steps: float, requests: float, seconds: float, squares: float, products: float) -> None:
         """Count further steps.

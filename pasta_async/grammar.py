@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -74,8 +74,7 @@ class Grammar:
 
     def problems(self) -> list[str]:
         """The reasons why nothing can be decoded by it; empty for a sound grammar."""
-        guidance = _guidance()
-        failed, messages = guidance.LLMatcher.validate_grammar_with_warnings(self._compiled(), _bytes())
+        failed, messages = _validated(self._compiled())
         return [_first_line(message) for message in messages] if failed else []
 
     def accepts(self, text: str) -> bool:
@@ -194,6 +193,11 @@ def _guidance() -> Any:
     except ModuleNotFoundError as error:
         raise BackendError(str(missing_extra("constrained decoding", "plans", error))) from error
     return llguidance
+
+
+@lru_cache(1024)  # plans often have equal fields, and are filled again and again
+def _validated(compiled: str) -> tuple[bool, list[str]]:
+    return _guidance().LLMatcher.validate_grammar_with_warnings(compiled, _bytes())
 
 
 @cache

@@ -102,20 +102,14 @@ class Usage(_Record):
     requests: int
 
     @classmethod
-    def of(
-        cls,
-        requests: Sequence[RequestRecord],
-        *,
-        prompt_tokens: int,
-        completion_tokens: int,
-        discarded_tokens: int = 0,
-    ) -> Self:
+    def of(cls, threads: Sequence[ThreadRecord], prompt_tokens: int = 0) -> Self:
         """The usage of an answer. Requests without a count of cached tokens count as computed."""
+        requests = [request for thread in threads for request in thread.requests]
         cached = sum(request.cached_tokens or 0 for request in requests)
         return cls(
             prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            discarded_tokens=discarded_tokens,
+            completion_tokens=sum(thread.tokens for thread in threads),
+            discarded_tokens=sum(thread.discarded_tokens for thread in threads),
             cached_tokens=cached,
             prefilled_tokens=sum(request.prompt_tokens for request in requests) - cached,
             requests=len(requests),
@@ -160,12 +154,11 @@ class Generation(_Record):
     @classmethod
     def empty(cls) -> Self:
         """An answer of which nothing was decoded."""
-        usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0, prefilled_tokens=0, requests=0)
         return cls(
             text="",
             document=Document(),
             threads=(),
-            usage=usage,
+            usage=Usage.of(()),
             critical_path=0,
             text_tokens=0,
             finish_reason="error",

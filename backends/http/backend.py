@@ -150,6 +150,10 @@ class ServerBackend(ABC):
 
     def __init__(self, url: str, options: ServerOptions) -> None:
         self._http = HTTPClient(self.kind, url, options)
+        self.url: str = self._http.url
+        """Base URL of the server."""
+        self.headers: Mapping[str, str] = self._http.headers
+        """Headers of every request: the key, if there is one."""
         self._tokenizer = options.get("tokenizer")
         self._connecting = anyio.Lock()
         self._reading = anyio.Lock()
@@ -157,16 +161,6 @@ class ServerBackend(ABC):
         self._open: set[Call] = set()
         self._latest_load: EngineLoad | BackendError | None = None
         self._fresh_until = 0.0
-
-    @property
-    def url(self) -> str:
-        """Base URL of the server."""
-        return self._http.url
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of every request: the key, if there is one."""
-        return self._http.headers
 
     async def connect(self) -> Model:
         """Reach the server and learn its model, once; later calls return the same. Cancelling it is safe.

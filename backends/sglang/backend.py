@@ -34,8 +34,6 @@ ROUTING_KEY = "X-SMG-Routing-Key"
 NEVER = -1e4
 """Added to the logit of a banned id: its probability becomes 0. Forced decoding adds more, and wins."""
 
-_NO_MOMENTS = [0.0] * 6
-
 
 class SGLangAbout(About):
     """The fields of `/server_info` that are used here."""
@@ -126,7 +124,6 @@ class SGLangBackend(ServerBackend):
         self._preferred: PreferredSampling
         self._request_ids = _request_ids()
         self._steps = StepTimes()
-        self._moments: dict[tuple[str, int], list[float]] = {}  # last reading, by server and rank
 
     async def _learn(self) -> Model:
         self._engines = await self._find_engines()
@@ -199,7 +196,8 @@ class SGLangBackend(ServerBackend):
             for server in self._engines:
                 loads = (await self._http.ask(_Loads, f"{server}/v1/loads?include=core")).loads
                 for number, rank in enumerate(loads):
-                    steps, requests, micros, squares, products, _ = self._growth((server, number), rank)
+                    growth = self._steps.growth(rank.decode_moments or [0.0] * 6, (server, number))
+                    steps, requests, micros, squares, products, _ = growth
                     self._steps.add(steps, requests, micros / 1e6, squares, products / 1e6)
                 ranks += loads
         except BackendConnectError:
@@ -213,14 +211,6 @@ class SGLangBackend(ServerBackend):
             kv_use=max(rank.token_usage for rank in ranks),
             step_doubles_at=self._steps.doubles_at * len(ranks),
         )
-
-    def _growth(self, key: tuple[str, int], rank: _Rank) -> list[float]:
-        """The growth of a rank's `decode_moments` since the last reading; all of them after a restart."""
-        moments = rank.decode_moments or _NO_MOMENTS
-        before = self._moments.get(key, _NO_MOMENTS)
-        growth = [new - old for new, old in zip(moments, before, strict=True)]
-        self._moments[key] = moments
-        return moments if min(growth) < 0 else growth
 
 
 class _Generate(Call):

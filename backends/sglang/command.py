@@ -20,7 +20,6 @@ from typing import Any, Unpack, cast
 from urllib.request import getproxies
 
 import anyio
-import httpx
 
 from pasta_async.backends.options import LaunchOptions
 from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
@@ -189,8 +188,12 @@ class LaunchedBackend(SGLangBackend):
         if read_object(self._path / "config.json") is None:
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process or self._start()  # `aclose` may end and forget it meanwhile
-        while not await asyncio.to_thread(_answers, f"{self.url}/model_info"):
-            self._http.check_open()  # after `aclose` the ended process is no failed start
+        while True:
+            try:
+                await self._http.text(f"{self.url}/model_info")
+                break
+            except BackendError:
+                self._http.check_open()  # after `aclose` the ended process is no failed start
             if (status := process.poll()) is not None:
                 self._stop()
                 raise BackendError(
@@ -234,13 +237,6 @@ class LaunchedBackend(SGLangBackend):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=10, trust_env=False).is_success  # never through a proxy
-    except httpx.HTTPError:
-        return False
 
 
 def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -52,37 +52,36 @@ class Admission:
             self._answers.remove(slots)
             self._admit()
 
-    async def read_load(self) -> str | None:
-        """Read the engine's load. Cancelling it is safe.
-
-        Returns:
-            The reason why the load is not known, if it could not be read.
-        """
+    async def _read_load(self, answer: AnswerSlots) -> None:
+        """Read the engine's load; if that fails, the answer gets the reason. Cancelling it is safe."""
         held_before = self._held
         try:
             load = await self._load()
         except BackendError as error:
+            answer.trouble = f"the engine's load is not known: {error}"
             self._latest = None
             self._room = LIGHT_THREADS
             self._foreign = 0
-            return f"the engine's load is not known: {error}"
+            return
         if load is None:
-            self._latest = None
             self._room = inf
             self._foreign = 0
         elif load is not self._latest:  # a backend may give one reading to several callers
             # The engine's requests less our own are those of others. Some of our own may have begun or ended
             # while the load was read, so the larger count of them is taken off.
             self._foreign = max(0, load.running + load.queued - max(held_before, self._held))
-            self._latest = load
             self._room = room(load)
-        return None
+        self._latest = load
 
-    def crowd(self) -> str | None:
-        """The reason not to decode one more answer in parallel; None if there is room for it.
+    async def crowd(self, answer: AnswerSlots) -> str | None:
+        """The reason not to decode an answer in parallel; None if it is worth it. Cancelling it is safe.
 
         There is room if each answer, the new one counted, could have a second thread.
         """
+        if not answer.limited:
+            return None
+        await self._read_load(answer)
+        await asyncio.sleep(0)  # answers that begin in the same moment count too
         for threads, answers in ((self._slots, self._active), (self._room, self._active + self._foreign)):
             if 2 * answers > threads:
                 return f"{answers} answers at once, and parallel decoding pays up to {threads / 2:.0f} here"
@@ -94,7 +93,7 @@ class Admission:
         self._waiting[turn] = slot
         try:
             if slot.needs_room and slot.answer.held:  # else it needs no room, whatever the load
-                await slot.answer.read_load()
+                await self._read_load(slot.answer)
             self._admit()
             if slot.needs_room and slot.answer.held and not turn.done():
                 answers = self._active + self._foreign
@@ -169,18 +168,6 @@ class AnswerSlots:
         self.paused: int = 0
         self.begun: bool = False
         self.trouble: str | None = None
-
-    async def crowded(self) -> str | None:
-        """The reason not to decode the answer in parallel; None if it is worth it. Cancelling it is safe."""
-        if not self.limited:
-            return None
-        await self.read_load()
-        await asyncio.sleep(0)  # answers that begin in the same moment count too
-        return self.admission.crowd()
-
-    async def read_load(self) -> None:
-        """Read the engine's load; keep the reason if it cannot be read. Cancelling it is safe."""
-        self.trouble = await self.admission.read_load() or self.trouble
 
     @asynccontextmanager
     async def thread(self) -> AsyncGenerator[Slot]:

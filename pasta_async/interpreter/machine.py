@@ -15,11 +15,11 @@ from pasta_async import lang
 from pasta_async.errors import PastaError
 from pasta_async.interpreter.outline import Head, ItemParser, OutlineParser
 from pasta_async.interpreter.reading import THINK_OPEN, Reader, ReasoningRead
-from pasta_async.interpreter.state import Thread, TokenBudget
+from pasta_async.interpreter.state import Thread, TokenBudget, thread_seed
 from pasta_async.interpreter.transcript import Lane, Transcript, Visible, diagnostics_since
 from pasta_async.observers import AnswerStart
-from pasta_async.protocol import Model, Piece
-from pasta_async.results import FinishReason, Generation, Span, Width
+from pasta_async.protocol import DecodeRequest, Model, Piece
+from pasta_async.results import FinishReason, Generation, Width
 from pasta_async.tag_tokens import TagGrammar, TagIds, plain_topic
 
 _OMITTED = " ..."
@@ -63,7 +63,7 @@ class Machine:
         make_parser = OutlineParser if is_outline else None
         thinking = model.tokenizer.decode(prompt[-_PROMPT_END:]).rstrip().endswith(THINK_OPEN)
         reader = Reader(model.tokenizer, tags, main=True, thinking=thinking, make_parser=make_parser)
-        self.main: Thread = Thread(0, reader, opened=0.0)
+        self.main: Thread = Thread(number=0, reader=reader, opened=0.0)
         self.outline: OutlineParser | None = (
             reader.parser if isinstance(reader.parser, OutlineParser) else None
         )
@@ -108,68 +108,68 @@ class Machine:
                 start = thread.origin
         return seen + main[start:]
 
-    def allowance(self, number: int) -> int:
-        """Tokens that a thread may still generate, as far as is known now."""
-        return self._budget.allowance(self.threads[number])
-
-    def stop_ids(self, number: int) -> tuple[int, ...]:
-        """Ids at which the next request of this thread ends.
-
-        Main's requests end at a sync: then the KV of what was decoded is in the prefix cache when the written
-        form is prefilled. Once a request ended at a sync that had nothing to join, main's further requests
-        do not end at syncs until the next join.
-        """
-        tags = self._tags
-        if tags is None or (number == 0 and self._stops_idly):
-            return ()
-        return tags.ends_of_chunk if number else (tags.sync,)
-
-    def banned(self, number: int) -> tuple[int, ...]:
-        """Ids of tags that would be wrong wherever the next request of this thread wrote them."""
-        tags = self._tags
-        if tags is None:
-            return self.model.tags or ()
-        if number:
-            return tags.wrong_in_chunk
-        wrong = (tags.open_async, tags.close_async)
-        return (*wrong, tags.promise) if self._repeats else wrong
-
-    def tag_grammar(self, number: int) -> TagGrammar | None:
-        """The tags that may come next, by what was written before; None for an answer without tags."""
-        if not self._tags:
-            return None
-        end_ids = self.model.end_ids
-        token_bytes = self.model.tokenizer.token_bytes
-        if number:
-            return TagGrammar(self._tags, end_ids, token_bytes, chunk=True)
-        return TagGrammar(self._tags, end_ids, token_bytes, chunk=False, topics=frozenset(self._topics))
-
     def wants(self, number: int) -> bool:
         """True if a request of this thread is to be sent (again)."""
         return self.threads[number].state == "open"
 
-    def begin_request(self, number: int, prompt_tokens: int, now: float) -> None:
-        """A request is about to be sent."""
+    def request(self, number: int, now: float) -> DecodeRequest | None:
+        """The next request of a thread, which is sent at once.
+
+        Main's requests end at a sync: then the KV of what was decoded is in the prefix cache when the written
+        form is prefilled. Once a request ended at a sync that had nothing to join, main's further requests
+        do not end at syncs until the next join.
+
+        Returns:
+            The request. None if no token can be decoded: a limit is reached, or the context fills the
+            model's. Then the thread is over.
+        """
         thread = self.threads[number]
+        tags = self._tags
+        sampling = self.start.sampling
+        ids = self.context(number)
+        max_tokens = min(self._budget.allowance(thread), self.model.context_length - len(ids))
+        if max_tokens < 1:
+            self._close(thread, "length", "budget", now)
+            self._settle_budget(now)
+            return None
+        # Tags that would be wrong wherever the request wrote them are banned.
+        if tags is None:
+            thread.stop_ids = ()
+            banned = self.model.tags or ()
+        elif number:
+            thread.stop_ids = tags.ends_of_chunk
+            banned = tags.wrong_in_chunk
+        else:
+            thread.stop_ids = () if self._stops_idly else (tags.sync,)
+            banned = (tags.open_async, tags.close_async, *([tags.promise] if self._repeats else []))
         if thread.started is None:
             self._tell(ev.ThreadStarted(number, now))
-        thread.stop_ids = self.stop_ids(number)
-        thread.begin_request(prompt_tokens, now)
-
-    def end_request(self, number: int, began: float, now: float, finish_reason: FinishReason) -> None:
-        """A request is over, whatever ended it."""
-        self.transcript.spans.append(Span(thread=number, start=began, end=now))
-        self.threads[number].end_request(finish_reason)
+        thread.begin_request(len(ids), now)
+        return DecodeRequest(
+            answer=self.start.answer,
+            thread=number,
+            ids=ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            seed=thread_seed(sampling.seed, number),
+            stop_ids=thread.stop_ids,
+            banned_ids=banned,
+            tag_grammar=tags
+            and TagGrammar(
+                tags,
+                self.model.end_ids,
+                self.model.tokenizer.token_bytes,
+                chunk=number > 0,
+                topics=frozenset(self._topics),
+            ),
+        )
 
     # What was decoded -------------------------------------------------------------------------------------
 
     def feed(self, number: int, piece: Piece, now: float) -> bool:
         """Take newly decoded tokens of a thread; returns whether its request has to end here."""
         thread = self.threads[number]
-        if piece.ids and thread.first_token is None:
-            thread.first_token = now
-        if piece.cached_tokens is not None:
-            thread.cached = piece.cached_tokens
+        thread.receive(piece, now)
         for token in piece.ids:
             self._budget.generated += 1
             thread.tokens += 1
@@ -187,11 +187,6 @@ class Machine:
         if action == "fail":
             self.threads[number].finish_reason = "error"
         self._tell(ev.ThreadFailed(number, ev.ErrorInfo(type(error).__name__, str(error)), action))
-
-    def exhaust(self, number: int, now: float) -> None:
-        """No token can be decoded for this thread: a limit is reached, or its context fills the model's."""
-        self._close(self.threads[number], "length", "budget", now)
-        self._settle_budget(now)
 
     @property
     def open_threads(self) -> list[int]:
@@ -369,14 +364,14 @@ class Machine:
         head = self.outline.head if self.outline else None
         make_parser = partial(ItemParser, head) if head else None
         reader = Reader(self.model.tokenizer, self._tags, main=False, make_parser=make_parser)
-        thread = Thread(number, reader, now, promise, closed_by="interrupted")
+        thread = Thread(number=number, reader=reader, opened=now, promise=promise, closed_by="interrupted")
         if head:
             self._lead_on(head, thread)
         self._budget.open(thread, promise.tokens)
         self._chunk_lanes[number] = self._visible.open(number, thread.origin)
         self.threads.append(thread)
         self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
-        if self.allowance(number) > 0:
+        if self._budget.allowance(thread) > 0:
             self.spawned.append(number)
         else:
             self._close(thread, "length", "budget", now)
@@ -440,7 +435,7 @@ class Machine:
         gap = parser.gap if isinstance(parser, ItemParser) else ""
         self._joined += tokenizer.encode(text + gap)
         # The white space is main's, as far as the budget goes: the interpreter writes it for main.
-        for token in tokenizer.encode(gap)[: max(0, self.allowance(0))]:
+        for token in tokenizer.encode(gap)[: max(0, self._budget.allowance(main))]:
             main.kept += 1
             main.forced += 1
             self._act(main, main.reader.read(token), now)

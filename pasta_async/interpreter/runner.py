@@ -8,21 +8,60 @@ that happens meanwhile, and is never translated.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncGenerator, Awaitable
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from pasta_async.clock import Clock, time_limit
-from pasta_async.errors import BackendError, BackendProtocolError, PastaError, ThreadFailedError
+from pasta_async.errors import (
+    BackendError,
+    BackendProtocolError,
+    BackendStatusError,
+    PastaError,
+    ThreadFailedError,
+)
 from pasta_async.events import Emit
 from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
-from pasta_async.interpreter.retry import retry_delay
 from pasta_async.observers import AnswerObserver, AnswerStart
 from pasta_async.protocol import Backend, DecodeRequest, Model
 from pasta_async.results import FinishReason, Generation
 from pasta_async.tag_tokens import TagIds
+
+_T = TypeVar("_T")
+
+_FIRST_DELAY = 0.25
+"""Seconds before the first retry; doubles with each further one."""
+
+_MAX_DELAY = 60.0
+"""Seconds between two requests at most, whatever a server's Retry-After says."""
+
+
+def retry_delay(attempt: int, error: BackendError) -> float:
+    """Seconds to wait after failure `attempt` (from 0): the server's Retry-After, or backoff with jitter."""
+    if isinstance(error, BackendStatusError) and error.retry_after is not None:
+        return min(error.retry_after, _MAX_DELAY)
+    return min(_FIRST_DELAY * 2**attempt, _MAX_DELAY) * random.uniform(0.5, 1.0)
+
+
+async def with_retries(work: Callable[[], Awaitable[_T]], retries: int, clock: Clock) -> _T:
+    """Call `work` (connecting, say), and again after each error that is `retryable`.
+
+    Raises:
+        BackendError: The error of the last try.
+
+    Cancelling it cancels the try, or the wait, that is under way.
+    """
+    for attempt in range(retries):
+        try:
+            return await work()
+        except BackendError as error:
+            if not error.retryable:
+                raise
+            await clock.sleep(retry_delay(attempt, error))
+    return await work()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +73,8 @@ class Prepared:
     start: AnswerStart
     observer: AnswerObserver
     slots: AnswerSlots
+    turns: asyncio.Semaphore
+    """The turns to decode that its threads share."""
     model: Model
     prompt: tuple[int, ...]
     """Ids of the prompt."""
@@ -49,9 +90,16 @@ class Prepared:
         """Seconds since it began."""
         return self.clock.time() - self.began
 
-    def turns(self) -> asyncio.Semaphore:
-        """The turns to decode that its threads share."""
-        return asyncio.Semaphore(1 if self.start.parallel == "never" else self.start.limits.max_threads)
+    @asynccontextmanager
+    async def turn(self, number: int) -> AsyncGenerator[Slot]:
+        """Hold one of the turns, and a slot of the client, while a thread decodes."""
+        self.observer.turn(number, "waiting")
+        try:
+            async with self.turns, self.slots.thread() as slot:
+                self.observer.turn(number, "decoding")
+                yield slot
+        finally:
+            self.observer.turn(number, "over")
 
 
 @asynccontextmanager
@@ -77,14 +125,6 @@ async def limited_group(group: asyncio.TaskGroup, prepared: Prepared, work: str)
         raise error from error.__cause__
 
 
-def thread_seed(seed: int | None, thread: int | str) -> int | None:
-    """The seed of a thread: a hash of the answer's seed and the thread's number or name, 31 bits."""
-    if seed is None:
-        return None
-    digest = hashlib.sha256(f"{seed}/{thread}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
-
-
 class Runner:
     """Runs one answer, as the machine decides.
 
@@ -106,7 +146,6 @@ class Runner:
         self._clock = prepared.clock
         self._observer = prepared.observer
         self._emit = emit
-        self._turns = prepared.turns()
         self._slot_of: dict[int, Slot] = {}  # by the number of the thread that holds it
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -174,28 +213,18 @@ class Runner:
 
     async def _thread(self, number: int) -> None:
         """Decode a thread until it is done or, main, has to wait."""
-        if self.machine.wants(number):
-            async with self._turn(number):
+        if not self.machine.wants(number):
+            return
+        async with self._prepared.turn(number) as slot:
+            transcript = self.machine.transcript
+            if slot.waited and transcript.width == "full":
+                transcript.width = "limited"
+                transcript.notes += (f"threads waited for room: {slot.waited}",)
+            self._slot_of[number] = slot
+            try:
                 await self._send_requests(number)
-
-    # Slots ------------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _turn(self, number: int) -> AsyncGenerator[None]:
-        """Hold one of the answer's turns, and a slot of the client while something is decoded."""
-        self._observer.turn(number, "waiting")
-        try:
-            async with self._turns, self._slots.thread() as slot:
-                transcript = self.machine.transcript
-                if slot.waited and transcript.width == "full":
-                    transcript.width = "limited"
-                    transcript.notes += (f"threads waited for room: {slot.waited}",)
-                self._slot_of[number] = slot
-                self._observer.turn(number, "decoding")
-                yield
-        finally:
-            self._slot_of.pop(number, None)
-            self._observer.turn(number, "over")
+            finally:
+                del self._slot_of[number]
 
     async def _without_slot(self, number: int, wait: Awaitable[None]) -> None:
         """Wait for a reader or a retry; meanwhile another thread, or answer, has the slot."""
@@ -213,7 +242,11 @@ class Runner:
         """Send a thread's requests. After a failure that may pass it goes on where it broke off."""
         machine = self.machine
         failures = 0
-        while machine.wants(number) and (request := await self._request(number)):
+        while machine.wants(number):
+            request = machine.request(number, self._prepared.now())
+            await self._flush(number)
+            if request is None:
+                return
             try:
                 await self._exchange(request)
             except BackendError as error:
@@ -229,11 +262,6 @@ class Runner:
 
     async def _exchange(self, request: DecodeRequest) -> None:
         """Send a request, feed its tokens to the machine, and keep its record, however it ends."""
-        number = request.thread
-        machine = self.machine
-        began = self._prepared.now()
-        machine.begin_request(number, len(request.ids), began)
-        await self._flush(number)
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
         finish_reason: FinishReason = "abort"  # if it is cancelled
@@ -244,28 +272,7 @@ class Runner:
             self._observer.request_failed(request, error)
             raise
         finally:
-            machine.end_request(number, began, self._prepared.now(), finish_reason)
-
-    async def _request(self, number: int) -> DecodeRequest | None:
-        """The next request of a thread; None when there is no room for one more token."""
-        machine = self.machine
-        ids = machine.context(number)
-        max_tokens = min(machine.allowance(number), machine.model.context_length - len(ids))
-        if max_tokens < 1:
-            machine.exhaust(number, self._prepared.now())
-            await self._flush(number)
-            return None
-        return DecodeRequest(
-            answer=self._start.answer,
-            thread=number,
-            ids=ids,
-            max_tokens=max_tokens,
-            sampling=self._start.sampling,
-            seed=thread_seed(self._start.sampling.seed, number),
-            stop_ids=machine.stop_ids(number),
-            banned_ids=machine.banned(number),
-            tag_grammar=machine.tag_grammar(number),
-        )
+            self.machine.threads[request.thread].end_request(finish_reason, self._prepared.now())
 
     async def _decode(self, request: DecodeRequest) -> FinishReason:
         """Feed the machine until the request ends or is not wanted any more; returns the reason."""

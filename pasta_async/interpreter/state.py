@@ -2,28 +2,93 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pasta_async.interpreter.reading import Reader
 from pasta_async.lang import ClosedBy, Promise
 from pasta_async.options import Limits
-from pasta_async.results import FinishReason, RequestRecord, ThreadRecord
+from pasta_async.protocol import Piece
+from pasta_async.results import FinishReason, RequestRecord, Span, ThreadRecord
 
 
-@dataclass(slots=True, eq=False)
-class Thread:
-    """One sequential decoder: thread 0 is main, thread k keeps the k-th promise."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class Decoder:
+    """A part of an answer that one request after another decodes: its times, and records of its requests."""
 
     number: int
-    reader: Reader
     opened: float
+    """Time at which it was asked for. Times are seconds since the answer began."""
+    finish_reason: FinishReason = "abort"
+    tokens: int = 0
+    """Generated tokens, end-of-text included."""
+    started: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    """Records of its requests. The last one may be under way; the following fields are about that."""
+    spans: list[Span] = field(default_factory=list[Span])
+    """The times of the requests that are over."""
+    began: float = 0.0
+    """Time at which the last request was sent."""
+    before: int = 0
+    """Tokens that were generated before the last request."""
+    cached: int | None = None
+    """Tokens of the last request's context that were in the prefix cache."""
+
+    def begin_request(self, prompt_tokens: int, now: float) -> None:
+        """A request with this context is about to be sent."""
+        self.started = now if self.started is None else self.started
+        self.began = now
+        self.before = self.tokens
+        self.cached = None
+        self.requests.append(
+            RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
+        )
+
+    def receive(self, piece: Piece, now: float) -> None:
+        """Take what a piece says beside its tokens."""
+        if piece.ids and self.first_token is None:
+            self.first_token = now
+        if piece.cached_tokens is not None:
+            self.cached = piece.cached_tokens
+
+    def end_request(self, finish_reason: FinishReason, now: float) -> None:
+        """The request is over, one way or the other."""
+        self.spans.append(Span(thread=self.number, start=self.began, end=now))
+        self.requests[-1] = RequestRecord(
+            prompt_tokens=self.requests[-1].prompt_tokens,
+            cached_tokens=self.cached,
+            completion_tokens=self.tokens - self.before,
+            finish_reason=finish_reason,
+        )
+
+    def record_with(self, **further: Any) -> ThreadRecord:
+        """The record for users, with those of its fields that are not kept here."""
+        return ThreadRecord(
+            thread=self.number,
+            tokens=self.tokens,
+            opened=self.opened,
+            started=self.started,
+            first_token=self.first_token,
+            ended=self.ended,
+            finish_reason=self.finish_reason,
+            requests=tuple(self.requests),
+            **further,
+        )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Thread(Decoder):
+    """One sequential decoder: thread 0 is main, thread k keeps the k-th promise."""
+
+    reader: Reader
     promise: Promise | None = None
     closed_by: ClosedBy | None = None
     """The cause of the chunk's end; None for main."""
     state: Literal["open", "joining", "done"] = "open"
-    finish_reason: FinishReason = "abort"
     cap: int = 0
     """Largest number of tokens that it may have in the document."""
     origin: int = 0
@@ -36,39 +101,10 @@ class Thread:
     """In an outline: tokens at the end that are not certain to stand in the document."""
     reported: int = 0
     """Number of its diagnostics that came out as events."""
-    tokens: int = 0
-    """Generated tokens, end-of-text included."""
     kept: int = 0
     """Tokens that stand in the document."""
-    started: float | None = None
-    first_token: float | None = None
-    ended: float | None = None
-    requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
-    """Records of its requests. The last one may be under way; the following fields are about that."""
-    before: int = 0
-    """Tokens that the thread generated before the last request."""
-    cached: int | None = None
-    """Tokens of the last request's context that were in the prefix cache."""
     stop_ids: tuple[int, ...] = ()
     """Ids at which the last request ends."""
-
-    def begin_request(self, prompt_tokens: int, now: float) -> None:
-        """A request with this context is about to be sent."""
-        self.started = now if self.started is None else self.started
-        self.before = self.tokens
-        self.cached = None
-        self.requests.append(
-            RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
-        )
-
-    def end_request(self, finish_reason: FinishReason) -> None:
-        """The request is over, one way or the other."""
-        self.requests[-1] = RequestRecord(
-            prompt_tokens=self.requests[-1].prompt_tokens,
-            cached_tokens=self.cached,
-            completion_tokens=self.tokens - self.before,
-            finish_reason=finish_reason,
-        )
 
     def stopped_where_asked(self) -> bool:
         """True if the request under way has come to one of its stop ids."""
@@ -76,21 +112,21 @@ class Thread:
 
     def record(self, text: str) -> ThreadRecord:
         """The thread as users see it."""
-        return ThreadRecord(
-            thread=self.number,
+        return self.record_with(
             topic=self.promise.topic if self.promise else "",
             estimate=self.promise.tokens if self.promise else None,
             text=text,
-            tokens=self.tokens,
             discarded_tokens=self.tokens + self.forced - self.kept,
-            opened=self.opened,
-            started=self.started,
-            first_token=self.first_token,
-            ended=self.ended,
-            finish_reason=self.finish_reason,
             closed_by=self.closed_by,
-            requests=tuple(self.requests),
         )
+
+
+def thread_seed(seed: int | None, thread: int | str) -> int | None:
+    """The seed of a thread: a hash of the answer's seed and the thread's number or name, 31 bits."""
+    if seed is None:
+        return None
+    digest = hashlib.sha256(f"{seed}/{thread}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
 
 
 class Cut(NamedTuple):

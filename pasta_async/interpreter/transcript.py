@@ -8,75 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from operator import itemgetter
-from typing import NamedTuple, cast
+from typing import cast
 
+from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.state import Cut, Thread, TokenBudget
 from pasta_async.lang import Chunk, Code, Diagnostic, Document, Ignored, Node, Promise, Text
-from pasta_async.results import FinishReason, Generation, Span, Usage, Width
-
-
-class StopMatch(NamedTuple):
-    """The first stop text that is complete in a text."""
-
-    stop: str
-    end: int
-    """Characters of the text up to the end of the stop text."""
-
-
-class StopSearch:
-    """Looks for stop texts in a text that comes in pieces, in time linear in its length (Knuth-Morris-Pratt).
-
-    The match that is complete first counts; among matches that end together, the longest.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = sorted(set(stops), key=len, reverse=True)
-        self._fallbacks = [_fallbacks(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)  # characters of each stop text at the end of the text so far
-        self._length = 0  # characters of the text so far
-
-    @property
-    def pending(self) -> int:
-        """Characters at the end of the text that may begin a stop text."""
-        return max(self._matched, default=0)
-
-    def find(self, piece: str) -> StopMatch | None:
-        """Look at more text. Nothing is looked at behind a match."""
-        matches = [
-            StopMatch(stop, self._length + end)
-            for index, stop in enumerate(self._stops)
-            if (end := self._step(index, piece)) is not None
-        ]
-        self._length += len(piece)
-        return min(matches, key=lambda match: match.end, default=None)
-
-    def _step(self, index: int, piece: str) -> int | None:
-        """Go on matching one stop text; returns the index in the piece behind it, if it is complete."""
-        stop = self._stops[index]
-        matched = self._matched[index]
-        if not matched and stop[0] not in piece:
-            return None
-        for position, character in enumerate(piece, 1):
-            # Where the next character differs, a shorter beginning of the stop text may still be matched.
-            while matched and stop[matched] != character:
-                matched = self._fallbacks[index][matched - 1]
-            if stop[matched] == character:
-                matched += 1
-            if matched == len(stop):
-                return position
-        self._matched[index] = matched
-        return None
-
-
-def _fallbacks(stop: str) -> list[int]:
-    """The longest shorter beginning with which each beginning of a stop text ends, as lengths."""
-    fallbacks = [0]
-    for character in stop[1:]:
-        matched = fallbacks[-1]
-        while matched and stop[matched] != character:
-            matched = fallbacks[matched - 1]
-        fallbacks.append(matched + 1 if stop[matched] == character else matched)
-    return fallbacks
+from pasta_async.results import FinishReason, Generation, Usage, Width
 
 
 @dataclass(slots=True)
@@ -113,7 +50,8 @@ class Visible:
         self._lanes = deque((self.tail,))
         self._chunk_tokens = 0  # tokens of the chunks whose lanes are over
         self._max_tokens = max_tokens
-        self._search = StopSearch(stop) if stop else None
+        # The number of characters at the end of the text that may begin each stop text; long ones go first.
+        self._begun = dict.fromkeys(sorted(stop, key=len, reverse=True), 0)
         self._held = ""  # text at the end that may be the beginning of a stop text
 
     @property
@@ -177,18 +115,25 @@ class Visible:
         return certain
 
     def _show(self, piece: str, cut: Cut) -> str:
-        """Show more text, except for the beginning of a stop text at its end; `cut` is its last token."""
+        """Show more text, except for the beginning of a stop text at its end; `cut` is its last token.
+
+        The stop text that is complete first counts; of several that end together, the longest.
+        """
         if self.stopped:
             return ""
-        if not self._search:
-            return self._record(piece)
         text = self._held + piece
-        if match := self._search.find(piece):
-            self.matched_stop = match.stop
+        ends: dict[str, int] = {}
+        for stop, begun in self._begun.items():
+            start = len(text) - len(piece) - begun  # it may begin here: so a text is read in linear time
+            if (found := text.find(stop, start)) >= 0:
+                ends[stop] = found + len(stop)
+            self._begun[stop] = overlap(text[start:], stop)
+        if ends:
+            self.matched_stop = min(ends, key=ends.__getitem__)
             self._stop_cut = cut
             self._held = ""
-            return self._record(text[: match.end - len(match.stop) - self.length])
-        end = len(text) - self._search.pending
+            return self._record(text[: ends[self.matched_stop] - len(self.matched_stop)])
+        end = len(text) - max(self._begun.values(), default=0)
         self._held = text[end:]
         return self._record(text[:end])
 
@@ -215,7 +160,6 @@ class Transcript:
     visible: Visible
     width: Width
     notes: tuple[str, ...]
-    spans: list[Span] = field(default_factory=list[Span])
     finish_reason: FinishReason = "abort"
     """`abort` until the answer is over."""
     truncated: bool = False
@@ -276,24 +220,19 @@ class Transcript:
         texts = _texts(document.nodes)
         texts += [""] * (len(threads) - len(texts))  # threads behind the end of the answer have no text in it
         records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=True))
-        requests = [request for record in records for request in record.requests]
+        first = records[0].requests[:1]  # main's first context is the prompt
         return Generation(
             text="".join(self.visible.shown),
             reasoning="".join(threads[0].reader.reasoning),
             document=document,
             threads=records,
-            usage=Usage.of(
-                requests,
-                prompt_tokens=requests[0].prompt_tokens if requests else 0,
-                completion_tokens=sum(record.tokens for record in records),
-                discarded_tokens=sum(record.discarded_tokens for record in records),
-            ),
+            usage=Usage.of(records, first[0].prompt_tokens if first else 0),
             critical_path=self.budget.critical_path,
             text_tokens=sum(thread.reader.text_tokens for thread in threads if thread.kept),
             finish_reason=self.finish_reason,
             matched_stop=self.visible.matched_stop,
             elapsed=now,
-            timeline=tuple(self.spans),
+            timeline=tuple(span for thread in threads for span in thread.spans),
             width=self.width,
             notes=self.notes,
         )

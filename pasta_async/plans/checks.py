@@ -6,23 +6,17 @@ backend does not fail ends with a valid object within the bounds. Validators in 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import Grammar, has_guidance
-from pasta_async.plans.plan import Hole, Plan, Schema
+from pasta_async.plans.plan import Hole, Plan
 
 PlanVerdict = Literal["yes", "no", "unknown"]
-
-_TAG_TOKENS = 16
-"""Most tokens around a hole's name in a promise and its chunk: the tags, the estimate, a sync."""
-
-_REASONS = ("reason", "reasoning", "rationale", "thought", "thoughts", "explanation", "analysis")
 
 
 class PlanCode(StrEnum):
@@ -36,7 +30,6 @@ class PlanCode(StrEnum):
     BUDGET = "budget"
     CONTEXT = "context"
     WIDTH = "width"
-    REASON_LAST = "reason-last"
 
 
 class Finding(BaseModel):
@@ -183,37 +176,12 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
         message = "typed fields need llguidance: pip install 'pasta_async[plans]'"
         yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole="", message=message)
         return
-    fields = [(hole, schema) for hole in constrained for schema in _field_schemas(hole)]
-    if not _all_in_one([schema for _, schema in fields]).problems():
-        return
-    for hole, schema in fields:  # the grammar of a single field says what is wrong with it
-        for problem in Grammar.of_schema(schema).problems():
-            empty = "unsatisfiable" in problem.lower()
-            code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
-            yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
-
-
-def _field_schemas(hole: Hole) -> list[Schema]:
-    schema = hole.schema or {}
-    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-    return [{**schema["properties"][key], **shared} for key in hole.keys] or [schema]
-
-
-def _all_in_one(schemas: Sequence[Schema]) -> Grammar:
-    """The grammar of an object with a value of each schema: compiling it takes less time than each by itself.
-
-    Fields often have equal schemas: each different one is in it once.
-    """
-    definitions: dict[str, Any] = {}
-    different: dict[str, Schema] = {}
-    for schema in schemas:
-        definitions |= schema.get("$defs", {})
-        field = {name: value for name, value in schema.items() if name != "$defs"}
-        different[json.dumps(field, sort_keys=True)] = field
-    properties = {str(number): field for number, field in enumerate(different.values())}
-    return Grammar.of_schema(
-        {"type": "object", "properties": properties, "required": list(properties), "$defs": definitions}
-    )
+    for hole in constrained:
+        for schema in hole.field_schemas.values() or [hole.schema or {}]:
+            for problem in Grammar.of_schema(schema).problems():
+                empty = "unsatisfiable" in problem.lower()
+                code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
+                yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
 
 
 def _advice(plan: Plan) -> Iterator[Finding]:
@@ -228,13 +196,6 @@ def _advice(plan: Plan) -> Iterator[Finding]:
                 f"nothing bounds the list, so it ends after {items.most} items; max_length says how many"
             )
             yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=key, message=message)
-    waited_for = {name for seen in plan.seen.values() for name in seen}
-    for hole in plan.holes:
-        reasons = [key for key in hole.keys or (hole.name,) if key.lower() in _REASONS]
-        is_last = hole.keys[-1:] == tuple(reasons[-1:]) or not hole.keys
-        if reasons and is_last and hole.name not in waited_for and len(plan.holes) > 1:
-            message = f"no field comes after {reasons[-1]!r}, so the reason has no effect on the answer"
-            yield Finding(code=PlanCode.REASON_LAST, verdict="yes", hole=hole.name, message=message)
 
 
 def _limits(
@@ -258,12 +219,12 @@ def _limits(
 
 def _bounds(plan: Plan) -> Bounds:
     copies = plan.copies
-    fixed = {hole.name: _fixed_tokens(hole, plan.is_tagged) for hole in plan.holes}
+    fixed = {hole.name: _fixed_tokens(hole) for hole in plan.holes}
     length: dict[str, int] = {}
     seen_tokens: dict[str, int] = {}
     # A hole sees more holes than any hole that it sees, so those come first in this order.
     ordered = sorted(plan.holes, key=lambda hole: len(plan.seen[hole.name]))
-    for index, hole in enumerate(ordered):
+    for hole in ordered:
         seen = plan.seen[hole.name]
         length[hole.name] = hole.tokens + max((length[name] for name in seen), default=0)
         # A hole of an item sees its own item's part of a hole of its list; other holes see the parts of all.
@@ -271,9 +232,6 @@ def _bounds(plan: Plan) -> Bounds:
         seen_tokens[hole.name] = sum(
             count * (plan.by_name[name].tokens + fixed[name]) for name, count in counts.items()
         )
-        if plan.is_tagged:  # the text and the promises of holes in front are seen, even without their chunks
-            unseen = [other.name for other in ordered[:index] if other.name not in seen]
-            seen_tokens[hole.name] += sum(fixed[name] for name in unseen)
         if hole.list_of:  # the item's part of the outline stands in the context once more
             seen_tokens[hole.name] += plan.by_name[hole.list_of].tokens
     return Bounds(
@@ -287,10 +245,9 @@ def _bounds(plan: Plan) -> Bounds:
     )
 
 
-def _fixed_tokens(hole: Hole, is_tagged: bool) -> int:
+def _fixed_tokens(hole: Hole) -> int:
     """The largest number of tokens of the text around a hole: a token has at least one byte."""
-    tags = len(hole.name.encode()) + _TAG_TOKENS if is_tagged else 0
-    return tags + len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
+    return len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
 
 
 def _width(plan: Plan, copies: Mapping[str, int]) -> int:

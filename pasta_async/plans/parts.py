@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.decoder import JSONDecodeError
-from typing import Any
 
 from pydantic_core import from_json
 
 from pasta_async.grammar import Grammar, GrammarKind
-from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text
-from pasta_async.lang.views import Segment, views
+from pasta_async.interpreter.state import Decoder
 from pasta_async.plans.plan import Hole, Plan
-from pasta_async.results import FinishReason, RequestRecord
+from pasta_async.results import ThreadRecord
 
 _DECODER = json.JSONDecoder()
+_KEY = re.compile(r"""\s*[{,]\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[\da-fA-F]{4}))*")\s*:\s*""", re.ASCII)
+"""A key of an object, with the sign in front of it and the colon behind it."""
 
 
-@dataclass(slots=True, eq=False)
-class HolePart:
+@dataclass(slots=True, eq=False, kw_only=True)
+class HolePart(Decoder):
     """A hole while it is written. A hole of a list's items is one part for each item."""
 
-    number: int
     hole: Hole
     path: str
     """`stars`, or `sections[2].text`."""
@@ -41,15 +41,10 @@ class HolePart:
     """The JSON text of each key, once it is whole; free text by the hole's name."""
     is_closed: bool = False
     """True if it was cut off at its token limit, and closed."""
-    tokens: int = 0
+    discarded: int = 0
+    """Generated tokens of requests that failed."""
     shown: Counter[str] = field(default_factory=Counter[str])
     """Characters of each key's value that a reader has seen."""
-    requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
-    opened: float = 0.0
-    started: float | None = None
-    first_token: float | None = None
-    ended: float | None = None
-    finish_reason: FinishReason = "abort"
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def raw_values(self) -> dict[str, str]:
@@ -59,6 +54,16 @@ class HolePart:
     def key_path(self, key: str) -> str:
         """The path of one of its keys: `sections[2].text`."""
         return key if self.item is None else f"{self.hole.list_of}[{self.item}].{key}"
+
+    def record(self) -> ThreadRecord:
+        """The part as users see it: a thread."""
+        return self.record_with(
+            topic=self.path,
+            estimate=self.hole.tokens,
+            text=self.output,
+            discarded_tokens=self.discarded,
+            closed_by="budget" if self.is_closed else None,
+        )
 
 
 class Layout:
@@ -81,61 +86,18 @@ class Layout:
             return None
         if self._kind == "json_schema" or not hole.keys:
             return Grammar.of_schema(hole.schema, compact=self._kind == "lark")
-        definitions = hole.schema.get("$defs")
-        shared = {"$defs": definitions} if definitions else {}
-        fields: Mapping[str, Mapping[str, Any]] = hole.schema["properties"]
-        return Grammar.of_values({key: {**fields[key], **shared} for key in hole.keys})
+        return Grammar.of_values(hole.field_schemas)
 
-    def context(self, part: HolePart, parts: Sequence[HolePart]) -> tuple[str, tuple[Segment, ...]]:
+    def context(self, part: HolePart, visible: Sequence[HolePart]) -> tuple[str, str]:
         """The context of a part, without the prompt.
 
-        Returns:
-            A text that is the same for parts with equal dependencies, since they share a context; and this
-            part's full context.
-        """
-        if self._plan.is_tagged:
-            return "".join(part.hole.after), views(self.main(parts, part.hole))[-1].context
-        shared, rest = self._context(part, parts)
-        return shared, (Segment(shared + rest),)
-
-    def main(self, parts: Sequence[HolePart], last: Hole | None = None) -> Document:
-        """The document of a template in rounds, with the tags that main and the threads would have written.
-
         Args:
-            parts: The parts that are written.
-            last: The hole to end at, with an empty chunk; None: all holes are written.
-        """
-        values = {part.hole.name: part.values.get(part.hole.name) for part in parts}
-        nodes: list[Node] = []
-        joined: tuple[str, ...] = ()
-        for hole in self._plan.holes:
-            # A hole that sees more than the ones before it begins a new round, behind a sync.
-            if hole.after != joined:
-                nodes.append(Sync())
-                joined = hole.after
-            # The fixed text is main's, except for a space at its end: a word's token includes that.
-            head = hole.head.rstrip(" ")
-            if head:
-                nodes.append(Text(head))
-            # Holes that the last one sees have their chunks; others of its round have promises alone.
-            inside = None
-            if last is None or hole.name in last.after:
-                inside = (Text(hole.head[len(head) :] + (values[hole.name] or "")),)
-            elif hole is last:
-                inside = ()
-            estimate = 10 * -(-hole.tokens // 10)  # up to the next multiple of ten
-            chunk = None if inside is None else Chunk(inside)
-            nodes.append(Promise(hole.name.replace("_", " "), estimate, chunk))
-            if hole is last:
-                return Document(tuple(nodes))
-        if self._plan.tail:
-            nodes.append(Text(self._plan.tail))
-        return Document(tuple(nodes))
+            part: The part.
+            visible: The parts that it sees, in the order of the document.
 
-    def _context(self, part: HolePart, parts: Sequence[HolePart]) -> tuple[str, str]:
-        """The context without tags: the text that parts with equal dependencies share, and the rest."""
-        seen = self._plan.seen[part.hole.name]
-        visible = [other for other in parts if other.hole.name in seen and other is not part]
+        Returns:
+            The text that parts with equal dependencies share, and the rest.
+        """
         if self._plan.is_text:
             shared = "".join(other.hole.head + other.values[other.hole.name] for other in visible)
             head = part.hole.head.rstrip(" ")  # a word's token includes the space in front of it
@@ -144,7 +106,7 @@ class Layout:
             return "", ""  # the whole object is one hole
         # The visible keys of the answer's object, in the order of the schema.
         keys = [key for other in visible if other.hole.list_of is None for key in other.values]
-        outer = {key: self._value(key, parts)[0] for key in self._order if key in keys}
+        outer = {key: self._value(key, visible)[0] for key in self._order if key in keys}
         if part.hole.list_of is None:
             return self._object(outer, part.hole)
         # A part of an item: the object with the list's outline in it, which the list's parts share.
@@ -232,26 +194,14 @@ class Layout:
 
 def split_object(text: str) -> Iterator[tuple[str, str]]:
     """The keys in the JSON text of an object whose end may be missing, with the texts of their values."""
-    position = text.find("{") + 1
-    while position:
-        # The key, and the colon behind it.
-        position = _behind_space(text, position)
+    position = 0
+    while key := _KEY.match(text, position):
+        begin = key.end()
         try:
-            key, position = _DECODER.raw_decode(text, position)
-        except JSONDecodeError:
-            return
-        position = _behind_space(text, position)
-        if text[position : position + 1] != ":":
-            return
-        # The value: one that cannot be read reaches to the end of the text.
-        begin = _behind_space(text, position + 1)
-        try:
-            _, end = _DECODER.raw_decode(text, begin)
-        except JSONDecodeError:
-            end = len(text)
-        yield str(key), text[begin:end]
-        behind = _behind_space(text, end)
-        position = behind + 1 if text[behind : behind + 1] == "," else 0  # a brace ends the object
+            _, position = _DECODER.raw_decode(text, begin)
+        except JSONDecodeError:  # a value that cannot be read reaches to the end of the text
+            position = len(text)
+        yield json.loads(key[1]), text[begin:position]
 
 
 def value_so_far(raw: str) -> str:
@@ -262,12 +212,6 @@ def value_so_far(raw: str) -> str:
         return from_json(raw, allow_partial="trailing-strings")
     except ValueError:  # a backend that does not keep to the grammar; the end of the output shows it
         return ""
-
-
-def _behind_space(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
 
 
 def _listed(fields: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Generic
@@ -24,10 +24,9 @@ from pasta_async.errors import (
 )
 from pasta_async.grammar import Grammar
 from pasta_async.interpreter.reading import overlap
-from pasta_async.interpreter.retry import retry_delay
-from pasta_async.interpreter.runner import Prepared, limited_group, thread_seed
+from pasta_async.interpreter.runner import Prepared, limited_group, retry_delay
+from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang.document import Document, Text
-from pasta_async.lang.views import Segment
 from pasta_async.observers import Observation
 from pasta_async.plans.events import (
     EmitFill,
@@ -42,9 +41,8 @@ from pasta_async.plans.events import (
 from pasta_async.plans.parts import HolePart, Layout, value_so_far
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import DecodeRequest
-from pasta_async.results import FinishReason, Generation, RequestRecord, Span, ThreadRecord, Usage
+from pasta_async.results import FinishReason, Generation, Usage
 from pasta_async.streaming import ResultStream
-from pasta_async.tag_tokens import TagGrammar, TagIds
 from pasta_async.tokenizer import Detokenizer, run_encoding
 
 
@@ -62,8 +60,6 @@ class PlanRun:
         self._observer = prepared.observer
         self._emit = emit
         self._layout = Layout(plan, "lark" if "lark" in model.grammars else "json_schema")
-        self._turns = prepared.turns()
-        self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[HolePart] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         # For each context that parts share: set once the first part's request has computed it.
@@ -95,37 +91,22 @@ class PlanRun:
         chains: dict[str, int] = {}
         for part in sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name])):
             seen = [chains[other.path] for other in self._seen_by(part)]
-            chains[part.path] = part.tokens + max(seen, default=0)
-        requests = [request for part in self._parts for request in part.requests]
+            chains[part.path] = part.tokens - part.discarded + max(seen, default=0)
+        records = tuple(part.record() for part in self._parts)
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         now = self._prepared.now()
         return Generation(
             text=text,
-            document=self._layout.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
-            threads=tuple(_record(part) for part in self._parts),
-            usage=Usage.of(
-                requests,
-                prompt_tokens=len(self._prompt),
-                completion_tokens=sum(request.completion_tokens for request in requests),
-            ),
+            document=Document((Text(text),)),
+            threads=records,
+            usage=Usage.of(records, len(self._prompt)),
             critical_path=max(chains.values(), default=0),
             text_tokens=tokens,
             finish_reason=finish_reason,
             elapsed=now,
-            timeline=tuple(
-                Span(thread=part.number, start=part.started, end=now if part.ended is None else part.ended)
-                for part in self._parts
-                if part.started is not None
-            ),
+            timeline=tuple(span for part in self._parts for span in part.spans),
             width="full",
             notes=self._prepared.notes,
-        )
-
-    @property
-    def _is_tagged_whole(self) -> bool:
-        """True once all holes of a template with tags are written."""
-        return self._tags is not None and all(
-            any(part.hole is hole and part.done.is_set() for part in self._parts) for hole in self._plan.holes
         )
 
     def document(self) -> str:
@@ -160,9 +141,14 @@ class PlanRun:
 
     def _part(self, hole: Hole, item: int | None = None) -> HolePart:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
-        # Promises are numbered from 1, since 0 is main.
-        number = len(self._parts) + (1 if self._plan.is_tagged else 0)
-        part = HolePart(number, hole, name, item, start=self._layout.start(hole), opened=self._prepared.now())
+        part = HolePart(
+            number=len(self._parts),
+            hole=hole,
+            path=name,
+            item=item,
+            start=self._layout.start(hole),
+            opened=self._prepared.now(),
+        )
         self._parts.append(part)
         return part
 
@@ -195,7 +181,10 @@ class PlanRun:
         await self._write(part)
 
     def _seen_by(self, part: HolePart) -> list[HolePart]:
-        """The parts that a part sees: all items of other lists, but of its own list only its own item's."""
+        """The parts that a part sees, in the order of the document.
+
+        They are all items of other lists, but of its own list only its own item's.
+        """
         seen = self._plan.seen[part.hole.name]
         return [
             other
@@ -212,8 +201,8 @@ class PlanRun:
 
     async def _write(self, part: HolePart) -> None:
         """Decode a part, and send its request again after a failure that may pass."""
-        shared, context = self._layout.context(part, sorted(self._seen_by(part), key=_document_order))
-        request = await self._request(part, context)
+        shared, rest = self._layout.context(part, self._seen_by(part))
+        request = await self._request(part, shared + rest)
         failures = 0
         # The first part with a context computes it; the others begin when it is in the prefix cache.
         leader = self._leaders.get(shared)
@@ -223,13 +212,15 @@ class PlanRun:
                 await leader.wait()
             while True:
                 try:
-                    await self._in_turn(part, request, leading)
+                    async with self._prepared.turn(part.number):
+                        await self._exchange(part, request, leading)
                     break
                 except BackendError as error:
                     is_shown = self._emit and part.output  # what a reader has cannot be taken back
                     if is_shown or not error.retryable or failures >= self._start.limits.retries:
                         message = f"{part.path} failed: {error}"
                         raise ThreadFailedError(message, thread=part.number) from error
+                    part.discarded = part.tokens
                     part.output = ""
                     part.held = ""
                     await self._clock.sleep(retry_delay(failures, error))
@@ -241,26 +232,14 @@ class PlanRun:
             value = raw if part.hole.schema is None else json.loads(raw)
             await self._hand_on(FieldDone(part.key_path(key), value))
 
-    async def _in_turn(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
-        """Hold one of the answer's turns, and a slot of the client, while a part is decoded."""
-        self._observer.turn(part.number, "waiting")
-        try:
-            async with self._turns, self._prepared.slots.thread():
-                self._observer.turn(part.number, "decoding")
-                await self._exchange(part, request, leading)
-        finally:
-            self._observer.turn(part.number, "over")
-
-    async def _request(self, part: HolePart, context: Sequence[Segment]) -> DecodeRequest:
+    async def _request(self, part: HolePart, context: str) -> DecodeRequest:
         """The request that decodes a part.
 
         Raises:
             PromptTooLongError: Its context leaves no room for a token.
         """
         tokenizer = self._model.tokenizer
-        tags = self._tags
-        size = sum(len(segment.text) for segment in context)
-        ids = (*self._prompt, *await run_encoding(size, lambda: tokenizer.encode_segments(context)))
+        ids = (*self._prompt, *await run_encoding(len(context), lambda: tokenizer.encode(context)))
         room = self._model.context_length - len(ids)
         if room < 1:
             message = f"{part.path} has a context of {len(ids)} tokens; {self._model.name} takes fewer"
@@ -276,10 +255,7 @@ class PlanRun:
             max_tokens=min(part.hole.tokens, room),
             sampling=sampling,
             seed=thread_seed(sampling.seed, part.path),
-            stop_ids=tags.ends_of_chunk if tags else (),
-            banned_ids=tags.wrong_in_chunk if tags else self._model.tags or (),
-            tag_grammar=tags
-            and TagGrammar(tags, self._model.end_ids, self._model.tokenizer.token_bytes, chunk=True),
+            banned_ids=self._model.tags or (),
             grammar=self._layout.grammar(part.hole),
         )
 
@@ -287,11 +263,7 @@ class PlanRun:
         """Send a part's request, decode its output, and keep its record, however it ends."""
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
-        part.started = self._prepared.now() if part.started is None else part.started
-        part.requests.append(
-            RequestRecord(prompt_tokens=len(request.ids), cached_tokens=None, completion_tokens=0)
-        )
-        part.tokens = 0
+        part.begin_request(len(request.ids), self._prepared.now())
         part.finish_reason = "abort"
         await self._hand_on(FieldStarted(part.path, part.number, self._prepared.now()))
         try:
@@ -302,20 +274,19 @@ class PlanRun:
             raise
         finally:
             part.ended = self._prepared.now()
-            _update(part, finish_reason=part.finish_reason)
+            part.end_request(part.finish_reason, part.ended)
 
     async def _decode(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
         detokenizer = Detokenizer(self._model.tokenizer)
-        ends = {*self._model.end_ids, *request.stop_ids}
+        end_ids = self._model.end_ids
         finished: FinishReason | None = None
         is_ended = False
         async with aclosing(self._prepared.backend.decode(request)) as pieces:
             async for piece in pieces:
                 leading.set()
-                part.first_token = self._prepared.now() if part.first_token is None else part.first_token
+                part.receive(piece, self._prepared.now())
                 part.tokens += len(piece.ids)
-                _update(part, completion_tokens=part.tokens, cached_tokens=piece.cached_tokens)
-                new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
+                new = "".join(detokenizer.add(token) for token in piece.ids if token not in end_ids)
                 finished = piece.finish_reason
                 if is_ended := await self._add(part, new):
                     finished = "stop"
@@ -370,33 +341,6 @@ class PlanRun:
     async def _hand_on(self, event: FillEvent) -> None:
         if self._emit and (wait := self._emit([event])):
             await wait
-
-
-def _document_order(part: HolePart) -> tuple[int, int]:
-    return (-1 if part.item is None else part.item), part.number
-
-
-def _update(part: HolePart, **changes: Any) -> None:
-    """Change the record of a part's last request; None leaves a field as it is."""
-    update = {name: value for name, value in changes.items() if value is not None}
-    part.requests[-1] = part.requests[-1].model_copy(update=update)
-
-
-def _record(part: HolePart) -> ThreadRecord:
-    return ThreadRecord(
-        thread=part.number,
-        topic=part.path,
-        estimate=part.hole.tokens,
-        text=part.output,
-        tokens=part.tokens,
-        opened=part.opened,
-        started=part.started,
-        first_token=part.first_token,
-        ended=part.ended,
-        finish_reason=part.finish_reason,
-        closed_by="budget" if part.is_closed else None,
-        requests=tuple(part.requests),
-    )
 
 
 FillWork = Callable[["FillStream[Any] | None", EmitFill | None], Coroutine[Any, Any, Filled[T]]]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from pasta_async import Client, DecodeRequest, GenerationTimeoutError, Limits, Piece, Sampling
-from pasta_async.interpreter.runner import thread_seed
+from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise

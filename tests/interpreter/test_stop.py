@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Generation, Sampling
-from pasta_async.interpreter.transcript import StopSearch
+from pasta_async.interpreter.transcript import Visible
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import RICH, answer, documents, promise, read_by_events
@@ -129,7 +129,9 @@ class CountedText(str):
 def test_a_text_that_nearly_stops_is_read_in_linear_time(stop: str, piece: int) -> None:
     text = ("a" * 998 + "c") * 10
     counted = CountedText(stop)
-    search = StopSearch([counted])
+    visible = Visible([counted])
     for start in range(0, len(text), piece):
-        assert search.find(text[start : start + piece]) is None
+        visible.tail.pending.append((0, text[start : start + piece]))
+        visible.take()
+    assert not visible.stopped
     assert 0 < counted.looks <= 4 * (len(text) + len(stop))
