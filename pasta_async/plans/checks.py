@@ -18,6 +18,8 @@ from pasta_async.plans.plan import Hole, Plan
 
 PlanVerdict = Literal["yes", "no", "unknown"]
 
+_REASONS = ("reason", "reasoning", "rationale", "thought", "thoughts", "explanation", "analysis")
+
 
 class PlanCode(StrEnum):
     """Stable names of the findings about a plan; docs/plans.md lists them."""
@@ -30,6 +32,7 @@ class PlanCode(StrEnum):
     BUDGET = "budget"
     CONTEXT = "context"
     WIDTH = "width"
+    REASON_LAST = "reason-last"
 
 
 class Finding(BaseModel):
@@ -196,6 +199,13 @@ def _advice(plan: Plan) -> Iterator[Finding]:
                 f"nothing bounds the list, so it ends after {items.most} items; max_length says how many"
             )
             yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=key, message=message)
+    waited_for = {name for seen in plan.seen.values() for name in seen}
+    for hole in plan.holes:
+        reasons = [key for key in hole.keys or (hole.name,) if key.lower() in _REASONS]
+        is_last = hole.keys[-1:] == tuple(reasons[-1:]) or not hole.keys
+        if reasons and is_last and hole.name not in waited_for and len(plan.holes) > 1:
+            message = f"no field comes after {reasons[-1]!r}, so the reason has no effect on the answer"
+            yield Finding(code=PlanCode.REASON_LAST, verdict="yes", hole=hole.name, message=message)
 
 
 def _limits(

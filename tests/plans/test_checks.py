@@ -82,6 +82,7 @@ def test_the_width_is_that_of_the_largest_set_of_independent_holes() -> None:
         ({"a": {"type": "string"}}, {"max_tokens": 100}, (PlanCode.BUDGET, "unknown", "")),
         ({"a": text(tokens=600)}, {"context": 512}, (PlanCode.CONTEXT, "no", "")),
         ({"a": text(), "b": text(), "c": text()}, {"max_threads": 2}, (PlanCode.WIDTH, "yes", "")),
+        ({"answer": text(), "reason": text("answer")}, {}, (PlanCode.REASON_LAST, "yes", "reason")),
         ({"a": text()}, {"grammars": frozenset[str]()}, (PlanCode.SCHEMA_UNSUPPORTED, "no", "")),
     ],
 )
@@ -90,6 +91,12 @@ def test_findings(fields: dict[str, Any], limits: dict[str, Any], finding: tuple
     assert finding in codes(report)
     order = ["yes", "unknown", "no"]
     assert report.verdict == max((reported.verdict for reported in report.findings), key=order.index)
+
+
+def test_a_reason_that_something_comes_after_is_no_finding() -> None:
+    assert check({"reason": text(), "answer": text("reason")}).findings == ()
+    group = {"type": "string", "x-pasta": {"together": "g", "tokens": 5}}
+    assert check({"reason": group, "answer": group, "other": text()}).findings == ()
 
 
 def test_a_report_is_text_and_a_diagram() -> None:
