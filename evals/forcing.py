@@ -213,7 +213,7 @@ class ForcedBackend(WrappingBackend):
         """
         plans = (holes for prompt, holes in self.plans.items() if request.ids[: len(prompt)] == prompt)
         holes = next(plans, None)
-        tokens = holes[request.thread] if holes else self._next(request)
+        tokens = holes[request.thread - 1] if holes else self._next(request)
         # One more than needed: an engine may check the limit before the stop token.
         limit = min(request.max_tokens, len(tokens) + 1)
         forced = force(self.inner, replace(request, max_tokens=limit), tokens)

@@ -254,7 +254,7 @@ def rounds(document: Document) -> list[list[Part]]:
 def _plan(forced: ForcedBackend, case: Case) -> Work:
     """A plan of the library (docs/plans.md): a template with a hole for each part, which sees earlier rounds.
 
-    Headings are given by the template, and decoded by no model. An answer of one part needs no plan,
+    Headings and tags are given by the template, and decoded by no model. An answer of one part needs no plan,
     and is decoded in sequence.
     """
     holes: list[Ids] = []
@@ -265,12 +265,12 @@ def _plan(forced: ForcedBackend, case: Case) -> Work:
         for part in parts:
             heading = (part.topic or "Conclusion").replace("{", "{{").replace("}", "}}")
             template += f"[{len(holes) + 1}: {heading}]\n{{part{len(holes)}}}\n\n"
-            holes.append((*forced.encode(part.text), *forced.end))
+            holes.append((*forced.encode(part.text), forced.tags.close_async))
             annotations[f"part{len(holes) - 1}"] = earlier, Tokens(len(holes[-1]))
     if len(holes) < 2:
         return _sequential(forced, case)
     plan = Plan(template, **annotations)
-    ids = forced.ask(f"{case.prompt}\n\n{plan.instruction()}")
+    ids = forced.ask(f"{case.prompt}\n\n{plan.instruction()}", plain=False)
 
     async def work(track: Track) -> int:
         forced.plans[ids] = holes

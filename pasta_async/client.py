@@ -258,7 +258,7 @@ class Client:
         most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
 
         async def work(stream: FillStream[Any] | None, emit: EmitFill | None) -> Filled[Any]:
-            async with self._prepared(observation) as prepared:
+            async with self._prepared(observation, plan) as prepared:
                 limits = prepared.start.limits
                 fitted, report = _checked(plan, prepared.model, limits, most, len(prepared.prompt))
                 if report.verdict == "no":
@@ -282,25 +282,24 @@ class Client:
             return observation.generation
 
     @asynccontextmanager
-    async def _prepared(self, observation: Observation) -> AsyncGenerator[Prepared]:
+    async def _prepared(self, observation: Observation, plan: Plan | None = None) -> AsyncGenerator[Prepared]:
         """An answer, or a plan, that is ready to be decoded, while its observers watch.
 
         An error has at least an empty `partial`.
         """
         # The load limits neither the width of a plan nor of an answer that asks for a width.
-        start = observation.start
-        limited = not start.baseline and start.parallel in ("auto", "outline")
+        limited = plan is None and observation.start.parallel in ("auto", "outline")
         try:
             with observation:
                 self._check_loop()
                 with self._admission.answer(limited=limited) as slots:
-                    yield await self._prepare(observation, slots)
+                    yield await self._prepare(observation, slots, plan)
         except PastaError as error:
             if error.partial is None:
                 error.partial = Generation.empty()
             raise
 
-    async def _prepare(self, observation: Observation, slots: AnswerSlots) -> Prepared:
+    async def _prepare(self, observation: Observation, slots: AnswerSlots, plan: Plan | None) -> Prepared:
         """Reach the model, encode the prompt, and decide whether tags are used."""
         start = observation.start
         limits = start.limits
@@ -310,7 +309,9 @@ class Client:
             model = await with_retries(self._backend.connect, limits.retries, self._clock)
             observation.begin(model)
             began = self._clock.time()
-            tags = None if start.baseline else model.tags
+            # A plan with tags has them whatever the load.
+            is_tagged = plan is not None and plan.in_rounds() is not None
+            tags = None if start.baseline and not is_tagged else model.tags
             notes = _notes(model, start)
             check_ids(ids, model.vocab_size)
             if messages:
@@ -319,6 +320,7 @@ class Client:
             if (
                 tags
                 and messages
+                and plan is None
                 and start.sampling.seed is None
                 and (crowd := await self._admission.crowd(slots))
             ):
@@ -356,8 +358,12 @@ async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart,
 def _checked(
     plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int
 ) -> tuple[Plan, PlanReport]:
-    """A plan within a token limit, and the check of it for a model, behind a prompt of so many tokens."""
+    """A plan within a token limit, and the check of it for a model, behind a prompt of so many tokens.
+
+    A template has tags where the model was trained on them.
+    """
     fitted = plan.fitted(max_tokens)
+    fitted = (model.tags and fitted.in_rounds()) or fitted
     report = check_plan(
         fitted,
         max_tokens=max_tokens,

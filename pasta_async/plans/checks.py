@@ -18,6 +18,9 @@ from pasta_async.plans.plan import Hole, Plan
 
 PlanVerdict = Literal["yes", "no", "unknown"]
 
+_TAG_TOKENS = 16
+"""Most tokens around a hole's name in a promise and its chunk: the tags, the estimate, a sync."""
+
 _REASONS = ("reason", "reasoning", "rationale", "thought", "thoughts", "explanation", "analysis")
 
 
@@ -229,12 +232,12 @@ def _limits(
 
 def _bounds(plan: Plan) -> Bounds:
     copies = plan.copies
-    fixed = {hole.name: _fixed_tokens(hole) for hole in plan.holes}
+    fixed = {hole.name: _fixed_tokens(hole, plan.is_tagged) for hole in plan.holes}
     length: dict[str, int] = {}
     seen_tokens: dict[str, int] = {}
     # A hole sees more holes than any hole that it sees, so those come first in this order.
     ordered = sorted(plan.holes, key=lambda hole: len(plan.seen[hole.name]))
-    for hole in ordered:
+    for index, hole in enumerate(ordered):
         seen = plan.seen[hole.name]
         length[hole.name] = hole.tokens + max((length[name] for name in seen), default=0)
         # A hole of an item sees its own item's part of a hole of its list; other holes see the parts of all.
@@ -242,6 +245,9 @@ def _bounds(plan: Plan) -> Bounds:
         seen_tokens[hole.name] = sum(
             count * (plan.by_name[name].tokens + fixed[name]) for name, count in counts.items()
         )
+        if plan.is_tagged:  # the text and the promises of holes in front are seen, even without their chunks
+            unseen = [other.name for other in ordered[:index] if other.name not in seen]
+            seen_tokens[hole.name] += sum(fixed[name] for name in unseen)
         if hole.list_of:  # the item's part of the outline stands in the context once more
             seen_tokens[hole.name] += plan.by_name[hole.list_of].tokens
     return Bounds(
@@ -255,9 +261,10 @@ def _bounds(plan: Plan) -> Bounds:
     )
 
 
-def _fixed_tokens(hole: Hole) -> int:
+def _fixed_tokens(hole: Hole, is_tagged: bool) -> int:
     """The largest number of tokens of the text around a hole: a token has at least one byte."""
-    return len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
+    tags = len(hole.name.encode()) + _TAG_TOKENS if is_tagged else 0
+    return tags + len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
 
 
 def _width(plan: Plan, copies: Mapping[str, int]) -> int:

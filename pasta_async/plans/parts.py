@@ -14,6 +14,8 @@ from pydantic_core import from_json
 
 from pasta_async.grammar import Grammar, GrammarKind
 from pasta_async.interpreter.state import Decoder
+from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text
+from pasta_async.lang.views import Segment, views
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.results import ThreadRecord
 
@@ -88,7 +90,7 @@ class Layout:
             return Grammar.of_schema(hole.schema, compact=self._kind == "lark")
         return Grammar.of_values(hole.field_schemas)
 
-    def context(self, part: HolePart, visible: Sequence[HolePart]) -> tuple[str, str]:
+    def context(self, part: HolePart, visible: Sequence[HolePart]) -> tuple[str, tuple[Segment, ...]]:
         """The context of a part, without the prompt.
 
         Args:
@@ -96,8 +98,50 @@ class Layout:
             visible: The parts that it sees, in the order of the document.
 
         Returns:
-            The text that parts with equal dependencies share, and the rest.
+            A text that is the same for parts with equal dependencies, since they share a context; and this
+            part's full context.
         """
+        if self._plan.is_tagged:
+            return "".join(part.hole.after), views(self.main(visible, part.hole))[-1].context
+        shared, rest = self._context(part, visible)
+        return shared, (Segment(shared + rest),)
+
+    def main(self, parts: Sequence[HolePart], last: Hole | None = None) -> Document:
+        """The document of a template in rounds, with the tags that main and the threads would have written.
+
+        Args:
+            parts: The parts that are written, or those at least that the last hole sees.
+            last: The hole to end at, with an empty chunk; None: all holes are written.
+        """
+        values = {part.hole.name: part.values.get(part.hole.name) for part in parts}
+        nodes: list[Node] = []
+        joined: tuple[str, ...] = ()
+        for hole in self._plan.holes:
+            # A hole that sees more than the ones before it begins a new round, behind a sync.
+            if hole.after != joined:
+                nodes.append(Sync())
+                joined = hole.after
+            # The fixed text is main's, except for a space at its end: a word's token includes that.
+            head = hole.head.rstrip(" ")
+            if head:
+                nodes.append(Text(head))
+            # Holes that the last one sees have their chunks; others of its round have promises alone.
+            inside = None
+            if last is None or hole.name in last.after:
+                inside = (Text(hole.head[len(head) :] + (values[hole.name] or "")),)
+            elif hole is last:
+                inside = ()
+            estimate = 10 * -(-hole.tokens // 10)  # up to the next multiple of ten
+            chunk = None if inside is None else Chunk(inside)
+            nodes.append(Promise(hole.name.replace("_", " "), estimate, chunk))
+            if hole is last:
+                return Document(tuple(nodes))
+        if self._plan.tail:
+            nodes.append(Text(self._plan.tail))
+        return Document(tuple(nodes))
+
+    def _context(self, part: HolePart, visible: Sequence[HolePart]) -> tuple[str, str]:
+        """The context without tags: the text that parts with equal dependencies share, and the rest."""
         if self._plan.is_text:
             shared = "".join(other.hole.head + other.values[other.hole.name] for other in visible)
             head = part.hole.head.rstrip(" ")  # a word's token includes the space in front of it

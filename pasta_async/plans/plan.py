@@ -170,6 +170,8 @@ class Plan:
     """JSON schema of the whole object; None for a template."""
     tail: str = ""
     """Fixed text behind the last hole."""
+    is_tagged: bool = False
+    """True for a template with tags, `in_rounds`."""
 
     def __init__(self, template: str, **annotations: Annotation | Sequence[Annotation]) -> None:
         parts = _parse(template)
@@ -247,7 +249,30 @@ class Plan:
         if share >= USUAL_TOKENS:
             return self
         tokens = max(share, LEAST_TOKENS)
-        holes = (hole if hole.is_bounded else replace(hole, tokens=tokens) for hole in self.holes)
+        return self._with(hole if hole.is_bounded else replace(hole, tokens=tokens) for hole in self.holes)
+
+    def in_rounds(self) -> Plan | None:
+        """A template as the main thread of a trained model: each hole is the chunk of a promise.
+
+        A sync stands in front of a hole that is after one of its round. So a hole sees every hole up to the
+        last sync, also those that it is not after. None for an object, and where a hole sees a later one.
+        """
+        joined: list[str] = []  # holes up to the last sync
+        round_: list[str] = []  # holes since then
+        holes: list[Hole] = []
+        for hole in self.holes:
+            if not self.is_text or not {*hole.after} <= {*joined, *round_}:
+                return None
+            if not {*hole.after}.isdisjoint(round_):
+                joined += round_
+                round_ = []
+            holes.append(replace(hole, after=tuple(joined)))
+            round_.append(hole.name)
+        plan = self._with(holes)
+        plan.is_tagged = True
+        return plan
+
+    def _with(self, holes: Iterable[Hole]) -> Plan:
         plan = self._of_holes(self.schema, holes, self.lists)
         plan.tail = self.tail
         return plan

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Generic
@@ -27,6 +27,7 @@ from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.runner import Prepared, limited_group, retry_delay
 from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang.document import Document, Text
+from pasta_async.lang.views import Segment
 from pasta_async.observers import Observation
 from pasta_async.plans.events import (
     EmitFill,
@@ -43,6 +44,7 @@ from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import DecodeRequest
 from pasta_async.results import FinishReason, Generation, Usage
 from pasta_async.streaming import ResultStream
+from pasta_async.tag_tokens import TagGrammar, TagIds
 from pasta_async.tokenizer import Detokenizer, run_encoding
 
 
@@ -60,6 +62,7 @@ class PlanRun:
         self._observer = prepared.observer
         self._emit = emit
         self._layout = Layout(plan, "lark" if "lark" in model.grammars else "json_schema")
+        self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[HolePart] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         # For each context that parts share: set once the first part's request has computed it.
@@ -97,7 +100,7 @@ class PlanRun:
         now = self._prepared.now()
         return Generation(
             text=text,
-            document=Document((Text(text),)),
+            document=self._layout.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
             threads=records,
             usage=Usage.of(records, len(self._prompt)),
             critical_path=max(chains.values(), default=0),
@@ -107,6 +110,13 @@ class PlanRun:
             timeline=tuple(span for part in self._parts for span in part.spans),
             width="full",
             notes=self._prepared.notes,
+        )
+
+    @property
+    def _is_tagged_whole(self) -> bool:
+        """True once all holes of a template with tags are written."""
+        return self._tags is not None and all(
+            any(part.hole is hole and part.done.is_set() for part in self._parts) for hole in self._plan.holes
         )
 
     def document(self) -> str:
@@ -142,7 +152,8 @@ class PlanRun:
     def _part(self, hole: Hole, item: int | None = None) -> HolePart:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
         part = HolePart(
-            number=len(self._parts),
+            # Promises are numbered from 1, since 0 is main.
+            number=len(self._parts) + (1 if self._plan.is_tagged else 0),
             hole=hole,
             path=name,
             item=item,
@@ -201,8 +212,8 @@ class PlanRun:
 
     async def _write(self, part: HolePart) -> None:
         """Decode a part, and send its request again after a failure that may pass."""
-        shared, rest = self._layout.context(part, self._seen_by(part))
-        request = await self._request(part, shared + rest)
+        shared, context = self._layout.context(part, self._seen_by(part))
+        request = await self._request(part, context)
         failures = 0
         # The first part with a context computes it; the others begin when it is in the prefix cache.
         leader = self._leaders.get(shared)
@@ -232,14 +243,16 @@ class PlanRun:
             value = raw if part.hole.schema is None else json.loads(raw)
             await self._hand_on(FieldDone(part.key_path(key), value))
 
-    async def _request(self, part: HolePart, context: str) -> DecodeRequest:
+    async def _request(self, part: HolePart, context: Sequence[Segment]) -> DecodeRequest:
         """The request that decodes a part.
 
         Raises:
             PromptTooLongError: Its context leaves no room for a token.
         """
         tokenizer = self._model.tokenizer
-        ids = (*self._prompt, *await run_encoding(len(context), lambda: tokenizer.encode(context)))
+        tags = self._tags
+        size = sum(len(segment.text) for segment in context)
+        ids = (*self._prompt, *await run_encoding(size, lambda: tokenizer.encode_segments(context)))
         room = self._model.context_length - len(ids)
         if room < 1:
             message = f"{part.path} has a context of {len(ids)} tokens; {self._model.name} takes fewer"
@@ -255,7 +268,10 @@ class PlanRun:
             max_tokens=min(part.hole.tokens, room),
             sampling=sampling,
             seed=thread_seed(sampling.seed, part.path),
-            banned_ids=self._model.tags or (),
+            stop_ids=tags.ends_of_chunk if tags else (),
+            banned_ids=tags.wrong_in_chunk if tags else self._model.tags or (),
+            tag_grammar=tags
+            and TagGrammar(tags, self._model.end_ids, self._model.tokenizer.token_bytes, chunk=True),
             grammar=self._layout.grammar(part.hole),
         )
 
@@ -278,7 +294,7 @@ class PlanRun:
 
     async def _decode(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
         detokenizer = Detokenizer(self._model.tokenizer)
-        end_ids = self._model.end_ids
+        ends = {*self._model.end_ids, *request.stop_ids}
         finished: FinishReason | None = None
         is_ended = False
         async with aclosing(self._prepared.backend.decode(request)) as pieces:
@@ -286,7 +302,7 @@ class PlanRun:
                 leading.set()
                 part.receive(piece, self._prepared.now())
                 part.tokens += len(piece.ids)
-                new = "".join(detokenizer.add(token) for token in piece.ids if token not in end_ids)
+                new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
                 finished = piece.finish_reason
                 if is_ended := await self._add(part, new):
                     finished = "stop"

@@ -10,6 +10,14 @@ from pydantic import BaseModel
 from pasta_async import Client, DecodeRequest, InvalidRequestError, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.grammar import Grammar
+from pasta_async.lang import parse
+from pasta_async.model_folder import TokenizerFiles
+from pasta_async.plans import After, Plan, Tokens
+from pasta_async.testing import ScriptedBackend
+from pasta_async.tokenizer import Tokenizer
+from pasta_async.training.views import Codec, encode_views
+from tests.interpreter.support import promise
+from tests.pasta_tiny import PASTA_TINY
 from tests.plans.forms import REVIEW_TEXT, Report, Review
 
 
@@ -64,3 +72,70 @@ async def test_a_request_that_is_cut_off_can_be_closed(local: LocalBackend) -> N
 async def test_a_grammar_that_is_none_is_refused(local: LocalBackend) -> None:
     with pytest.raises(InvalidRequestError):
         await decoded(local, Grammar("lark", "start: nothing"))
+
+
+# Templates ------------------------------------------------------------------------------------------------
+
+
+ROUNDS = Plan(
+    "Tea: {tea}\nIts_price: {price}\n\nIn short:\n\n{in_short}\n\nEnd: {end} Bye.",
+    tea=Tokens(40),
+    in_short=(After("tea"), Tokens(30)),
+    end=(After("in_short"), Tokens(5)),
+)
+LISTED = "- clean rooms\n- kind staff"
+DOCUMENTS = {
+    "two rounds": (
+        REVIEW_TEXT,
+        f"## Strengths\n{promise('strengths', LISTED, 30)}\n\n## Weaknesses\n"
+        f"{promise('weaknesses', '- no wifi', 30)}<sync/>\n\nVerdict:{promise('verdict', ' Good enough.')}",
+    ),
+    "three rounds": (
+        ROUNDS,
+        f"Tea:{promise('tea', ' It is green.', 40)}\nIts_price:{promise('price', ' Two euros.', 260)}<sync/>"
+        f"\n\nIn short:\n\n{promise('in short', 'Take the tea.', 30)}<sync/>"
+        f"\n\nEnd:{promise('end', ' So.', 10)} Bye.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+async def test_a_template_is_main_with_given_text(name: str) -> None:
+    plan, written = DOCUMENTS[name]
+    document = parse(written)
+    backend = ScriptedBackend(document, tokenizer=Tokenizer.from_folder(PASTA_TINY))
+    async with Client(backend, clock=backend.clock) as client:
+        report = await client.check(plan)
+        filled = await client.fill("Why?", plan, instruct=False)
+    assert (filled.text, filled.generation.document) == (document.text, document)
+    assert not filled.closed
+    prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
+    codec = Codec(TokenizerFiles.read(PASTA_TINY))
+    trained = {view.thread: view for view in encode_views(codec, document) if view.thread}
+    assert {play.request.thread for play in backend.played} == trained.keys()
+    for play in backend.played:
+        view = trained[play.request.thread]
+        assert play.request.ids == (*prompt, *view.context)
+        assert [*play.ids] == view.target
+    assert report.bounds
+    assert max(len(play.request.ids) for play in backend.played) <= len(prompt) + report.bounds.context
+
+
+async def test_a_hole_sees_all_up_to_the_last_sync() -> None:
+    async with Client(ScriptedBackend("x")) as client:
+        report = await client.check(ROUNDS)
+    async with Client(ScriptedBackend("x", trained=False)) as client:
+        untrained = await client.check(ROUNDS)
+    assert report.sees["in_short"] == ("tea", "price")
+    assert report.sees["end"] == ("tea", "price", "in_short")
+    assert untrained.sees["in_short"] == ("tea",)
+
+
+async def test_a_template_whose_hole_sees_a_later_one_has_no_tags() -> None:
+    plan = Plan("In short: {short}\n\nDetails: {details}", short=After("details"))
+    backend = ScriptedBackend("yes")
+    async with Client(backend) as client:
+        filled = await client.fill("Why?", plan)
+    assert backend.tokenizer.tags
+    assert not {*backend.tokenizer.tags}.intersection(*(play.request.ids for play in backend.played))
+    assert filled.generation.document.promises == ()
