@@ -6,24 +6,16 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.engine_load import EngineLoad
-from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
+from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import Document
 from pasta_async.protocol import DecodeRequest, Model, Piece, RequestEnd
 from pasta_async.results import FinishReason
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import (
-    AnswerState,
-    Passage,
-    ScriptLike,
-    ScriptSource,
-    encode_tagged,
-    read_script,
-)
+from pasta_async.testing.script import Passage, Script, ScriptLike, ScriptSource
 from pasta_async.testing.tokenizer import word_tokenizer
 from pasta_async.tokenizer import Tokenizer
 
@@ -36,9 +28,8 @@ class Fault:
     """0 is the main thread, k the k-th promise."""
     after_tokens: int
     """Number of tokens after which the request fails; a request that ends sooner does not."""
-    kind: Literal["fail", "stall", "cut", "garbage"] = "fail"
-    """`fail` raises `error`; `stall` sends nothing more; `cut` breaks the stream off, which raises a
-    `BackendProtocolError`; `garbage` writes `text` there, then goes on."""
+    kind: Literal["fail", "stall"] = "fail"
+    """`fail` raises `error`; `stall` sends nothing more."""
     times: int = 1
     """Number of the thread's requests that fail, one after another."""
     skip: int = 0
@@ -47,19 +38,6 @@ class Fault:
     """The error that `fail` raises; a `BackendError` unless given."""
     retryable: bool = False
     """The value of `retryable` of that `BackendError`."""
-    text: str = '" tokens="\ufffd"/>'
-    """The text that `garbage` writes; tags in it become tag tokens."""
-
-    def make_error(self) -> Exception:
-        """The exception that the request ends with."""
-        where = f"thread {self.thread} after {self.after_tokens} tokens"
-        if self.kind == "cut":
-            return BackendProtocolError(f"scripted: the stream of {where} broke off")
-        if self.error is not None:
-            return self.error
-        error = BackendError(f"scripted: failure of {where}")
-        error.retryable = self.retryable
-        return error
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +104,7 @@ class ScriptedBackend:
             clock = VirtualClock() if latency or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
         """The clock on which the latencies are spent."""
-        self.tokenizer: Tokenizer = tokenizer or word_tokenizer(_texts(script, faults), tags=trained)
+        self.tokenizer: Tokenizer = tokenizer or word_tokenizer(_texts(script), tags=trained)
         self.played: list[Play] = []
         """Every request, in the order in which they came in."""
         self.open: set[Play] = set()
@@ -134,14 +112,17 @@ class ScriptedBackend:
         self.max_open: int = 0
         """Largest number of requests that ran at the same time."""
         self._script = script
-        self._chat = _Chat(self.tokenizer)
+        # With the template of `chat_tokenizer`: <|user|> <|end|> <|answer|>, or <|plain answer|> at the end.
+        empty = [{"role": "user", "content": ""}]
+        self._marks = self.tokenizer.encode_chat(empty, {})
+        self._plain_mark = self.tokenizer.encode_chat(empty, {"pasta": False})[-1]
         self._latency = latency
         self._speeds = speeds
         self._piece = piece
         self._faults = tuple(faults)
         self._request_counts = Counter[int]()  # requests of each thread so far
         self._cache = PrefixCache()
-        self._answers: dict[str, AnswerState] = {}
+        self._answers: dict[str, Script] = {}
         self._closed = asyncio.Event()
         self._model = Model(
             name="scripted",
@@ -197,7 +178,9 @@ class ScriptedBackend:
                     await self._closed.wait()
                     self._check_open()
                 self._leave(play, "error")
-                raise fault.make_error()
+                error = BackendError(f"scripted: failure of thread {fault.thread}")
+                error.retryable = fault.retryable
+                raise fault.error or error
         finally:
             if play.finish_reason is None:
                 self._leave(play, "abort")
@@ -222,35 +205,40 @@ class ScriptedBackend:
     def _next_passage(self, request: DecodeRequest) -> tuple[Passage, Fault | None]:
         """The tokens that the request is answered with, and the failure that ends it."""
         thread = request.thread
-        ids = request.ids
         answer = self._answers.get(request.answer)
         if answer is None:
-            answer = self._answers[request.answer] = self._open_answer(ids)
-        passage = answer.find(thread, ids)
+            answer = self._answers[request.answer] = self._open_answer(request.ids)
         number = self._request_counts[thread]
         self._request_counts[thread] += 1
-        # Garbage goes into the passage; of the faults that end the request, the first one does.
-        fatal: list[Fault] = []
-        for fault in self._faults:
-            if fault.thread != thread or not fault.skip <= number < fault.skip + fault.times:
-                continue
-            if fault.kind == "garbage":
-                tokens = encode_tagged(fault.text, self.tokenizer)
-                passage = answer.splice(thread, ids, fault.after_tokens, tokens)
-            else:
-                fatal.append(fault)
-        return passage, min(fatal, key=lambda fault: fault.after_tokens, default=None)
+        faults = [
+            fault
+            for fault in self._faults
+            if fault.thread == thread and fault.skip <= number < fault.skip + fault.times
+        ]
+        first = min(faults, key=lambda fault: fault.after_tokens, default=None)
+        return answer.find(thread, request.ids), first
 
-    def _open_answer(self, ids: tuple[int, ...]) -> AnswerState:
-        question, plain = self._chat.question(ids)
+    def _open_answer(self, ids: tuple[int, ...]) -> Script:
+        question, plain = self._question(ids)
         script = self._script
         if not isinstance(script, str | Document):
             script = script(question) if callable(script) else script.get(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
-        passages = read_script(script, self.tokenizer, plain=plain)
-        untrained = None if self.tokenizer.tags else self.tokenizer
-        return AnswerState(passages, self.tokenizer.end_ids[0], untrained)
+        return Script(script, self.tokenizer, len(ids), plain=plain)
+
+    def _question(self, ids: tuple[int, ...]) -> tuple[str, bool]:
+        """The last user message of a context, and True if a plain answer follows.
+
+        A context that is no chat of the template of `chat_tokenizer` is one message as a whole.
+        """
+        if len(self._marks) != 3 or self._marks[0] not in ids:
+            return self.tokenizer.decode(ids), False
+        user, end, answer = self._marks
+        answers = [token for token in ids if token in (answer, self._plain_mark)]
+        start = len(ids) - 1 - ids[::-1].index(user)
+        stop = ids.index(end, start) if end in ids[start:] else len(ids)
+        return self.tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == [self._plain_mark]
 
     def _enter(self, request: DecodeRequest) -> Play:
         # A prompt's KV is cached when its request begins; the last token is computed in any case.
@@ -276,24 +264,15 @@ class ScriptedBackend:
         count = next(number for number, token in enumerate(passage, 1) if token in ends)
         finish_reason: RequestEnd = "stop" if count <= limit else "length"
         count = min(count, limit)
-        if fault is not None and fault.after_tokens < count:
-            for start, end in _spans(fault.after_tokens, self._piece):
-                yield Piece(passage[start:end])
-            return
-        for start, end in _spans(count, self._piece):
-            piece = Piece(passage[start:end])
-            if end == count:
-                piece = Piece(piece.ids, finish_reason, play.cached_tokens)
-            yield piece
+        sent = count if fault is None else min(count, fault.after_tokens)
+        for start in range(0, sent, self._piece):
+            ids = passage[start : min(start + self._piece, sent)]
+            is_last = start + len(ids) == count
+            yield Piece(ids, finish_reason, play.cached_tokens) if is_last else Piece(ids)
 
 
-def _spans(count: int, size: int) -> Iterator[tuple[int, int]]:
-    return pairwise([*range(0, count, size), count])
-
-
-def _texts(script: ScriptSource, faults: Sequence[Fault]) -> Iterator[str]:
+def _texts(script: ScriptSource) -> Iterator[str]:
     """The texts that a model of this script may read or write, whose words get tokens."""
-    yield from (fault.text for fault in faults if fault.kind == "garbage")
     scripts: list[ScriptLike] = []
     if isinstance(script, str | Document):
         scripts.append(script)
@@ -302,30 +281,6 @@ def _texts(script: ScriptSource, faults: Sequence[Fault]) -> Iterator[str]:
         scripts += script.values()
     for document in scripts:
         yield document if isinstance(document, str) else document.format()
-
-
-class _Chat:
-    """The marker tokens of a chat template, by which the last user message of a context is found."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        empty = [{"role": "user", "content": ""}]
-        # With the template of `chat_tokenizer`: <|user|> <|end|> <|answer|>, or <|plain answer|> at the end.
-        self._marks = tokenizer.encode_chat(empty, {})
-        self._plain = tokenizer.encode_chat(empty, {"pasta": False})[-1:]
-
-    def question(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The last user message of a context, and True if a plain answer follows.
-
-        A context that is no chat of the template of `chat_tokenizer` is one message as a whole.
-        """
-        if len(self._marks) != 3 or self._marks[0] not in ids:
-            return self._tokenizer.decode(ids), False
-        user, end, answer = self._marks
-        answers = [token for token in ids if token in (answer, *self._plain)]
-        start = len(ids) - 1 - ids[::-1].index(user)
-        stop = ids.index(end, start) if end in ids[start:] else len(ids)
-        return self._tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == self._plain
 
 
 class PrefixCache:
