@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -49,8 +49,6 @@ from pasta_async.trace import standalone
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-
-_page = cache(standalone)
 
 
 def create_app(
@@ -199,7 +197,7 @@ async def _models(request: Request) -> Response:
 
 async def _playground(_: Request) -> Response:
     """The page on which to try prompts. It may send requests to this server alone."""
-    html, policy = _page("index.html")
+    html, policy = standalone("index.html")
     headers = {
         "Content-Security-Policy": f"{policy}; connect-src 'self'; frame-ancestors 'none'",
         "Cross-Origin-Opener-Policy": "same-origin",

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from importlib.resources import files
 
@@ -58,6 +59,7 @@ _FOLDERS = ("server/playground", "trace")  # of the package; no file name is in 
 _OUTSIDE = re.compile(r'<link rel="stylesheet" href="([\w.-]+)">|<script src="([\w.-]+)"></script>')
 
 
+@cache
 def standalone(page: str) -> tuple[str, str]:
     """A page of the package, by its file name, with its style sheets and scripts put in.
 
