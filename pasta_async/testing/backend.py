@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.lang.checks import parse
 from pasta_async.lang.document import Document
+from pasta_async.lang.views import views
 from pasta_async.protocol import DecodeRequest, Model, Piece, RequestEnd
 from pasta_async.results import FinishReason
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import Passage, Script, ScriptLike, ScriptSource
 from pasta_async.testing.tokenizer import word_tokenizer
 from pasta_async.tokenizer import Tokenizer
+
+ScriptLike = str | Document
+"""A document in written form, or parsed."""
+
+ScriptSource = ScriptLike | Mapping[str, ScriptLike] | Callable[[str], ScriptLike]
+"""One script for everything, or one for each prompt (the last user message's text)."""
+
+Passage = tuple[int, ...]
+"""Ids that a thread writes up to the next join; end-of-text is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +132,8 @@ class ScriptedBackend:
         self._piece = piece
         self._faults = tuple(faults)
         self._request_counts = Counter[int]()  # requests of each thread so far
-        self._cache = PrefixCache()
-        self._answers: dict[str, Script] = {}
+        self._cache: dict[int, Any] = {}  # a prefix tree: each id leads to a dict of the ids that followed it
+        self._answers: dict[str, _Script] = {}
         self._closed = asyncio.Event()
         self._model = Model(
             name="scripted",
@@ -218,14 +229,14 @@ class ScriptedBackend:
         first = min(faults, key=lambda fault: fault.after_tokens, default=None)
         return answer.find(thread, request.ids), first
 
-    def _open_answer(self, ids: tuple[int, ...]) -> Script:
+    def _open_answer(self, ids: tuple[int, ...]) -> _Script:
         question, plain = self._question(ids)
         script = self._script
         if not isinstance(script, str | Document):
             script = script(question) if callable(script) else script.get(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
-        return Script(script, self.tokenizer, len(ids), plain=plain)
+        return _Script(script, self.tokenizer, len(ids), plain=plain)
 
     def _question(self, ids: tuple[int, ...]) -> tuple[str, bool]:
         """The last user message of a context, and True if a plain answer follows.
@@ -242,7 +253,7 @@ class ScriptedBackend:
 
     def _enter(self, request: DecodeRequest) -> Play:
         # A prompt's KV is cached when its request begins; the last token is computed in any case.
-        cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
+        cached_tokens = min(self._remember(request.ids), len(request.ids) - 1)
         play = Play(request, self.clock.time(), cached_tokens=cached_tokens)
         self.played.append(play)
         self.open.add(play)
@@ -253,7 +264,16 @@ class ScriptedBackend:
         play.finish_reason = finish_reason
         play.ended = self.clock.time()
         self.open.remove(play)
-        self._cache.add((*play.request.ids, *play.ids[:-1]))  # the last token was never fed to the model
+        self._remember((*play.request.ids, *play.ids[:-1]))  # the last token was never fed to the model
+
+    def _remember(self, ids: tuple[int, ...]) -> int:
+        """Keep a sequence in the prefix cache; returns the length of its beginning that was there before."""
+        matched = 0
+        node = self._cache
+        for token in ids:
+            matched += token in node
+            node = node.setdefault(token, {})
+        return matched
 
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a passage into pieces, up to the end of the request or its failure."""
@@ -283,18 +303,80 @@ def _texts(script: ScriptSource) -> Iterator[str]:
         yield document if isinstance(document, str) else document.format()
 
 
-class PrefixCache:
-    """A prefix cache that only remembers which token sequences were computed; nothing is ever evicted."""
+_NEXT_LINE = re.compile(r"\n+(?=\S)")
 
-    def __init__(self) -> None:
-        self._tree: dict[int, Any] = {}  # a prefix tree: each id leads to a dict of the ids that followed it
 
-    def add(self, ids: Sequence[int]) -> int:
-        """Remember a sequence; returns the length of its beginning that was remembered before."""
-        matched = 0
-        node = self._tree
-        for token in ids:
-            if token in node:
-                matched += 1
-            node = node.setdefault(token, {})
-        return matched
+def _read_on(text: str, context: str) -> str:
+    """The rest of a text, as an untrained model would go on that has seen only some lines of it.
+
+    Each line of the context is looked for behind the one before. If the context ends with a line break, the
+    rest begins with the next line that is not indented.
+    """
+    end = 0  # of the last line that was found
+    for line in context.splitlines():
+        if line.strip():
+            line = line.removesuffix(" ...")  # in main's context of an outline, it stands in place of an item
+            start = text.find(line, end)
+            if start < 0:
+                return ""
+            end = start + len(line)
+    rest = text[end:]
+    if context.endswith("\n"):
+        next_line = _NEXT_LINE.search(rest)
+        return rest[next_line.end() :] if next_line else ""
+    return rest
+
+
+class _Script:
+    """A document as the passages of an answer's threads, and how far each of them has got.
+
+    A thread goes on in its passage if its context is the one with which the passage began, and a part of the
+    passage behind it. With any other context main goes on to its next passage (chunks were joined), and a
+    chunk starts again.
+
+    A model without tags has one text; with any other context than the prompt it goes on as `_read_on` says.
+
+    Args:
+        script: The document.
+        tokenizer: The tokenizer of the model that plays it.
+        prompt: Length of the answer's prompt in tokens.
+        plain: True for the visible text as one passage of main.
+    """
+
+    def __init__(self, script: ScriptLike, tokenizer: Tokenizer, prompt: int, *, plain: bool) -> None:
+        document = parse(script) if isinstance(script, str) else script
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._end = tokenizer.end_ids[:1]
+        self._text = document.text
+        self._passages: dict[int, list[Passage]] = {}
+        self._begun: dict[int, tuple[int, Passage, Passage]] = {}
+        """The number of each thread's passage, the context before it, and its ids."""
+        if plain or tokenizer.tags is None:
+            self._passages[0] = [(*tokenizer.encode(self._text), *self._end)]
+            return
+        for view in views(document):
+            passage = tokenizer.encode_segments(view.target) + self._end
+            self._passages.setdefault(view.thread, []).append(passage)
+
+    def find(self, thread: int, ids: tuple[int, ...]) -> Passage:
+        """The ids that a request with this context is answered with."""
+        number, start, passage = self._begun.get(thread, (-1, (), ()))
+        if number >= 0 and ids[: len(start)] == start:
+            written = ids[len(start) :]
+            if passage[: len(written)] == written:
+                rest = passage[min(len(written), len(passage) - 1) :]
+                # If only end-of-text is left, main goes on to its next passage, if it has one.
+                if len(rest) > 1 or not written or number + 1 >= len(self._passages.get(thread, ())):
+                    return rest
+        number = 0 if thread else number + 1
+        passage = self._passage(thread, number, ids)
+        self._begun[thread] = number, ids, passage
+        return passage
+
+    def _passage(self, thread: int, number: int, ids: tuple[int, ...]) -> Passage:
+        if self._tokenizer.tags is None and (thread or number):
+            context = self._tokenizer.decode(ids[self._prompt :])
+            return (*self._tokenizer.encode(_read_on(self._text, context)), *self._end)
+        passages = self._passages.get(thread, [])
+        return passages[number] if number < len(passages) else self._end
