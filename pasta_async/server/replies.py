@@ -424,11 +424,6 @@ async def _merged(
 
     Raises the error that ends any of the answers. Closing it ends them all.
     """
-    waiting: dict[asyncio.Task[Event | FillEvent], int] = {}
-
-    def wait_for_next(index: int) -> None:
-        waiting[asyncio.create_task(anext(answers[index]))] = index
-
     async with AsyncExitStack() as stack:
         for answer in answers:
             await stack.enter_async_context(aclosing(answer))
@@ -437,9 +432,8 @@ async def _merged(
                 yield 0, event
             return
         # A task for each answer waits for its next event; another one follows before the event is passed on.
+        waiting = {asyncio.create_task(anext(answer)): index for index, answer in enumerate(answers)}
         try:
-            for index in range(len(answers)):
-                wait_for_next(index)
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -448,7 +442,7 @@ async def _merged(
                         event = task.result()
                     except StopAsyncIteration:
                         continue
-                    wait_for_next(index)
+                    waiting[asyncio.create_task(anext(answers[index]))] = index
                     yield index, event
         finally:
             for task in waiting:
