@@ -78,8 +78,16 @@ class ResultStream(Generic[_E, _R]):
 
         Cancelling it leaves the answer running until the block is left.
         """
-        if not self._events:
-            await self._more()
+        if self._task is None:
+            raise InvalidStateError("enter the stream first: async with client.stream(...) as s")
+        while not self._events:
+            self._room.set()  # the reader is here, so threads that wait for room in the buffer may go on
+            if self._task.done():
+                if not self._task.cancelled():
+                    self._result = self._task.result()
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
         return self._events.popleft()
 
     async def result(self) -> _R:
@@ -107,19 +115,6 @@ class ResultStream(Generic[_E, _R]):
         while len(self._events) > _BUFFER:
             self._room.clear()
             await self._room.wait()
-
-    async def _more(self) -> None:
-        """Wait for events. The reader is here, so threads that wait for room in the buffer may go on."""
-        if self._task is None:
-            raise InvalidStateError("enter the stream first: async with client.stream(...) as s")
-        self._room.set()
-        while not self._events:
-            if self._task.done():
-                if not self._task.cancelled():
-                    self._result = self._task.result()
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
 
 
 class AnswerStream(ResultStream[Event, Generation]):

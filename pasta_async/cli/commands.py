@@ -7,8 +7,9 @@ import os
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,12 +52,22 @@ class GenerateOptions(Options):
     """NAME=VALUE for the chat template; may be repeated."""
 
 
-def run(line: list[str], backend: Backend | None) -> None:
-    """Run a command; `backend` decodes instead of the one that the options name.
+def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -> None:
+    """Run a command and leave the process with its exit code.
+
+    The code is 0 when all is well, 1 for an error (in words on stderr), 2 for a misuse, 130 after Ctrl-C.
+
+    Args:
+        args: Command and options; None: those of the process.
+        backend: Decodes instead of the one that `--backend` names; for tests without a model.
 
     Raises:
-        SystemExit: The command failed, or was misused.
+        SystemExit: Always.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a character that its encoding lacks must not end the answer
+            stream.reconfigure(errors="replace")
+    line = sys.argv[1:] if args is None else [*args]
     program = ArgumentParser(
         "pasta-async",
         description="LLM answers sooner: the independent parts of an answer are decoded in parallel.",
@@ -115,6 +126,7 @@ def run(line: list[str], backend: Backend | None) -> None:
         if backend is not None:
             options.backend = backend
         options.work(options)
+    sys.exit(0)
 
 
 @contextmanager
@@ -129,9 +141,7 @@ def _reported_errors() -> Generator[None]:
     except OSError as error:
         try:
             sys.stdout.flush()
-        except (
-            OSError
-        ):  # drop the rest of the output: Python would try to write it again, and fail, as it ends
+        except OSError:  # drop the rest of the output: Python would write it again, and fail, as it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1 if isinstance(error, BrokenPipeError) else f"pasta-async: {error}")
     except (PastaError, ModuleNotFoundError) as error:

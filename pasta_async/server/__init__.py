@@ -6,9 +6,9 @@ docs/serving.md has the rest.
 """
 
 from pasta_async.server.app import create_app
+from pasta_async.server.replies import event_fields
 from pasta_async.server.running import uvicorn_server
 from pasta_async.server.settings import ServerSettings
-from pasta_async.server.streaming import event_fields
 
 __all__ = [
     "ServerSettings",

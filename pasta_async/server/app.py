@@ -1,17 +1,27 @@
-"""The app: its routes, its guards, and a client that lives as long as it."""
+"""The app: its routes, its guards, its metrics and traces, and a client that lives as long as it."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
+import os
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import cache, partial
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import httpx
-from prometheus_client import Counter
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -23,18 +33,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pasta_async.backends.http.client import http_client
 from pasta_async.client import Client
+from pasta_async.errors import missing_extra
+from pasta_async.observers import Observer
 from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.errors import ApiError
-from pasta_async.server.operations import Operations
 from pasta_async.server.proxy import HttpEngine
 from pasta_async.server.replies import check, respond
 from pasta_async.server.requests import ChatRequest, CompletionRequest
 from pasta_async.server.service import Admission, Service, service_of
 from pasta_async.server.settings import ServerSettings
-from pasta_async.trace.page import standalone
+from pasta_async.telemetry.logs import Logs
+from pasta_async.telemetry.metrics import Metrics
+from pasta_async.trace import standalone
 
-_page = cache(standalone)
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 
 def create_app(
@@ -58,8 +72,13 @@ def create_app(
     """
     settings = settings or ServerSettings()
     admission = Admission(settings)
-    operations = Operations(settings, admission)
-    client = Client(backend, limits=limits, observers=operations.observers)
+    registry = _registry(settings, admission)
+    observers: list[Observer] = [Metrics(registry), Logs(text=settings.log_text)]
+    middleware: list[Middleware] = []
+    provider: TracerProvider | None = None
+    if any(map(os.environ.get, ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))):
+        provider = _trace(observers, middleware)
+    client = Client(backend, limits=limits, observers=observers)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -73,26 +92,81 @@ def create_app(
                     app.state.service = Service(client, info, settings, admission, http)
                     yield
         finally:
-            await operations.flush()
+            if provider:  # send the spans that are left: a signal ends the process right then
+                await asyncio.to_thread(provider.force_flush)
 
     routes = [
         Route("/", _playground),
         Route("/health", _health),
-        Route("/metrics", operations.metrics),
+        Route("/metrics", partial(_metrics, registry=registry)),
         Route("/v1/models", _models),
         Route("/v1/models/{name:path}", _models),
         Route("/v1/chat/completions", partial(respond, form=ChatRequest), methods=["POST"]),
         Route("/v1/completions", partial(respond, form=CompletionRequest), methods=["POST"]),
         Route("/v1/plans/check", check, methods=["POST"]),
     ]
-    middleware = [
-        *operations.middleware,
-        Middleware(_CountedResponses, operations.responses, [route.path for route in routes]),
-    ]
+    middleware.append(Middleware(_counted, registry, [route.path for route in routes]))
     if keys := settings.keys():
-        middleware.append(Middleware(_KeyGuard, keys))
+        middleware.append(Middleware(_guarded, keys))
     handlers = {HTTPException: _no_such_route}
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+
+
+def _registry(settings: ServerSettings, admission: Admission) -> CollectorRegistry:
+    """A registry of the app's own, with the metrics of its process and its queue."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    for name, text, number in (
+        ("in_flight", "Requests that decode.", lambda: admission.in_flight),
+        ("queued", "Requests that wait for a place.", lambda: admission.queued),
+        ("limit", "Places there are.", lambda: settings.max_answers),
+    ):
+        Gauge(f"pasta_server_answers_{name}", text, registry=registry).set_function(number)
+    return registry
+
+
+def _trace(observers: list[Observer], middleware: list[Middleware]) -> TracerProvider | None:
+    """Trace answers, and each HTTP request around them, over OTLP/HTTP as the `OTEL_*` variables say.
+
+    They set its endpoint, headers, sampler and resource. Its service is `pasta-async` unless they name one.
+    Returns the provider; None: the program has set up a global one (`opentelemetry-instrument` does), which
+    is used instead.
+    """
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.instrumentation.asgi import (  # pyright: ignore[reportMissingTypeStubs]
+            OpenTelemetryMiddleware,
+        )
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from pasta_async.telemetry.tracing import Tracing
+    except ModuleNotFoundError as error:
+        raise missing_extra("the endpoint for traces", "server,otel", error) from error
+    provider: TracerProvider | None = None
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        named = Resource({SERVICE_NAME: "pasta-async"}).merge(OTELResourceDetector().detect())
+        provider = TracerProvider(resource=Resource.create().merge(named))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    observers.append(Tracing(provider))
+    middleware.append(
+        Middleware(
+            OpenTelemetryMiddleware,
+            tracer_provider=provider,
+            exclude_spans=["receive", "send"],
+            excluded_urls="/health$,/metrics$",
+        )
+    )
+    return provider
+
+
+async def _metrics(request: Request, registry: CollectorRegistry) -> Response:
+    """Prometheus's text, or OpenMetrics for clients that accept it."""
+    encode, kind = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry), headers={"content-type": kind})
 
 
 async def _health(request: Request) -> Response:
@@ -123,15 +197,15 @@ async def _models(request: Request) -> Response:
 
 async def _playground(_: Request) -> Response:
     """The page on which to try prompts. It may send requests to this server alone."""
-    page = _page("index.html")
+    html, policy = standalone("index.html")
     headers = {
-        "Content-Security-Policy": f"{page.policy}; connect-src 'self'; frame-ancestors 'none'",
+        "Content-Security-Policy": f"{policy}; connect-src 'self'; frame-ancestors 'none'",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-cache",
     }
-    return HTMLResponse(page.html, headers=headers)
+    return HTMLResponse(html, headers=headers)
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
@@ -162,42 +236,36 @@ def _path_in_app(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
-class _CountedResponses:
-    """Counts responses by path and status; a path that the app does not have is `other`."""
+def _counted(app: ASGIApp, registry: CollectorRegistry, paths: Collection[str]) -> ASGIApp:
+    """Count responses by path and status; a path that the app does not have is `other`."""
+    labels = ("path", "status")
+    responses = Counter("pasta_http_responses", "Responses, by path and status.", labels, registry=registry)
 
-    def __init__(self, app: ASGIApp, responses: Counter, paths: Collection[str]) -> None:
-        self._app = app
-        self._responses = responses
-        self._paths = paths
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or the lifespan."""
-
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 path = _path_in_app(scope)
-                path = path if path in self._paths else "other"
-                self._responses.labels(path, str(message["status"])).inc()
+                responses.labels(path if path in paths else "other", str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, receive, counted)
+        await app(scope, receive, counted)
+
+    return run
 
 
-class _KeyGuard:
-    """Refuses requests without one of the keys, except for `_OPEN_PATHS`."""
+def _guarded(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
+    """Refuse requests without one of the keys, except for `_OPEN_PATHS`."""
+    digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or the lifespan."""
-        app = self._app if scope["type"] == "lifespan" or self._allows(scope) else _NO_KEY.response
-        await app(scope, receive, send)
-
-    def _allows(self, scope: Scope) -> bool:
+    def allows(scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
         # Every key is compared, and all digests have one length, so that the time it takes tells nothing.
-        matches = [hmac.compare_digest(digest, key_digest) for key_digest in self._digests]
+        matches = [hmac.compare_digest(digest, key_digest) for key_digest in digests]
         return _path_in_app(scope) in _OPEN_PATHS or (any(matches) and scheme.lower() == "bearer")
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        allowed = scope["type"] == "lifespan" or allows(scope)
+        await (app if allowed else _NO_KEY.response)(scope, receive, send)
+
+    return run

@@ -66,24 +66,6 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
-def api_error(error: Exception) -> ApiError:
-    """The error that a client sees for an exception that ended its request."""
-    if isinstance(error, ApiError):
-        return error
-    if not isinstance(error, PastaError):
-        return ApiError("the server failed; its log has more", 500, code="internal_error")
-    cause = error.__cause__ if isinstance(error.__cause__, BackendError) else error
-    status, code = _status(cause)
-    refused = isinstance(error, InvalidRequestError)
-    return ApiError(
-        str(error),
-        status,
-        code=code,
-        retry_after=cause.retry_after if isinstance(cause, BackendStatusError) and status == 503 else None,
-        partial=error.partial.text if error.partial and not refused else None,
-    )
-
-
 def stopping(partial: str | None = None) -> ApiError:
     """The error for an answer that is still open when the server stops."""
     return ApiError(
@@ -114,11 +96,21 @@ def _status(cause: PastaError) -> tuple[int, str | None]:
 
 
 def log_failure(error: Exception, *, text: bool) -> ApiError:
-    """The error that a client sees, as `api_error`; failures that are not the client's fault are logged.
+    """The error that a client sees for an exception that ended its request; one of the server is logged.
 
     With `text` the message is logged as well, which may quote a prompt.
     """
-    reply = api_error(error)
+    if isinstance(error, ApiError):
+        return error
+    reply = ApiError("the server failed; its log has more", 500, code="internal_error")
+    if isinstance(error, PastaError):
+        cause = error.__cause__ if isinstance(error.__cause__, BackendError) else error
+        status, code = _status(cause)
+        reply = ApiError(str(error), status, code=code)
+        if isinstance(cause, BackendStatusError) and status == 503:
+            reply.retry_after = cause.retry_after
+        if error.partial and not isinstance(error, InvalidRequestError):
+            reply.partial = error.partial.text
     if reply.status >= 500:
         message = str(error) if text or isinstance(error, BackendConnectError) else "(no text in logs)"
         trace = error.__traceback__ if reply.code == "internal_error" else None

@@ -1,24 +1,27 @@
-"""`POST /v1/chat/completions` and `/v1/completions`: answers of the library, in OpenAI's form."""
+"""`POST /v1/chat/completions` and `/v1/completions`: answers in OpenAI's form, whole or as streams."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
+import anyio
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
 from pasta_async.plans.plan import KEY
 from pasta_async.results import Generation
-from pasta_async.server.errors import log_failure, stopping
+from pasta_async.server.errors import ApiError, log_failure, stopping
 from pasta_async.server.proxy import EngineReply
 from pasta_async.server.requests import (
     ChatRequest,
@@ -31,9 +34,10 @@ from pasta_async.server.requests import (
     sampling_of,
 )
 from pasta_async.server.service import Service, service_of
-from pasta_async.server.streaming import data_event, event_fields, merged, stream_response, unless_gone
 
 Json = dict[str, Any]
+_T = TypeVar("_T")
+_EVENTS: TypeAdapter[Event | FillEvent] = TypeAdapter(Event | FillEvent)
 
 _SUMMARY = {"critical_path", "text_speedup", "elapsed", "width", "notes"}
 """Fields of a generation that a reply has for each choice, beside its number of threads."""
@@ -56,13 +60,10 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
         body = parse_body(raw, form)
         check_request(body, service)
         reply = _reply(service, body, raw)
-        headers = {"x-pasta-mode": reply.mode}
         if body.stream:
-            return await stream_response(
-                request, reply.events(), headers, service.settings, lambda: reply.shown
-            )
-        content = await unless_gone(request, reply.whole())
-        return Response(content, media_type="application/json", headers=headers)
+            return await _streamed(request, reply, log_text=service.settings.log_text)
+        content = await _unless_gone(request, reply.whole())
+        return Response(content, media_type="application/json", headers={"x-pasta-mode": reply.mode})
     except asyncio.CancelledError:  # by the ASGI server, which stops
         return stopping().response
     except Exception as error:
@@ -144,7 +145,7 @@ class _Reply:
         begun = False
         async with self._service.admission.enter(self._limits.timeout) as seconds:
             answers = [self._events(call) for call in await self._calls(seconds)]
-            async with aclosing(merged(answers)) as events:
+            async with aclosing(_merged(answers)) as events:
                 async for index, event in events:
                     if isinstance(event, AnswerDone):
                         done[index] = event.generation
@@ -152,11 +153,11 @@ class _Reply:
                     begun = begun or isinstance(event, _BEGINNING)
                     held += self._event_chunks(index, event)
                     if begun and held:
-                        yield b"".join(map(data_event, held))
+                        yield b"".join(map(_data_event, held))
                         held = []
         stream_options = self._request.stream_options
         if stream_options and stream_options.include_usage:
-            yield data_event(self._chunk(usage=self._usage([done[index] for index in sorted(done)])))
+            yield _data_event(self._chunk(usage=self._usage([done[index] for index in sorted(done)])))
         yield b"data: [DONE]\n\n"
 
     async def _answer(self, call: Json) -> Generation:
@@ -293,3 +294,157 @@ def _cached_tokens(generation: Generation) -> int:
     """Tokens of the prompt whose KV was in the prefix cache when the main thread began."""
     requests = generation.threads[0].requests
     return (requests[0].cached_tokens or 0) if requests else 0
+
+
+# Server-sent events ----------------------------------------------------------------------------------------
+
+
+def event_fields(event: Event | FillEvent) -> dict[str, Any]:
+    """An event of an answer, or of a plan, as a JSON object: its fields by their names, `type` among them.
+
+    `pydantic.TypeAdapter(pasta_async.Event)` reads an answer's again.
+    """
+    return _EVENTS.dump_python(event, mode="json")
+
+
+class _EventResponse(StreamingResponse):
+    """Server-sent events, until the client goes away. The generators are closed however the response ends.
+
+    `source` is the generator that `events` reads from. It is closed as well: `events` does not do it if it
+    has not begun.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        reply: _Reply | EngineReply,
+        events: AsyncGenerator[bytes, None],
+        source: AsyncGenerator[bytes, None],
+    ) -> None:
+        # nginx would hold the events back until its buffer is full.
+        headers = {"x-pasta-mode": reply.mode, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, headers=headers, media_type="text/event-stream")
+        self._request = request
+        self._reply = reply
+        self._generators = (events, source)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. A client that goes away, or a cancellation, closes the generators.
+
+        An ASGI server that stops cancels open requests. Such a cancellation ends here: instead, the client
+        gets a last event.
+        """
+        open_body = False  # the response has begun, and its body is not complete
+
+        async def watched(message: Message) -> None:
+            nonlocal open_body
+            open_body = message.get("more_body", True)
+            await send(message)
+
+        try:
+            await _unless_gone(self._request, self.stream_response(watched))
+        except ApiError:  # the client has gone
+            pass
+        except asyncio.CancelledError:
+            if open_body:
+                last_event = _data_event(stopping(self._reply.shown).body)
+                await send({"type": "http.response.body", "body": last_event})
+        finally:
+            with anyio.CancelScope(shield=True):
+                for generator in self._generators:
+                    await generator.aclose()
+
+
+def _data_event(value: Any) -> bytes:
+    """A value as an event of OpenAI's streams."""
+    return b"data: %b\n\n" % to_json(value)
+
+
+async def _streamed(request: Request, reply: _Reply | EngineReply, *, log_text: bool) -> Response:
+    """A reply as a stream. It waits for the first event, so that an error before it has an HTTP status.
+
+    A client that goes away, or a cancellation, closes the generator. If an error or the end of the server
+    breaks the stream off, clients get the text so far.
+    """
+    events = reply.events()
+
+    async def rest(first: bytes) -> AsyncGenerator[bytes, None]:
+        try:
+            yield first
+            async for event in events:
+                yield event
+        except Exception as error:
+            failure = log_failure(error, text=log_text)
+            if failure.partial is None:
+                failure.partial = reply.shown
+            yield _data_event(failure.body)
+
+    async def first_event() -> bytes:
+        return await anext(events, b"")  # the reply of an engine's own endpoint may be empty
+
+    try:
+        first = await _unless_gone(request, first_event())
+    except BaseException:
+        await events.aclose()
+        raise
+    return _EventResponse(request, reply, rest(first), source=events)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do some work for a request whose body was read, until its client disconnects.
+
+    Raises:
+        ApiError: The client has gone, and the work was cancelled. No client will get this error.
+
+    Cancelling it cancels the work and waits until it is over.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiError("the client has gone", 499)
+    finally:
+        task.cancel()
+        gone.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait((task, gone))
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _merged(
+    answers: Sequence[AsyncGenerator[Event | FillEvent, None]],
+) -> AsyncGenerator[tuple[int, Event | FillEvent], None]:
+    """The events of several answers as they come, each with its answer's index in the sequence.
+
+    Raises the error that ends any of the answers. Closing it ends them all.
+    """
+    async with AsyncExitStack() as stack:
+        for answer in answers:
+            await stack.enter_async_context(aclosing(answer))
+        if len(answers) == 1:  # no tasks needed
+            async for event in answers[0]:
+                yield 0, event
+            return
+        # A task for each answer waits for its next event; another one follows before the event is passed on.
+        waiting = {asyncio.create_task(anext(answer)): index for index, answer in enumerate(answers)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    index = waiting.pop(task)
+                    try:
+                        event = task.result()
+                    except StopAsyncIteration:
+                        continue
+                    waiting[asyncio.create_task(anext(answers[index]))] = index
+                    yield index, event
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)  # several may have failed at the same time

@@ -16,11 +16,11 @@ from starlette.requests import Request
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.options import Limits, Options, Parallel, Sampling
+from pasta_async.protocol import Message
 from pasta_async.server.errors import ApiError, invalid_body
 from pasta_async.server.service import Service
 from pasta_async.server.settings import ServerSettings
 
-Message = dict[str, Any]
 _T = TypeVar("_T")
 _Form = TypeVar("_Form", bound="_Body")
 _Options = TypeVar("_Options", bound=Options)

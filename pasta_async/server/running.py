@@ -39,14 +39,14 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     Raises:
         InvalidRequestError: The address can be reached from other machines, and there is no key.
     """
-    keys = settings.keys()
-    if not keys and not settings.loopback:
-        raise InvalidRequestError(
-            f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
-            "PASTA_SERVER_API_KEYS"
-        )
-    if not keys:  # else any page on the web could send requests, by a name of its own for this machine
-        hosts = ["localhost", "127.0.0.1", "[::1]", settings.host]
+    if not settings.keys():
+        if settings.host not in ("localhost", "127.0.0.1", "::1"):
+            raise InvalidRequestError(
+                f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
+                "PASTA_SERVER_API_KEYS"
+            )
+        # Otherwise any page on the web could send requests, by a name of its own for this machine.
+        hosts = ["localhost", "127.0.0.1", "[::1]"]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     config = uvicorn.Config(
         app,

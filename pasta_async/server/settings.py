@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -41,7 +40,7 @@ class ServerSettings(Options, BaseSettings):
         super().__init__(**values)
 
     host: str = "127.0.0.1"
-    """Address to listen at. Any but a loopback address needs a key."""
+    """Address to listen at. Any but localhost, 127.0.0.1 and ::1 needs a key."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen at; 0: a free one."""
     api_keys: _Secrets = ()
@@ -94,11 +93,3 @@ class ServerSettings(Options, BaseSettings):
                 raise InvalidRequestError(f"{path} holds no key; put one on a line of its own")
             keys += keys_of_file
         return tuple(keys)
-
-    @property
-    def loopback(self) -> bool:
-        """True if only this machine can reach the server."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal
 
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.engine_load import EngineLoad
-from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
+from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.lang.checks import parse
 from pasta_async.lang.document import Document
+from pasta_async.lang.views import views
 from pasta_async.protocol import DecodeRequest, Model, Piece, RequestEnd
 from pasta_async.results import FinishReason
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import (
-    AnswerState,
-    Passage,
-    ScriptLike,
-    ScriptSource,
-    encode_tagged,
-    read_script,
-)
 from pasta_async.testing.tokenizer import word_tokenizer
 from pasta_async.tokenizer import Tokenizer
+
+ScriptLike = str | Document
+"""A document in written form, or parsed."""
+
+ScriptSource = ScriptLike | Mapping[str, ScriptLike] | Callable[[str], ScriptLike]
+"""One script for everything, or one for each prompt (the last user message's text)."""
+
+Passage = tuple[int, ...]
+"""Ids that a thread writes up to the next join; end-of-text is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,8 @@ class Fault:
     """0 is the main thread, k the k-th promise."""
     after_tokens: int
     """Number of tokens after which the request fails; a request that ends sooner does not."""
-    kind: Literal["fail", "stall", "cut", "garbage"] = "fail"
-    """`fail` raises `error`; `stall` sends nothing more; `cut` breaks the stream off, which raises a
-    `BackendProtocolError`; `garbage` writes `text` there, then goes on."""
+    kind: Literal["fail", "stall"] = "fail"
+    """`fail` raises `error`; `stall` sends nothing more."""
     times: int = 1
     """Number of the thread's requests that fail, one after another."""
     skip: int = 0
@@ -47,19 +49,6 @@ class Fault:
     """The error that `fail` raises; a `BackendError` unless given."""
     retryable: bool = False
     """The value of `retryable` of that `BackendError`."""
-    text: str = '" tokens="\ufffd"/>'
-    """The text that `garbage` writes; tags in it become tag tokens."""
-
-    def make_error(self) -> Exception:
-        """The exception that the request ends with."""
-        where = f"thread {self.thread} after {self.after_tokens} tokens"
-        if self.kind == "cut":
-            return BackendProtocolError(f"scripted: the stream of {where} broke off")
-        if self.error is not None:
-            return self.error
-        error = BackendError(f"scripted: failure of {where}")
-        error.retryable = self.retryable
-        return error
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +115,7 @@ class ScriptedBackend:
             clock = VirtualClock() if latency or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
         """The clock on which the latencies are spent."""
-        self.tokenizer: Tokenizer = tokenizer or word_tokenizer(_texts(script, faults), tags=trained)
+        self.tokenizer: Tokenizer = tokenizer or word_tokenizer(_texts(script), tags=trained)
         self.played: list[Play] = []
         """Every request, in the order in which they came in."""
         self.open: set[Play] = set()
@@ -134,14 +123,17 @@ class ScriptedBackend:
         self.max_open: int = 0
         """Largest number of requests that ran at the same time."""
         self._script = script
-        self._chat = _Chat(self.tokenizer)
+        # With the template of `chat_tokenizer`: <|user|> <|end|> <|answer|>, or <|plain answer|> at the end.
+        empty = [{"role": "user", "content": ""}]
+        self._marks = self.tokenizer.encode_chat(empty, {})
+        self._plain_mark = self.tokenizer.encode_chat(empty, {"pasta": False})[-1]
         self._latency = latency
         self._speeds = speeds
         self._piece = piece
         self._faults = tuple(faults)
         self._request_counts = Counter[int]()  # requests of each thread so far
-        self._cache = PrefixCache()
-        self._answers: dict[str, AnswerState] = {}
+        self._cache: dict[int, Any] = {}  # a prefix tree: each id leads to a dict of the ids that followed it
+        self._answers: dict[str, _Script] = {}
         self._closed = asyncio.Event()
         self._model = Model(
             name="scripted",
@@ -197,7 +189,9 @@ class ScriptedBackend:
                     await self._closed.wait()
                     self._check_open()
                 self._leave(play, "error")
-                raise fault.make_error()
+                error = BackendError(f"scripted: failure of thread {fault.thread}")
+                error.retryable = fault.retryable
+                raise fault.error or error
         finally:
             if play.finish_reason is None:
                 self._leave(play, "abort")
@@ -222,39 +216,44 @@ class ScriptedBackend:
     def _next_passage(self, request: DecodeRequest) -> tuple[Passage, Fault | None]:
         """The tokens that the request is answered with, and the failure that ends it."""
         thread = request.thread
-        ids = request.ids
         answer = self._answers.get(request.answer)
         if answer is None:
-            answer = self._answers[request.answer] = self._open_answer(ids)
-        passage = answer.find(thread, ids)
+            answer = self._answers[request.answer] = self._open_answer(request.ids)
         number = self._request_counts[thread]
         self._request_counts[thread] += 1
-        # Garbage goes into the passage; of the faults that end the request, the first one does.
-        fatal: list[Fault] = []
-        for fault in self._faults:
-            if fault.thread != thread or not fault.skip <= number < fault.skip + fault.times:
-                continue
-            if fault.kind == "garbage":
-                tokens = encode_tagged(fault.text, self.tokenizer)
-                passage = answer.splice(thread, ids, fault.after_tokens, tokens)
-            else:
-                fatal.append(fault)
-        return passage, min(fatal, key=lambda fault: fault.after_tokens, default=None)
+        faults = [
+            fault
+            for fault in self._faults
+            if fault.thread == thread and fault.skip <= number < fault.skip + fault.times
+        ]
+        first = min(faults, key=lambda fault: fault.after_tokens, default=None)
+        return answer.find(thread, request.ids), first
 
-    def _open_answer(self, ids: tuple[int, ...]) -> AnswerState:
-        question, plain = self._chat.question(ids)
+    def _open_answer(self, ids: tuple[int, ...]) -> _Script:
+        question, plain = self._question(ids)
         script = self._script
         if not isinstance(script, str | Document):
             script = script(question) if callable(script) else script.get(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
-        passages = read_script(script, self.tokenizer, plain=plain)
-        untrained = None if self.tokenizer.tags else self.tokenizer
-        return AnswerState(passages, self.tokenizer.end_ids[0], untrained)
+        return _Script(script, self.tokenizer, len(ids), plain=plain)
+
+    def _question(self, ids: tuple[int, ...]) -> tuple[str, bool]:
+        """The last user message of a context, and True if a plain answer follows.
+
+        A context that is no chat of the template of `chat_tokenizer` is one message as a whole.
+        """
+        if len(self._marks) != 3 or self._marks[0] not in ids:
+            return self.tokenizer.decode(ids), False
+        user, end, answer = self._marks
+        answers = [token for token in ids if token in (answer, self._plain_mark)]
+        start = len(ids) - 1 - ids[::-1].index(user)
+        stop = ids.index(end, start) if end in ids[start:] else len(ids)
+        return self.tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == [self._plain_mark]
 
     def _enter(self, request: DecodeRequest) -> Play:
         # A prompt's KV is cached when its request begins; the last token is computed in any case.
-        cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
+        cached_tokens = min(self._remember(request.ids), len(request.ids) - 1)
         play = Play(request, self.clock.time(), cached_tokens=cached_tokens)
         self.played.append(play)
         self.open.add(play)
@@ -265,7 +264,16 @@ class ScriptedBackend:
         play.finish_reason = finish_reason
         play.ended = self.clock.time()
         self.open.remove(play)
-        self._cache.add((*play.request.ids, *play.ids[:-1]))  # the last token was never fed to the model
+        self._remember((*play.request.ids, *play.ids[:-1]))  # the last token was never fed to the model
+
+    def _remember(self, ids: tuple[int, ...]) -> int:
+        """Keep a sequence in the prefix cache; returns the length of its beginning that was there before."""
+        matched = 0
+        node = self._cache
+        for token in ids:
+            matched += token in node
+            node = node.setdefault(token, {})
+        return matched
 
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a passage into pieces, up to the end of the request or its failure."""
@@ -276,24 +284,15 @@ class ScriptedBackend:
         count = next(number for number, token in enumerate(passage, 1) if token in ends)
         finish_reason: RequestEnd = "stop" if count <= limit else "length"
         count = min(count, limit)
-        if fault is not None and fault.after_tokens < count:
-            for start, end in _spans(fault.after_tokens, self._piece):
-                yield Piece(passage[start:end])
-            return
-        for start, end in _spans(count, self._piece):
-            piece = Piece(passage[start:end])
-            if end == count:
-                piece = Piece(piece.ids, finish_reason, play.cached_tokens)
-            yield piece
+        sent = count if fault is None else min(count, fault.after_tokens)
+        for start in range(0, sent, self._piece):
+            ids = passage[start : min(start + self._piece, sent)]
+            is_last = start + len(ids) == count
+            yield Piece(ids, finish_reason, play.cached_tokens) if is_last else Piece(ids)
 
 
-def _spans(count: int, size: int) -> Iterator[tuple[int, int]]:
-    return pairwise([*range(0, count, size), count])
-
-
-def _texts(script: ScriptSource, faults: Sequence[Fault]) -> Iterator[str]:
+def _texts(script: ScriptSource) -> Iterator[str]:
     """The texts that a model of this script may read or write, whose words get tokens."""
-    yield from (fault.text for fault in faults if fault.kind == "garbage")
     scripts: list[ScriptLike] = []
     if isinstance(script, str | Document):
         scripts.append(script)
@@ -304,42 +303,80 @@ def _texts(script: ScriptSource, faults: Sequence[Fault]) -> Iterator[str]:
         yield document if isinstance(document, str) else document.format()
 
 
-class _Chat:
-    """The marker tokens of a chat template, by which the last user message of a context is found."""
+_NEXT_LINE = re.compile(r"\n+(?=\S)")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+
+def _read_on(text: str, context: str) -> str:
+    """The rest of a text, as an untrained model would go on that has seen only some lines of it.
+
+    Each line of the context is looked for behind the one before. If the context ends with a line break, the
+    rest begins with the next line that is not indented.
+    """
+    end = 0  # of the last line that was found
+    for line in context.splitlines():
+        if line.strip():
+            line = line.removesuffix(" ...")  # in main's context of an outline, it stands in place of an item
+            start = text.find(line, end)
+            if start < 0:
+                return ""
+            end = start + len(line)
+    rest = text[end:]
+    if context.endswith("\n"):
+        next_line = _NEXT_LINE.search(rest)
+        return rest[next_line.end() :] if next_line else ""
+    return rest
+
+
+class _Script:
+    """A document as the passages of an answer's threads, and how far each of them has got.
+
+    A thread goes on in its passage if its context is the one with which the passage began, and a part of the
+    passage behind it. With any other context main goes on to its next passage (chunks were joined), and a
+    chunk starts again.
+
+    A model without tags has one text; with any other context than the prompt it goes on as `_read_on` says.
+
+    Args:
+        script: The document.
+        tokenizer: The tokenizer of the model that plays it.
+        prompt: Length of the answer's prompt in tokens.
+        plain: True for the visible text as one passage of main.
+    """
+
+    def __init__(self, script: ScriptLike, tokenizer: Tokenizer, prompt: int, *, plain: bool) -> None:
+        document = parse(script) if isinstance(script, str) else script
         self._tokenizer = tokenizer
-        empty = [{"role": "user", "content": ""}]
-        # With the template of `chat_tokenizer`: <|user|> <|end|> <|answer|>, or <|plain answer|> at the end.
-        self._marks = tokenizer.encode_chat(empty, {})
-        self._plain = tokenizer.encode_chat(empty, {"pasta": False})[-1:]
+        self._prompt = prompt
+        self._end = tokenizer.end_ids[:1]
+        self._text = document.text
+        self._passages: dict[int, list[Passage]] = {}
+        self._begun: dict[int, tuple[int, Passage, Passage]] = {}
+        """The number of each thread's passage, the context before it, and its ids."""
+        if plain or tokenizer.tags is None:
+            self._passages[0] = [(*tokenizer.encode(self._text), *self._end)]
+            return
+        for view in views(document):
+            passage = tokenizer.encode_segments(view.target) + self._end
+            self._passages.setdefault(view.thread, []).append(passage)
 
-    def question(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The last user message of a context, and True if a plain answer follows.
+    def find(self, thread: int, ids: tuple[int, ...]) -> Passage:
+        """The ids that a request with this context is answered with."""
+        number, start, passage = self._begun.get(thread, (-1, (), ()))
+        if number >= 0 and ids[: len(start)] == start:
+            written = ids[len(start) :]
+            if passage[: len(written)] == written:
+                rest = passage[min(len(written), len(passage) - 1) :]
+                # If only end-of-text is left, main goes on to its next passage, if it has one.
+                if len(rest) > 1 or not written or number + 1 >= len(self._passages.get(thread, ())):
+                    return rest
+        number = 0 if thread else number + 1
+        passage = self._passage(thread, number, ids)
+        self._begun[thread] = number, ids, passage
+        return passage
 
-        A context that is no chat of the template of `chat_tokenizer` is one message as a whole.
-        """
-        if len(self._marks) != 3 or self._marks[0] not in ids:
-            return self._tokenizer.decode(ids), False
-        user, end, answer = self._marks
-        answers = [token for token in ids if token in (answer, *self._plain)]
-        start = len(ids) - 1 - ids[::-1].index(user)
-        stop = ids.index(end, start) if end in ids[start:] else len(ids)
-        return self._tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == self._plain
-
-
-class PrefixCache:
-    """A prefix cache that only remembers which token sequences were computed; nothing is ever evicted."""
-
-    def __init__(self) -> None:
-        self._tree: dict[int, Any] = {}  # a prefix tree: each id leads to a dict of the ids that followed it
-
-    def add(self, ids: Sequence[int]) -> int:
-        """Remember a sequence; returns the length of its beginning that was remembered before."""
-        matched = 0
-        node = self._tree
-        for token in ids:
-            if token in node:
-                matched += 1
-            node = node.setdefault(token, {})
-        return matched
+    def _passage(self, thread: int, number: int, ids: tuple[int, ...]) -> Passage:
+        if self._tokenizer.tags is None and (thread or number):
+            context = self._tokenizer.decode(ids[self._prompt :])
+            return (*self._tokenizer.encode(_read_on(self._text, context)), *self._end)
+        passages = self._passages.get(thread, [])
+        return passages[number] if number < len(passages) else self._end

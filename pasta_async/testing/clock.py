@@ -20,12 +20,10 @@ class VirtualClock:
     It has no task of its own and works on any event loop, one at a time. Times are kept to a nanosecond.
     """
 
-    def __init__(self, start: float = 0.0) -> None:
-        """Begin at `start` seconds."""
-        self._now = start
-        self._due: dict[
-            asyncio.Future[None], float
-        ] = {}  # the time at which each sleeper wakes, in their order
+    def __init__(self) -> None:
+        self._now = 0.0
+        # The time at which each sleeper wakes, in their order.
+        self._due: dict[asyncio.Future[None], float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching = False  # `_look` is scheduled
         self._seen = 0  # callbacks that the loop had been given by the last look

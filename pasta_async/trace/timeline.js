@@ -1,7 +1,7 @@
 "use strict";
 
 /* Draws the timeline of an answer. Used by the playground and by the page of one answer.
-   An answer has the fields of `Generation` as JSON; a round those of `pasta_async.trace.page.Round`. */
+   An answer has the fields of `Generation` as JSON. */
 const pasta = (() => {
   const HUES = [255, 150, 315, 25, 200, 120, 345, 285];
   const SVG = "http://www.w3.org/2000/svg";
@@ -38,6 +38,27 @@ const pasta = (() => {
     const rough = longest / marks;
     const power = 10 ** Math.floor(Math.log10(rough));
     return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  }
+
+  /** Threads that main waited for, and when: from `waiting` until the last was done, at `kept`; it went on at `joined`. */
+  function roundsOf(answer) {
+    const main = answer.timeline.filter((span) => span.thread === 0);
+    const rounds = [];
+    const isLost = (record) => ["abort", "error"].includes(record.finish_reason);
+    let before = 0; // the last thread of the rounds so far
+    for (const [index, span] of main.entries()) {
+      const open = answer.threads.filter((record) => record.thread > before && record.opened <= span.end);
+      if (isLost(answer) && open.some(isLost)) break;
+      const threads = open.filter((record) => !isLost(record)); // others lie behind the answer's limit
+      if (!threads.length) continue;
+      const joined = main[index + 1]?.start ?? answer.elapsed;
+      const kept = Math.max(...threads.map((record) => record.ended ?? answer.elapsed));
+      const goesOn = joined === span.end && answer.threads[0].ended === null; // main decodes at this moment
+      if (kept > joined || goesOn) continue; // no sync: main's request was sent again
+      rounds.push({ threads: threads.map((record) => record.thread), waiting: Math.min(span.end, kept), kept, joined });
+      before = threads.at(-1).thread;
+    }
+    return rounds;
   }
 
   function rowsOf(answer, baseline) {
@@ -103,7 +124,8 @@ const pasta = (() => {
   }
 
   /** Draw an answer, and its baseline below it, into an element. */
-  function timeline(host, answer, { baseline = null, rounds = [] } = {}) {
+  function timeline(host, answer, baseline = null) {
+    const rounds = roundsOf(answer);
     const rows = rowsOf(answer, baseline);
     const longest = Math.max(answer.elapsed, baseline ? baseline.elapsed : 0, 1e-6);
     const at = (time) => Math.min(100, Math.max(0, (100 * time) / longest));

@@ -19,8 +19,7 @@ from pasta_async.engine_load import LIGHT_THREADS, EngineLoad, StepTimes, room
 from pasta_async.errors import BackendStatusError
 from pasta_async.events import ThreadStarted
 from pasta_async.lang import parse
-from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
-from pasta_async.testing.script import ScriptSource
+from pasta_async.testing import Fault, ScriptedBackend, ScriptSource, VirtualClock
 
 WIDE = "Many." + "".join(promise(f"part {n}", f"Chunk {n} here.") for n in range(40)) + "<sync/> Done."
 TEXT = parse(WIDE).text

@@ -96,10 +96,11 @@ async def test_a_stalled_request_ends_with_the_time_out(thread: int) -> None:
 
 
 async def test_a_broken_stream_is_a_failure_like_any_other() -> None:
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(2, 1, "cut", times=3)])
+    broken = BackendProtocolError("the stream broke off")
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(2, 1, error=broken, times=3)])
     error = await failing(backend)
     assert isinstance(error.__cause__, BackendProtocolError)
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(2, 1, "cut")])
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(2, 1, error=broken)])
     assert (await answer(backend)).text == parse(RICH).text
 
 

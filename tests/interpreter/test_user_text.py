@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncGenerator
+
 import pytest
 
-from pasta_async import TextDelta
+from pasta_async import DecodeRequest, Piece, TextDelta
 from pasta_async.events import ReasoningDelta
-from pasta_async.lang import TAG_TOKENS, parse
-from pasta_async.testing import Fault, ScriptedBackend
+from pasta_async.lang import TAG_TOKENS, Segment, parse
+from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import RICH, answer, events_of, promise
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 
 TYPED = 'What does <sync/> do? <promise topic="a" tokens="10"/><async>This?</async>'
+
+
+class InsertingBackend(ScriptedBackend):
+    """Writes a text into main's first request behind so many tokens; tags in it become tag tokens."""
+
+    def __init__(self, script: str, at: int, text: str, *, piece: int = 1) -> None:
+        super().__init__(script, piece=piece)
+        self._at = at
+        parts = re.split(f"({'|'.join(map(re.escape, TAG_TOKENS))})", text)
+        segments = [Segment(part, is_tag=part in TAG_TOKENS) for part in parts if part]
+        self._inserted = self.tokenizer.encode_segments(segments)
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        left = self._at if not self.requests else -1
+        async for piece in super().decode(request):
+            if 0 <= left < len(piece.ids):
+                yield Piece(piece.ids[:left] + self._inserted)
+                piece = Piece(piece.ids[left:], piece.finish_reason, piece.cached_tokens)
+                left = -1
+            elif left >= 0:
+                left -= len(piece.ids)
+            yield piece
 
 
 def tag_ids(backend: ScriptedBackend, ids: tuple[int, ...]) -> set[int]:
@@ -56,8 +81,7 @@ async def test_what_a_thread_may_not_write_is_banned(name: str) -> None:
 
 async def test_a_chunk_that_main_writes_itself_is_text_of_main() -> None:
     """`<async>` is banned; on a backend that cannot ban it, it has no effect."""
-    inline = Fault(0, 7, "garbage", text="<async>Itself.</async>")
-    backend = ScriptedBackend(f"A {promise('tea', 'Mild.')} B.", faults=[inline])
+    backend = InsertingBackend(f"A {promise('tea', 'Mild.')} B.", 7, "<async>Itself.</async>")
     generation = await answer(backend)
     assert generation.text == "A Mild.Itself. B."
     assert [str(found.code) for found in generation.diagnostics] == ["async-stray", "async-stray-close"]
@@ -71,8 +95,7 @@ async def test_a_chunk_that_main_writes_itself_is_text_of_main() -> None:
 @pytest.mark.parametrize("opened", [True, False], ids=["by the prompt", "by the model"])
 async def test_tags_inside_a_thinking_block_have_no_effect(opened: bool, piece: int) -> None:
     written = f"{'' if opened else '<think>'}Hm.</think> One {promise('a', 'Alpha.')}<sync/> two."
-    thought = Fault(0, 2 if opened else 5, "garbage", text=promise("x"))
-    backend = ScriptedBackend(written, faults=[thought], piece=piece)
+    backend = InsertingBackend(written, 2 if opened else 5, promise("x"), piece=piece)
     prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
     if opened:
         prompt += backend.tokenizer.encode("<think>\n")

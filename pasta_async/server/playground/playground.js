@@ -16,7 +16,7 @@
 
   let model = null;
   let running = null; // the run under way
-  let answered = null; // the last answer that is whole: { generation, rounds, prompt, schema }
+  let answered = null; // the last answer that is whole: { generation, prompt, schema }
   let graph = null; // of the plan in the form, as the server has checked it
   let checking = null; // the check under way
 
@@ -97,16 +97,15 @@
 
     picture() {
       const whole = this.generation;
-      if (whole || this.clock.timeline.length) timeline(by("timeline"), whole ?? this.clock.answer, { rounds: this.clock.joins });
+      if (whole || this.clock.timeline.length) timeline(by("timeline"), whole ?? this.clock.answer);
     }
 
     finish() {
       const { elapsed } = this.generation;
-      this.clock.join(elapsed);
       this.prose.settle(this.generation.text);
       showNumbers(by("numbers"), this.generation, null);
       this.draw({ now: true });
-      answered = { generation: this.generation, rounds: this.clock.joins, prompt: this.prompt };
+      answered = { generation: this.generation, prompt: this.prompt };
       const threads = this.generation.threads.length;
       tell(`Done in ${seconds(elapsed)}, with ${threads === 1 ? "one thread: nothing here was independent" : `${threads} threads`}.`);
     }
@@ -142,7 +141,6 @@
       "thread.done"({ thread, record }) {
         this.clock.done(record);
         this.lanes[thread].done(record);
-        if (!thread) this.clock.wait(record.ended);
         this.tellHowMany();
       },
       "thread.failed"({ thread, error, action }) {
@@ -151,13 +149,12 @@
         this.lanes[thread].card.title = error.message;
       },
       "sync.waiting"({ time }) {
-        this.clock.wait(time);
+        this.clock.pause(0, time);
         this.tellHowMany();
         this.sync = this.lanes[0].mark(syncTag());
         this.lanes[0].state("waits", "waits for its threads");
       },
       "sync.joined"({ time }) {
-        this.clock.join(time);
         this.clock.start(0, time);
         this.sync?.classList.remove("waiting");
         this.sync?.replaceChildren("sync · joined");
@@ -195,7 +192,7 @@
       for (const record of whole.threads) this.lanes[record.thread].done(record);
       showNumbers(by("numbers"), whole, null);
       this.draw({ now: true });
-      answered = { generation: whole, rounds: [], prompt: this.prompt, schema: this.schema };
+      answered = { generation: whole, prompt: this.prompt, schema: this.schema };
       const path = `${whole.critical_path} of ${whole.usage.completion_tokens} tokens one after another`;
       tell(`Done in ${seconds(whole.elapsed)}: ${whole.threads.length} threads, ${path}.`);
     }
@@ -250,9 +247,9 @@
     }
 
     picture() {
-      const { generation, rounds } = answered;
+      const { generation } = answered;
       const baseline = this.generation ?? (this.clock.timeline.length ? this.clock.answer : null);
-      timeline(by("timeline"), generation, { rounds, baseline });
+      timeline(by("timeline"), generation, baseline);
     }
 
     finish() {

@@ -125,8 +125,6 @@ const views = (() => {
     constructor() {
       this.threads = [];
       this.timeline = [];
-      this.rounds = [];
-      this.open = [];
       this.running = new Map();
       this.began = Infinity;
     }
@@ -145,7 +143,6 @@ const views = (() => {
       this.threads[thread] = {
         thread, topic, tokens: 0, opened: time, started: null, first_token: null, ended: null,
       };
-      if (thread) this.open.push(thread);
     }
 
     start(thread, time) {
@@ -171,18 +168,6 @@ const views = (() => {
       this.pause(record.thread, record.ended ?? this.now);
     }
 
-    /** Main waits for its threads, or the answer is at its end. */
-    wait(time) {
-      this.pause(0, time);
-      if (this.open.length) this.rounds.push({ threads: this.open, waiting: time, kept: null, joined: null });
-      this.open = [];
-    }
-
-    join(time) {
-      const round = this.rounds.at(-1);
-      if (round) round.kept = round.joined ??= time;
-    }
-
     stop() {
       for (const thread of [...this.running.keys()]) this.pause(thread, this.now);
     }
@@ -192,10 +177,6 @@ const views = (() => {
       const now = this.now;
       const timeline = this.timeline.map((span) => ({ ...span, end: span.end ?? now }));
       return { threads: Object.values(this.threads), timeline, elapsed: Math.max(now, ...timeline.map((span) => span.end), 0) };
-    }
-
-    get joins() {
-      return this.rounds.map((round) => ({ ...round, kept: round.kept ?? this.now, joined: round.joined ?? this.now }));
     }
   }
 
