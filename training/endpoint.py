@@ -185,69 +185,52 @@ def _completion(answer: ChatCompletion) -> Completion:
     )
 
 
-class FailureBudget:
-    """Ends a run when a request fails for a reason that all others share.
-
-    That is a refusal such as that of a wrong key, a failure before any request has succeeded, or ten failures
-    in a row.
-    """
-
-    def __init__(self) -> None:
-        self._proven = False
-        self._in_a_row = 0
-
-    def succeeded(self) -> None:
-        """Note a request that was answered."""
-        self._proven = True
-        self._in_a_row = 0
-
-    def failed(self, error: PastaError) -> None:
-        """Note a request that failed for good, after its own retries; raise its error if others would fail.
-
-        Raises:
-            PastaError: This error.
-        """
-        cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
-        if not isinstance(cause, BackendError):
-            return  # the prompt's fault, or the answer took too long
-        self._in_a_row += 1
-        status = cause.status if isinstance(cause, BackendStatusError) else None
-        refused = status is not None and not cause.retryable
-        shared = status not in _OF_ONE_REQUEST and (refused or not self._proven)
-        if shared or self._in_a_row >= _MAX_IN_A_ROW:
-            raise error
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 async def collect(
-    items: Collection[T], work: Callable[[T], Awaitable[R]], in_flight: int
+    items: Collection[T],
+    work: Callable[[T], Awaitable[R]],
+    in_flight: int,
+    skipped: type[PastaError] = BackendError,
 ) -> tuple[dict[T, R], dict[T, str]]:
     """Ask for something about each item, `in_flight` at a time, with a progress bar.
 
+    An item fails by an error of the kind `skipped`. That ends the run where others would fail as well: after
+    a refusal such as that of a wrong key, a failure before any success, or ten failures in a row.
     Cancelling it ends the requests under way.
 
     Returns:
         The results by item, and the reasons of those that failed.
 
     Raises:
-        PastaError: No item can be worked on, or a failure that the others share (`FailureBudget`).
+        PastaError: No item can be worked on, or a failure that the others share.
     """
     results: dict[T, R] = {}
     failures: dict[T, str] = {}
-    budget = FailureBudget()
+    lost: list[BackendError] = []  # since the last success
     with progress(len(items), "answers") as advance:
 
         async def collect_one(item: T) -> None:
             try:
                 results[item] = await work(item)
-                budget.succeeded()
-            except BackendError as error:
-                budget.failed(error)
+                lost.clear()
+            except skipped as error:
                 failures[item] = f"{type(error).__name__}: {error}"
+                cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
+                if isinstance(cause, BackendError):  # else it is the prompt's fault, or took too long
+                    lost.append(cause)
+                    if _is_shared(cause, not results) or len(lost) >= _MAX_IN_A_ROW:
+                        raise
             advance()
 
         await for_each(items, collect_one, in_flight)
     return results, failures
+
+
+def _is_shared(error: BackendError, first: bool) -> bool:
+    """True for a refusal that all other requests would get, or for a failure before any success."""
+    if not isinstance(error, BackendStatusError):
+        return first
+    return error.status not in _OF_ONE_REQUEST and (first or not error.retryable)

@@ -143,7 +143,7 @@ async def _by_endpoint(
 ) -> tuple[list[Document | Rejected], Counter[str], Counter[str]]:
     """A document or a rejection for each record, the totals, and the counts of problems by their codes."""
     identity = {"model": settings.model, "prompt": prompt_digest()}
-    with Journal(journal, identity, durable=True) as replies:
+    with Journal(journal, identity) as replies:
         async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
             annotator = Annotator(endpoint, replies, count, settings.tries)
             outcomes = await annotate_by_endpoint(records, annotator, settings.in_flight)
