@@ -89,8 +89,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     """
     started = time.monotonic()
     count = token_counter(settings.tokenizer)
-    source, left_out = settings.read()
-    records = list(source)
+    records, left_out = settings.read()
     rejected: list[Rejected] = []
     totals: Counter[str] = Counter()
     problems: Counter[str] = Counter()
@@ -129,7 +128,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         "reasons": dict(problems.most_common()),
         **dict(totals),
         "seconds": round(time.monotonic() - started, 3),
-        "left_out": left_out.report(),
+        "left_out": left_out,
         **_parallelism(accepted),
     }
     write_records(settings.out / "annotated.jsonl", accepted)
