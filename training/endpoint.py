@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
@@ -25,10 +26,8 @@ from pasta_async.errors import (
 )
 from pasta_async.progress import progress
 from pasta_async.protocol import Message
-from pasta_async.training.jobs import for_each
-
-if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion
+from pasta_async.training.data.corpus import digest
+from pasta_async.training.jobs import Journal, for_each
 
 # --- what tells one model from another
 
@@ -115,15 +114,23 @@ class Endpoint:
     with backoff and Retry-After.
 
     `/chat/completions` is at `base_url` (`http://host:30000/v1`); `fields` are further ones of each request:
-    temperature, max_tokens, top_logprobs, ...
+    temperature, max_tokens, top_logprobs, ... The journal keeps replies: no request that it has a reply to is
+    sent again.
 
     Raises:
         InvalidRequestError: The proxy settings of the environment cannot be used.
     """
 
-    def __init__(self, base_url: str, model: str, settings: EndpointSettings, **fields: Any) -> None:
+    def __init__(
+        self, base_url: str, model: str, settings: EndpointSettings, journal: Journal, **fields: Any
+    ) -> None:
         from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI  # takes a second
 
+        names = ("requests", "resumed", "prompt_tokens", "completion_tokens")
+        self.totals: Counter[str] = Counter(dict.fromkeys(names, 0))
+        """Requests of this run; replies from the journal (resumed); tokens of both."""
+        self._journal = journal
+        self._replies = {row["key"]: Completion(**row["reply"]) for row in journal.rows}
         self._url = base_url
         self._model = model
         self._fields = fields
@@ -144,13 +151,25 @@ class Endpoint:
         await self._client.close()
 
     async def complete(self, messages: Sequence[Message]) -> Completion:
-        """Send one request. A cancellation closes its connection.
+        """The reply to some messages. A cancellation closes the connection of its request.
 
         Raises:
             BackendConnectError: No reply came, after all retries.
             BackendStatusError: The endpoint refused or failed, after all retries.
-            BackendProtocolError: The reply is no chat completion.
+            BackendProtocolError: The reply is no chat completion, or lacks log-probabilities.
         """
+        key = digest(messages, "")
+        stored = self._replies.get(key)
+        self.totals["resumed" if stored else "requests"] += 1
+        reply = stored or await self._send(messages)
+        if not stored:
+            self._replies[key] = reply
+            self._journal.append({"key": key, "reply": reply._asdict()})
+        self.totals["prompt_tokens"] += reply.prompt_tokens
+        self.totals["completion_tokens"] += reply.completion_tokens
+        return reply
+
+    async def _send(self, messages: Sequence[Message]) -> Completion:
         import openai
         from openai.types.chat import ChatCompletion
 
@@ -167,22 +186,19 @@ class Endpoint:
             raise BackendProtocolError(f"the reply of {self._url} is no JSON: {error}") from error
         if not isinstance(answer, ChatCompletion):
             raise BackendProtocolError(f"the reply of {self._url} is no chat completion: {answer!r:.100}")
-        return _completion(answer)
-
-
-def _completion(answer: ChatCompletion) -> Completion:
-    """The fields of a reply that are used."""
-    choice = answer.choices[0]
-    usage = answer.usage
-    content = choice.logprobs.content if choice.logprobs else None
-    first = (content[0], *(content[0].top_logprobs or ())) if content else ()
-    return Completion(
-        choice.message.content or "",
-        choice.finish_reason,
-        usage.prompt_tokens if usage else 0,
-        usage.completion_tokens if usage else 0,
-        {token.token: token.logprob for token in first},
-    )
+        choice = answer.choices[0]
+        usage = answer.usage
+        content = choice.logprobs.content if choice.logprobs else None
+        first = (content[0], *(content[0].top_logprobs or ())) if content else ()
+        if "top_logprobs" in self._fields and not first:
+            raise BackendProtocolError(f"{self._url} sends no log-probabilities: it must serve top_logprobs")
+        return Completion(
+            choice.message.content or "",
+            choice.finish_reason,
+            usage.prompt_tokens if usage else 0,
+            usage.completion_tokens if usage else 0,
+            {token.token: token.logprob for token in first},
+        )
 
 
 T = TypeVar("T")
