@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
@@ -25,10 +26,8 @@ from pasta_async.errors import (
 )
 from pasta_async.progress import progress
 from pasta_async.protocol import Message
-from pasta_async.training.jobs import for_each
-
-if TYPE_CHECKING:
-    from openai.types.chat import ChatCompletion
+from pasta_async.training.data.corpus import digest
+from pasta_async.training.jobs import Journal, for_each
 
 # --- what tells one model from another
 
@@ -115,15 +114,23 @@ class Endpoint:
     with backoff and Retry-After.
 
     `/chat/completions` is at `base_url` (`http://host:30000/v1`); `fields` are further ones of each request:
-    temperature, max_tokens, top_logprobs, ...
+    temperature, max_tokens, top_logprobs, ... The journal keeps replies: no request that it has a reply to is
+    sent again.
 
     Raises:
         InvalidRequestError: The proxy settings of the environment cannot be used.
     """
 
-    def __init__(self, base_url: str, model: str, settings: EndpointSettings, **fields: Any) -> None:
+    def __init__(
+        self, base_url: str, model: str, settings: EndpointSettings, journal: Journal, **fields: Any
+    ) -> None:
         from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI  # takes a second
 
+        names = ("requests", "resumed", "prompt_tokens", "completion_tokens")
+        self.totals: Counter[str] = Counter(dict.fromkeys(names, 0))
+        """Requests of this run; replies from the journal (resumed); tokens of both."""
+        self._journal = journal
+        self._replies = {row["key"]: Completion(**row["reply"]) for row in journal.rows}
         self._url = base_url
         self._model = model
         self._fields = fields
@@ -144,13 +151,25 @@ class Endpoint:
         await self._client.close()
 
     async def complete(self, messages: Sequence[Message]) -> Completion:
-        """Send one request. A cancellation closes its connection.
+        """The reply to some messages. A cancellation closes the connection of its request.
 
         Raises:
             BackendConnectError: No reply came, after all retries.
             BackendStatusError: The endpoint refused or failed, after all retries.
-            BackendProtocolError: The reply is no chat completion.
+            BackendProtocolError: The reply is no chat completion, or lacks log-probabilities.
         """
+        key = digest(messages, "")
+        stored = self._replies.get(key)
+        self.totals["resumed" if stored else "requests"] += 1
+        reply = stored or await self._send(messages)
+        if not stored:
+            self._replies[key] = reply
+            self._journal.append({"key": key, "reply": reply._asdict()})
+        self.totals["prompt_tokens"] += reply.prompt_tokens
+        self.totals["completion_tokens"] += reply.completion_tokens
+        return reply
+
+    async def _send(self, messages: Sequence[Message]) -> Completion:
         import openai
         from openai.types.chat import ChatCompletion
 
@@ -167,55 +186,19 @@ class Endpoint:
             raise BackendProtocolError(f"the reply of {self._url} is no JSON: {error}") from error
         if not isinstance(answer, ChatCompletion):
             raise BackendProtocolError(f"the reply of {self._url} is no chat completion: {answer!r:.100}")
-        return _completion(answer)
-
-
-def _completion(answer: ChatCompletion) -> Completion:
-    """The fields of a reply that are used."""
-    choice = answer.choices[0]
-    usage = answer.usage
-    content = choice.logprobs.content if choice.logprobs else None
-    first = (content[0], *(content[0].top_logprobs or ())) if content else ()
-    return Completion(
-        choice.message.content or "",
-        choice.finish_reason,
-        usage.prompt_tokens if usage else 0,
-        usage.completion_tokens if usage else 0,
-        {token.token: token.logprob for token in first},
-    )
-
-
-class FailureBudget:
-    """Ends a run when a request fails for a reason that all others share.
-
-    That is a refusal such as that of a wrong key, a failure before any request has succeeded, or ten failures
-    in a row.
-    """
-
-    def __init__(self) -> None:
-        self._proven = False
-        self._in_a_row = 0
-
-    def succeeded(self) -> None:
-        """Note a request that was answered."""
-        self._proven = True
-        self._in_a_row = 0
-
-    def failed(self, error: PastaError) -> None:
-        """Note a request that failed for good, after its own retries; raise its error if others would fail.
-
-        Raises:
-            PastaError: This error.
-        """
-        cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
-        if not isinstance(cause, BackendError):
-            return  # the prompt's fault, or the answer took too long
-        self._in_a_row += 1
-        status = cause.status if isinstance(cause, BackendStatusError) else None
-        refused = status is not None and not cause.retryable
-        shared = status not in _OF_ONE_REQUEST and (refused or not self._proven)
-        if shared or self._in_a_row >= _MAX_IN_A_ROW:
-            raise error
+        choice = answer.choices[0]
+        usage = answer.usage
+        content = choice.logprobs.content if choice.logprobs else None
+        first = (content[0], *(content[0].top_logprobs or ())) if content else ()
+        if "top_logprobs" in self._fields and not first:
+            raise BackendProtocolError(f"{self._url} sends no log-probabilities: it must serve top_logprobs")
+        return Completion(
+            choice.message.content or "",
+            choice.finish_reason,
+            usage.prompt_tokens if usage else 0,
+            usage.completion_tokens if usage else 0,
+            {token.token: token.logprob for token in first},
+        )
 
 
 T = TypeVar("T")
@@ -223,31 +206,47 @@ R = TypeVar("R")
 
 
 async def collect(
-    items: Collection[T], work: Callable[[T], Awaitable[R]], in_flight: int
+    items: Collection[T],
+    work: Callable[[T], Awaitable[R]],
+    in_flight: int,
+    skipped: type[PastaError] = BackendError,
 ) -> tuple[dict[T, R], dict[T, str]]:
     """Ask for something about each item, `in_flight` at a time, with a progress bar.
 
+    An item fails by an error of the kind `skipped`. That ends the run where others would fail as well: after
+    a refusal such as that of a wrong key, a failure before any success, or ten failures in a row.
     Cancelling it ends the requests under way.
 
     Returns:
         The results by item, and the reasons of those that failed.
 
     Raises:
-        PastaError: No item can be worked on, or a failure that the others share (`FailureBudget`).
+        PastaError: No item can be worked on, or a failure that the others share.
     """
     results: dict[T, R] = {}
     failures: dict[T, str] = {}
-    budget = FailureBudget()
+    lost: list[BackendError] = []  # since the last success
     with progress(len(items), "answers") as advance:
 
         async def collect_one(item: T) -> None:
             try:
                 results[item] = await work(item)
-                budget.succeeded()
-            except BackendError as error:
-                budget.failed(error)
+                lost.clear()
+            except skipped as error:
                 failures[item] = f"{type(error).__name__}: {error}"
+                cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
+                if isinstance(cause, BackendError):  # else it is the prompt's fault, or took too long
+                    lost.append(cause)
+                    if _is_shared(cause, not results) or len(lost) >= _MAX_IN_A_ROW:
+                        raise
             advance()
 
         await for_each(items, collect_one, in_flight)
     return results, failures
+
+
+def _is_shared(error: BackendError, first: bool) -> bool:
+    """True for a refusal that all other requests would get, or for a failure before any success."""
+    if not isinstance(error, BackendStatusError):
+        return first
+    return error.status not in _OF_ONE_REQUEST and (first or not error.retryable)

@@ -6,7 +6,6 @@ import asyncio
 import math
 import tomllib
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -85,16 +84,11 @@ class PairwiseJudge(Judge):
     log-probabilities of its verdict, as AlpacaEval's weighted judge does. The mean of both orders is the
     probability that the answer wins: 0.5 for one as good as the baseline's.
 
-    The endpoint sends requests for one token, with `top_logprobs`. The journal keeps verdicts: none is asked
-    for again.
+    The endpoint sends requests for one token, with `top_logprobs`.
     """
 
-    def __init__(self, endpoint: Endpoint, journal: Journal) -> None:
-        self._endpoint = endpoint
-        self._journal = journal
-        self._verdicts: dict[str, float] = {row["key"]: row["first"] for row in journal.rows}
-        self.totals: Counter[str] = Counter(resumed=len(self._verdicts), requests=0, tokens=0)
-        """Verdicts that the journal had (resumed); requests of this run; tokens of requests and replies."""
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint: Endpoint = endpoint
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """The probability that an answer is better than the baseline's; a half if they are the same.
@@ -113,16 +107,7 @@ class PairwiseJudge(Judge):
 
     async def _first_wins(self, messages: Sequence[Message]) -> float:
         """The probability that the model names the first answer."""
-        key = digest(messages, "")
-        if key not in self._verdicts:
-            self._verdicts[key] = await self._ask(messages)
-            self._journal.append({"key": key, "first": self._verdicts[key]})
-        return self._verdicts[key]
-
-    async def _ask(self, messages: Sequence[Message]) -> float:
-        self.totals["requests"] += 1
-        reply = await self._endpoint.complete(messages)
-        self.totals["tokens"] += reply.prompt_tokens + reply.completion_tokens
+        reply = await self.endpoint.complete(messages)
         first, second = (
             sum(math.exp(value) for token, value in reply.first_token.items() if token.strip() == name)
             for name in NAMES
@@ -130,7 +115,7 @@ class PairwiseJudge(Judge):
         if not first + second:
             raise BackendProtocolError(
                 f"the judge's reply {reply.text!r} has no log-probability of {' or '.join(NAMES)}: it "
-                "must serve logprobs and top_logprobs, and answer by the name alone"
+                "must answer by the name alone"
             )
         return first / (first + second)
 

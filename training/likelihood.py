@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -19,9 +20,11 @@ from pasta_async.model_folder import TokenizerFiles
 from pasta_async.protocol import Message
 from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.rows import deal_rows, pack_row, row_length, target_losses
+from pasta_async.training.rows import pack_row, row_length, target_losses
 from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.views import Codec, Trie
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def load_frozen(kind: Any, folder: Path | str) -> Any:
@@ -41,7 +44,7 @@ def load_frozen(kind: Any, folder: Path | str) -> Any:
 class LanguageModel(Codec):
     """A Llama, Qwen2 or Qwen3, with the tags or without, that tells how likely tokens are; and its tokenizer.
 
-    A forward pass has `row_tokens`; a tree that is larger gets one of its own.
+    A forward pass has about `row_tokens`, or as many as a text needs with its context.
 
     Raises:
         UnsupportedModelError: The folder cannot be used.
@@ -55,55 +58,29 @@ class LanguageModel(Codec):
         self.row_tokens: int = row_tokens
 
     @torch.inference_mode()
-    def bits(self, trees: Sequence[Trie]) -> list[list[float]]:
-        """Bits of each target of each tree. A target has a token before it, which predicts it."""
-        # Small trees are dealt to rows, so that a forward pass has several; a large one is a row alone.
-        sizes = [len(tree) for tree in trees]
-        small = [number for number, size in enumerate(sizes) if size <= self.row_tokens]
-        dealt = deal_rows([sizes[number] for number in small], self.row_tokens, 1) if small else []
-        rows = [[small[index] for index in row] for row in dealt if row]
-        rows += [[number] for number, size in enumerate(sizes) if size > self.row_tokens]
-        losses = [list[float]() for _ in trees]
+    def bits(self, texts: Iterable[tuple[Key, Sequence[int], Sequence[int]]]) -> dict[Key, float]:
+        """Mean bits of a token of each text that has tokens, by its key; texts of one key count together.
+
+        A text is its key, the ids before it, of which it needs one, and its own ids. Texts that stand side
+        by side share what they begin with.
+        """
+        # Trees and, for each target, its key. A tree is full at half a row.
+        trees: list[tuple[Trie, list[Key]]] = []
+        for key, context, ids in texts:
+            if not trees or len(trees[-1][0]) > self.row_tokens // 2:
+                trees.append((Trie(), []))
+            tree, keys = trees[-1]
+            tree.extend(tree.extend(-1, context), ids, target=True)
+            keys.extend(key for _ in ids)
+        bits: defaultdict[Key, list[float]] = defaultdict(list)
         device = self._model.device
-        for row in rows:
-            used = sum(sizes[number] for number in row)
-            length = row_length(used, self.row_tokens, few=device.type == "cuda")
-            packed = pack_row([trees[number] for number in row], length, max(self.end, 0), device)
-            # The losses of a row are those of its trees, in order: each tree takes as many as it has targets.
-            bits = iter((target_losses(self._model, packed) / math.log(2)).tolist())
-            for number in row:
-                losses[number] = [next(bits) for _ in trees[number].targets]
-        return losses
-
-
-def bits_per_token(
-    model: LanguageModel, answers: Sequence[tuple[Sequence[Message], str]]
-) -> list[float | None]:
-    """The likelihood of plain answers, in bits a token of the text; its end is not counted.
-
-    The model is asked in its plain form, if it has two. Answers to one prompt that stand side by side share
-    it, and what they begin with.
-
-    Returns:
-        None for an empty text, and for one that the model's context cannot hold.
-    """
-    # Trees with their prompt and, for each target, the number of its answer. A tree is full at half a row.
-    trees: list[tuple[list[int], Trie, list[int]]] = []
-    for number, (messages, text) in enumerate(answers):
-        prompt = model.prompt(messages, pasta=False)
-        ids = model.encode(text)
-        if not ids or len(prompt) + len(ids) > model.context:
-            continue
-        if not trees or trees[-1][0] != prompt or len(trees[-1][1]) > model.row_tokens // 2:
-            trees.append((prompt, Trie(), []))
-        _, tree, owners = trees[-1]
-        tree.extend(tree.extend(-1, prompt), ids, target=True)
-        owners.extend(number for _ in ids)
-    by_answer: list[list[float]] = [[] for _ in answers]
-    for (_, _, owners), losses in zip(trees, model.bits([tree for _, tree, _ in trees]), strict=True):
-        for owner, bits in zip(owners, losses, strict=True):
-            by_answer[owner].append(bits)
-    return [math.fsum(bits) / len(bits) if bits else None for bits in by_answer]
+        for tree, keys in trees:
+            length = row_length(len(tree), self.row_tokens, few=device.type == "cuda")
+            row = pack_row([tree], length, max(self.end, 0), device)
+            losses = target_losses(self._model, row) / math.log(2)
+            for key, loss in zip(keys, losses.tolist(), strict=True):
+                bits[key].append(loss)
+        return {key: math.fsum(values) / len(values) for key, values in bits.items()}
 
 
 class LikelihoodJudge(ModelJudge):
@@ -117,8 +94,16 @@ class LikelihoodJudge(ModelJudge):
         self._model = model
 
     def compute(self, messages: Sequence[Message], texts: Sequence[str]) -> list[float | None]:
-        """Bits a token; see `bits_per_token`."""
-        return bits_per_token(self._model, [(messages, text) for text in texts])
+        """Bits a token of plain answers to one prompt; the end of an answer is not counted.
+
+        The model is asked in its plain form, if it has two. None is for an empty text, and for one that the
+        model's context cannot hold.
+        """
+        prompt = self._model.prompt(messages, pasta=False)
+        answers = enumerate(map(self._model.encode, texts))
+        longest = self._model.context - len(prompt)
+        bits = self._model.bits((number, prompt, ids) for number, ids in answers if len(ids) <= longest)
+        return [bits.get(number) for number in range(len(texts))]
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """The probability of a token of the answer relative to the baseline's: geometric means, 1 at most.

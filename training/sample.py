@@ -10,25 +10,23 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from pasta_async import Client
+from pasta_async import Client, Limits
 from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
-from pasta_async.progress import Advance, progress
-from pasta_async.protocol import DecodeRequest, Model, Piece
+from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.results import Generation
 from pasta_async.training.data.corpus import PartSettings, Record, digest, read_records, write_records
-from pasta_async.training.endpoint import FailureBudget, backend_digest
-from pasta_async.training.jobs import Journal, for_each, journal_beside
+from pasta_async.training.endpoint import backend_digest, collect
+from pasta_async.training.jobs import Journal, journal_beside
 from pasta_async.training.samples import Plain, Sample, SampledPrompt
 from pasta_async.training.views import Trie
 
@@ -72,19 +70,19 @@ async def sample(settings: SampleSettings) -> dict[str, Any]:
     started = time.monotonic()
     async with AsyncExitStack() as stack:
         drawing = await _open_drawing(settings, stack)
-        advance = stack.enter_context(progress(len(records) * (1 + settings.n), "answers"))
-        await drawing.run(records, advance)
-        prompts = write_records(settings.out, drawing.prompts(records))
-    totals = drawing.totals
+        failures = await drawing.run(records)
+    prompts = drawing.prompts(records)
+    write_records(settings.out, prompts)
+    samples = [answer for prompt in prompts for answer in prompt.samples]
     return {
-        "prompts": prompts,
-        "left_out": len(records) - prompts,
-        "samples": totals["samples"],
-        "well_formed": totals["well_formed"],
-        "exact": totals["exact"],
-        "failures": dict(Counter(drawing.failures).most_common()),
-        "resumed": totals["resumed"],
-        "tokens": totals["tokens"],
+        "prompts": len(prompts),
+        "left_out": len(records) - len(prompts),
+        "samples": len(samples),
+        "well_formed": sum(answer.well_formed for answer in samples),
+        "exact": sum(answer.exact for answer in samples),
+        "failures": dict(Counter(failures).most_common()),
+        "resumed": drawing.totals["resumed"],
+        "tokens": drawing.totals["tokens"],
         "seconds": round(time.monotonic() - started, 3),
     }
 
@@ -104,19 +102,17 @@ def _records(settings: SampleSettings) -> list[Record]:
 
 async def _open_drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     """Open the backends and the journal; the stack closes them."""
-    opened = await stack.enter_async_context(Client(settings.backend))
-    limits = opened.limits.model_copy(update={"client_threads": 4 * settings.together, "timeout": None})
-    client = Client(Recording(opened.backend), limits=limits)
+    client = await stack.enter_async_context(Client(settings.backend))
     baseline = client
     if settings.baseline:
-        baseline = await stack.enter_async_context(Client(settings.baseline, limits=limits))
+        baseline = await stack.enter_async_context(Client(settings.baseline))
     identity = {
         **settings.model_dump(mode="json", exclude=_MAY_CHANGE),
         "model": (await client.connect()).name,
         "weights": [backend_digest(settings.backend), backend_digest(settings.baseline)],
     }
-    journal = Journal(journal_beside(settings.out), identity, held=False)
-    return Drawing(settings, client, baseline, stack.enter_context(journal))
+    journal = stack.enter_context(Journal(journal_beside(settings.out), identity))
+    return Drawing(settings, client.backend, baseline.backend, journal)
 
 
 def answer_seed(seed: int, prompt: str, kind: Kind) -> int:
@@ -132,43 +128,29 @@ class Exchange(NamedTuple):
     output: list[int]
 
 
-_RECORDS: ContextVar[tuple[list[Exchange], tuple[int, ...]]] = ContextVar("exchanges and banned ids")
-
-
-@contextmanager
-def recorded(banned: tuple[int, ...] = ()) -> Generator[list[Exchange]]:
-    """The requests that this task, and those that it starts, send to a `Recording`, in the order of sending.
-
-    Besides the ids that a request bans itself, the `banned` ones may not be chosen.
-    """
-    exchanges: list[Exchange] = []
-    token = _RECORDS.set((exchanges, banned))
-    try:
-        yield exchanges
-    finally:
-        _RECORDS.reset(token)
-
-
 class Recording(WrappingBackend):
-    """A backend that records, inside `recorded`, the requests to another one and the ids that come back.
+    """A backend that records the requests of one answer to another one, and the ids that come back.
 
     A model can write the same text in other tokens than those it is encoded as, and the objective is about
     the probability of the sampled tokens. For the same reason no grammar chooses tags in the model's place.
-
-        async with Client(Recording(backend)) as client:
-            with recorded() as exchanges:
-                await client.generate(prompt)
+    Besides the ids that a request bans itself, the `banned` ones may not be chosen.
     """
+
+    def __init__(self, inner: Backend, banned: tuple[int, ...] = ()) -> None:
+        super().__init__(inner)
+        self.exchanges: list[Exchange] = []
+        """In the order of sending."""
+        self._banned = banned
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode, recording every id that is handed out.
 
         Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
         """
-        exchanges, banned = _RECORDS.get(([], ()))
-        request = replace(request, banned_ids=(*request.banned_ids, *banned), tag_grammar=None)
+        banned = (*request.banned_ids, *self._banned)
+        request = replace(request, banned_ids=banned, tag_grammar=None)
         exchange = Exchange(request, [])
-        exchanges.append(exchange)
+        self.exchanges.append(exchange)
         async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 exchange.output.extend(piece.ids)
@@ -189,109 +171,87 @@ def trie_of(exchanges: Iterable[Exchange]) -> Trie:
 
 
 class Drawing:
-    """One run over some prompts: a client with a `Recording` draws the samples, `baseline` its own answers.
+    """One run over some prompts, whose answers `backend` samples, and `baseline` writes plainly.
 
-    The journal keeps finished answers, which are not drawn again; those that failed are. Answers stay in the
-    file until they are asked for: in memory they would need many times the space.
+    The journal keeps finished answers, which are not drawn again; those that failed are.
     """
 
-    def __init__(self, settings: SampleSettings, client: Client, baseline: Client, journal: Journal) -> None:
+    def __init__(
+        self, settings: SampleSettings, backend: Backend, baseline: Backend, journal: Journal
+    ) -> None:
         self._settings = settings
-        self._client = client
+        self._backend = backend
         self._baseline = baseline
         self._journal = journal
-        self._places: dict[tuple[str, Kind], int] = {
-            (row["prompt"], row["kind"]): place for place, row in journal.stored()
+        self._answers: dict[tuple[str, Kind], Any] = {
+            (row["prompt"], row["kind"]): row["answer"] for row in journal.rows
         }
-        """Places of the answers in the journal."""
-        self._budget = FailureBudget()
         self.totals: Counter[str] = Counter()
-        """Counts. Of this run: answers and tokens; resumed are answers from the journal. Of the prompts that
-        `prompts` has yielded: samples, and how many of them are well_formed and exact."""
-        self.failures: list[str] = []
-        """The errors that ended answers."""
+        """Counts of this run: answers and tokens that were drawn, and answers from the journal (resumed)."""
 
-    async def run(self, records: Sequence[Record], advance: Advance) -> None:
-        """Draw the answers to every record.
+    async def run(self, records: Sequence[Record]) -> list[str]:
+        """Draw the answers to every record; returns the errors of those that failed.
 
         Cancelling it cancels the answers under way.
 
         Raises:
             PastaError: The backend cannot be used, or failed many answers in a row.
         """
-        info = await self._client.connect()
-        self._budget.succeeded()  # the backend is there: one failure does not end the run
         # Baselines first: beside the samples, few at a time, they would take as long as those.
-        wanted: list[tuple[Record, Kind]] = [(record, "baseline") for record in records]
-        wanted += [(record, number) for record in records for number in range(self._settings.n)]
-        due: list[tuple[Record, Kind]] = [
-            (record, kind) for record, kind in wanted if (_key(record), kind) not in self._places
-        ]
-        self.totals["resumed"] = len(wanted) - len(due)
-        advance(self.totals["resumed"])
+        numbers = range(len(records))
+        wanted: list[tuple[int, Kind]] = [(number, "baseline") for number in numbers]
+        wanted += [(number, sample) for number in numbers for sample in range(self._settings.n)]
 
-        async def draw(item: tuple[Record, Kind]) -> None:
-            await self._draw(*item, info)
-            self.totals["answers"] += 1
-            advance()
+        async def draw(item: tuple[int, Kind]) -> None:
+            number, kind = item
+            if (_key(records[number]), kind) in self._answers:
+                self.totals["resumed"] += 1
+            else:
+                await self._draw(records[number], kind)
 
-        await for_each(due, draw, self._settings.together)
+        _, failures = await collect(wanted, draw, self._settings.together, skipped=PastaError)
+        return list(failures.values())
 
-    def prompts(self, records: Sequence[Record]) -> Iterator[SampledPrompt]:
-        """The prompts with their answers, one at a time. One whose baseline failed is left out."""
+    def prompts(self, records: Sequence[Record]) -> list[SampledPrompt]:
+        """The prompts with their answers. One whose baseline failed is left out."""
+        prompts: list[SampledPrompt] = []
         for record in records:
-            key = _key(record)
-            if (key, "baseline") not in self._places:
-                continue
-            drawn = [number for number in range(self._settings.n) if (key, number) in self._places]
-            prompt = SampledPrompt.model_validate(
-                {
-                    "id": record.id,
-                    "messages": record.messages,
-                    "form": record.form,
-                    "samples": [self._answer(key, number) for number in drawn],
-                    "baseline": self._answer(key, "baseline"),
-                }
-            )
-            for answer in prompt.samples:
-                self.totals.update(samples=1, well_formed=answer.well_formed, exact=answer.exact)
-            yield prompt
+            kinds = ((_key(record), number) for number in range(self._settings.n))
+            samples = [self._answers[kind] for kind in kinds if kind in self._answers]
+            if baseline := self._answers.get((_key(record), "baseline")):
+                asked = record.model_dump(include={"id", "messages", "form"})
+                answers = {"samples": samples, "baseline": baseline}
+                prompts.append(SampledPrompt.model_validate({**asked, **answers}))
+        return prompts
 
-    def _answer(self, key: str, kind: Kind) -> Any:
-        """An answer, read from the journal."""
-        return self._journal.read(self._places[key, kind])["answer"]
-
-    async def _draw(self, record: Record, kind: Kind, info: Model) -> None:
-        """Draw one answer and keep it; an error is noted, and raised if others would fail as well."""
+    async def _draw(self, record: Record, kind: Kind) -> None:
+        """Draw one answer and keep it."""
         settings = self._settings
         plain = kind == "baseline"
+        info = await self._backend.connect()
         temperature = settings.plain_temperature if plain else settings.temperature
         seed = answer_seed(settings.seed, record.id, kind) if temperature and info.honours_seeds else None
         syncless = kind != "baseline" and kind < settings.without_syncs
-        with recorded((info.tags.sync,) if info.tags and syncless else ()) as exchanges:
-            try:
-                generation = await (self._baseline if plain else self._client).generate(
-                    record.messages,
-                    temperature=temperature,
-                    repetition_penalty=settings.repetition_penalty,
-                    max_tokens=settings.max_tokens,
-                    seed=seed,
-                    baseline=plain,
-                    parallel="always",
-                )
-            except PastaError as failure:
-                self._budget.failed(failure)
-                self.failures.append(f"{type(failure).__name__}: {failure}")
-                return
-        self._budget.succeeded()
+        banned = (info.tags.sync,) if info.tags and syncless else ()
+        recording = Recording(self._baseline if plain else self._backend, banned)
+        generation = await Client(recording, limits=Limits(timeout=None)).generate(
+            record.messages,
+            temperature=temperature,
+            repetition_penalty=settings.repetition_penalty,
+            max_tokens=settings.max_tokens,
+            seed=seed,
+            baseline=plain,
+            parallel="always",
+        )
         answer = (
             _plain(generation)
             if kind == "baseline"
-            else _sample(kind, seed, generation, exchanges, info.tags is not None)
+            else _sample(kind, seed, generation, recording.exchanges, info.tags is not None)
         )
-        self.totals["tokens"] += answer.tokens
+        self.totals.update(answers=1, tokens=answer.tokens)
         row = {"prompt": _key(record), "kind": kind, "answer": answer.model_dump(mode="json")}
-        self._places[_key(record), kind] = self._journal.append(row)
+        self._answers[_key(record), kind] = row["answer"]
+        self._journal.append(row)
 
 
 def _key(record: Record) -> str:

@@ -14,7 +14,6 @@ A model's verdicts are kept in a journal, so that the same command resumes an in
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import pkgutil
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -30,7 +29,7 @@ from pasta_async.training.data.corpus import write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings, collect, model_digest
 from pasta_async.training.faults import soundness
 from pasta_async.training.jobs import Journal, journal_beside
-from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge
+from pasta_async.training.judging import Judge, PairwiseJudge
 from pasta_async.training.samples import Sample, SampledPrompt, Score, faults_of_sample, read_samples
 
 
@@ -122,7 +121,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         "geometric_mean_speedup": geometric_mean(speedups or [1.0]),
         "failures": dict(Counter(failures.values()).most_common()),
     }
-    return {**summary, **judge.totals} if isinstance(judge, PairwiseJudge) else summary
+    return {**summary, **judge.endpoint.totals} if isinstance(judge, PairwiseJudge) else summary
 
 
 def _speedup(prompt: SampledPrompt, sample: Sample, judge: Judge) -> float:
@@ -153,12 +152,11 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
         except (ImportError, AttributeError, ValueError) as error:
             raise InvalidRequestError(f"--judge {settings.judge} is not there: {error}") from error
         return make_judge(*arguments)
-    form = hashlib.sha256("".join(JUDGE_PROMPT.values()).encode()).hexdigest()[:16]
-    identity = {"judge": settings.judge, "model": settings.judge_model, "form": form}
+    identity = {"judge": settings.judge, "model": settings.judge_model}
     verdicts = stack.enter_context(Journal(journal, identity))
     fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}
-    endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
-    return PairwiseJudge(await stack.enter_async_context(endpoint), verdicts)
+    endpoint = Endpoint(settings.judge, settings.judge_model, settings, verdicts, **fields)
+    return PairwiseJudge(await stack.enter_async_context(endpoint))
 
 
 main: Command = command(ScoreSettings, score, "pasta_async.training.score", __doc__, resumes=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from pasta_async import Client
 from pasta_async.testing import ScriptedBackend
 from pasta_async.training.data.corpus import Record
 from pasta_async.training.jobs import Journal
-from pasta_async.training.sample import Drawing, Recording, SampleSettings
+from pasta_async.training.sample import Drawing, SampleSettings
 from pasta_async.training.samples import SampledPrompt
 
 WRITTEN = (
@@ -34,18 +34,16 @@ def draw(
     *,
     plain: ScriptedBackend | None = None,
     **changes: Any,
-) -> tuple[list[SampledPrompt], Drawing]:
-    """Draw, in a loop of its own; `changes` are settings."""
+) -> tuple[list[SampledPrompt], Counter[str], list[str]]:
+    """Draw, in a loop of its own; `changes` are settings. The prompts, totals and failures."""
     usual = {"prompts": (journal,), "out": journal, "n": 3, "together": 2, "seed": 7}
     settings = SampleSettings.model_validate({**usual, **changes})
 
-    async def run() -> tuple[list[SampledPrompt], Drawing]:
-        client = Client(Recording(backend))
-        baseline = Client(plain) if plain else client
-        with Journal(journal, {"made": "up"}, held=False) as opened:
-            drawing = Drawing(settings, client, baseline, opened)
+    async def run() -> tuple[list[SampledPrompt], Counter[str], list[str]]:
+        with Journal(journal, {"made": "up"}) as opened:
+            drawing = Drawing(settings, backend, plain or backend, opened)
             wanted = prompts or records()
-            await drawing.run(wanted, lambda steps=1, note=None: None)
-            return [*drawing.prompts(wanted)], drawing
+            failures = await drawing.run(wanted)
+            return drawing.prompts(wanted), drawing.totals, failures
 
     return asyncio.run(run())

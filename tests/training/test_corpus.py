@@ -85,8 +85,7 @@ def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: Any, place
 
 def read(data: Path | str, **settings: Any) -> tuple[list[Record], LeftOut]:
     """The records of a source, and what is left out."""
-    source, left_out = SourceSettings(data=str(data), **settings).read()
-    return list(source), left_out
+    return SourceSettings(data=str(data), **settings).read()
 
 
 def turn(role: str, content: object) -> dict[str, Any]:
@@ -156,8 +155,9 @@ def test_a_row_that_cannot_be_used_is_counted_and_named_and_the_rest_is_imported
     data = write_rows(tmp_path / "data.jsonl", [good, row, {**good, "output": "4"}])
     records, left_out = read(data)
     assert [record.document.text for record in records] == ["3\u2028", "4"]
-    ((reason, [place]),) = left_out.items()
-    assert reason == "unusable"
+    assert [*left_out] == ["unusable"]
+    assert left_out["unusable"]["rows"] == 1
+    place = left_out["unusable"]["first"]
     assert place.startswith(f"{data}:2: ")
     assert told in place
 

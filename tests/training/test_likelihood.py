@@ -22,7 +22,8 @@ from pasta_async.training.data.annotate import AnnotateSettings, annotate
 from pasta_async.training.data.annotate_likelihood import Costs, LikelihoodModel, choose
 from pasta_async.training.data.annotate_structure import structure_marks
 from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
-from pasta_async.training.likelihood import LanguageModel, bits_per_token
+from pasta_async.training.jobs import Journal
+from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge
 from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, score
 from pasta_async.training.views import Mark
@@ -53,10 +54,10 @@ def by_transformers(folder: Path, text: str) -> float:
     return bits(folder, prompt, tokenizer.encode(text, add_special_tokens=False))
 
 
-def test_packed_texts_cost_what_they_cost_alone(folder: Path) -> None:
+def test_packed_texts_cost_what_they_cost_alone(folder: Path, tmp_path: Path) -> None:
     for row_tokens in (16, 4096):  # a row for each, one for all
-        model = LanguageModel(folder, row_tokens)
-        bits = bits_per_token(model, [(MESSAGES, text) for text in TEXTS])
+        with Journal(tmp_path / f"{row_tokens}.jsonl", {}) as journal:
+            bits = LikelihoodJudge(LanguageModel(folder, row_tokens), journal).compute(MESSAGES, TEXTS)
         assert bits[2] is None, "an empty text"
         assert bits[4] is None, "longer than the context"
         for index in (0, 1, 3):

@@ -26,7 +26,7 @@ from pasta_async.training import sample as sampling
 from pasta_async.training.data.corpus import Record, read_records, write_records
 from pasta_async.training.model import BaseModel, ModelCodec
 from pasta_async.training.rows import log_probabilities, pack_row
-from pasta_async.training.sample import Recording, recorded, trie_of
+from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.samples import read_samples
 from pasta_async.training.views import Trie, encode_views, pack_views
 from tests.pasta_tiny import EXAMPLES, PASTA_TINY
@@ -51,10 +51,10 @@ def paths(trie: Trie) -> set[tuple[tuple[int, ...], bool]]:
 
 async def test_a_chunk_that_reached_its_limit_ends_without_a_target() -> None:
     backend = ScriptedBackend(WRITTEN)
-    async with Client(Recording(backend), limits=Limits(chunk_tokens=2)) as client:
-        with recorded() as exchanges:
-            answer = await client.generate("Tell")
-    trie = trie_of(exchanges)
+    recording = Recording(backend)
+    async with Client(recording, limits=Limits(chunk_tokens=2)) as client:
+        answer = await client.generate("Tell")
+    trie = trie_of(recording.exchanges)
     assert backend.tokenizer.tags
     closing = [node for node, token in enumerate(trie.ids) if token == backend.tokenizer.tags.close_async]
     assert len(closing) == 2
@@ -93,13 +93,13 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
     codec, backend = ModelCodec(PASTA_TINY), Listening()
     model = BaseModel(PASTA_TINY, codec.tag_ids).loaded().eval()
     usual = promises = 0
-    async with Client(Recording(backend)) as client:
+    async with Client(backend):
         for seed, record in enumerate(asked(5)):
             backend.total = 0.0
             chosen = Sampling(temperature=temperature, seed=seed, max_tokens=max_tokens)
-            with recorded() as exchanges:
-                answer = await client.generate(record.messages, sampling=chosen)
-            trie = trie_of(exchanges)
+            recording = Recording(backend)
+            answer = await Client(recording).generate(record.messages, sampling=chosen)
+            trie = trie_of(recording.exchanges)
             assert len(trie.targets) == answer.usage.completion_tokens
             row = pack_row([trie], -len(trie) % 16 + len(trie), codec.end)
             with torch.inference_mode():
@@ -109,7 +109,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
                 continue
             packed = pack_views(codec, codec.prompt(record.messages), answer.document)
             same = paths(trie) == paths(packed)
-            written = [exchange.output for exchange in exchanges if exchange.output]
+            written = [exchange.output for exchange in recording.exchanges if exchange.output]
             usual_tokens = sorted(view.target for view in encode_views(codec, answer.document))
             assert same == (sorted(written) == usual_tokens)
             promises += len(answer.document.promises)
@@ -124,7 +124,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
 
 def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
     backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
-    prompts, drawn = draw(backend, tmp_path / "j.jsonl", plain=plain)
+    prompts, totals, _ = draw(backend, tmp_path / "j.jsonl", plain=plain)
     samples = [sample for prompt in prompts for sample in prompt.samples]
     assert [prompt.id for prompt in prompts] == [*PROMPTS]
     assert [sample.number for sample in samples] == [0, 1, 2] * 3
@@ -141,8 +141,8 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
         assert sample.critical_path < sample.tokens
     assert {prompt.baseline.text for prompt in prompts} == {"Both of them were one."}
     assert prompts[0].baseline.tokens == 7
-    assert drawn.totals["answers"] == 12 and drawn.totals["resumed"] == 0
-    assert drawn.totals["tokens"] == 9 * samples[0].tokens + 3 * 7
+    assert totals["answers"] == 12 and totals["resumed"] == 0
+    assert totals["tokens"] == 9 * samples[0].tokens + 3 * 7
     greedy_requests = [request for request in plain.requests if request.sampling.temperature == 0]
     assert len(greedy_requests) == len(plain.requests) == 3
 
@@ -158,9 +158,9 @@ def test_some_samples_may_be_drawn_without_syncs(tmp_path: Path) -> None:
 
 
 def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path: Path) -> None:
-    cut, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "cut.jsonl", records("one"), max_tokens=20)
+    cut, *_ = draw(ScriptedBackend(WRITTEN), tmp_path / "cut.jsonl", records("one"), max_tokens=20)
     assert {(s.finish_reason, s.exact, s.well_formed) for s in cut[0].samples} == {("length", False, False)}
-    plain, _ = draw(ScriptedBackend("word " * 40), tmp_path / "plain.jsonl", records("one"), max_tokens=20)
+    plain, *_ = draw(ScriptedBackend("word " * 40), tmp_path / "plain.jsonl", records("one"), max_tokens=20)
     assert {(s.finish_reason, s.exact, s.tokens) for s in plain[0].samples} == {("length", True, 20)}
 
 
@@ -170,12 +170,12 @@ def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path:
 def test_an_answer_that_fails_is_left_out_until_it_is_there(tmp_path: Path) -> None:
     backend = ScriptedBackend(WRITTEN, faults=[Fault(2, 3, skip=4)])
     plain = ScriptedBackend("Plainly.", faults=[Fault(0, 1, skip=1)])
-    prompts, drawn = draw(backend, tmp_path / "j.jsonl", plain=plain, together=1)
+    prompts, _, failures = draw(backend, tmp_path / "j.jsonl", plain=plain, together=1)
     assert [prompt.id for prompt in prompts] == ["one", "three"]
     assert [len(prompt.samples) for prompt in prompts] == [3, 3]
-    assert len(drawn.failures) == 2
-    prompts, rerun = draw(backend, tmp_path / "j.jsonl", plain=plain, together=1)
-    assert rerun.totals["answers"] == 2
+    assert len(failures) == 2
+    prompts, totals, _ = draw(backend, tmp_path / "j.jsonl", plain=plain, together=1)
+    assert totals["answers"] == 2
     assert [(prompt.id, len(prompt.samples)) for prompt in prompts] == [(name, 3) for name in PROMPTS]
     assert all(sample.exact for prompt in prompts for sample in prompt.samples)
 
@@ -193,9 +193,9 @@ def test_a_backend_that_is_lost_ends_the_run_and_what_is_there_is_kept(
         draw(backend, tmp_path / "j.jsonl", n=20, together=1)
     answers = {request.answer for request in backend.requests}
     healthy = ScriptedBackend(WRITTEN)
-    _, drawn = draw(healthy, tmp_path / "j.jsonl", n=20)
-    assert drawn.totals["resumed"] == len(answers) - most > 0
-    assert drawn.totals["answers"] == 3 * 21 - drawn.totals["resumed"]
+    _, totals, _ = draw(healthy, tmp_path / "j.jsonl", n=20)
+    assert totals["resumed"] == len(answers) - most > 0
+    assert totals["answers"] == 3 * 21 - totals["resumed"]
 
 
 # The command line ----------------------------------------------------------------------------------------

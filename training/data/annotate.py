@@ -26,7 +26,6 @@ from pasta_async.training.data.annotate_endpoint import (
     Annotator,
     Rejected,
     annotate_by_endpoint,
-    prompt_digest,
 )
 from pasta_async.training.data.annotate_structure import (
     LEAST,
@@ -89,8 +88,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     """
     started = time.monotonic()
     count = token_counter(settings.tokenizer)
-    source, left_out = settings.read()
-    records = list(source)
+    records, left_out = settings.read()
     rejected: list[Rejected] = []
     totals: Counter[str] = Counter()
     problems: Counter[str] = Counter()
@@ -129,7 +127,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         "reasons": dict(problems.most_common()),
         **dict(totals),
         "seconds": round(time.monotonic() - started, 3),
-        "left_out": left_out.report(),
+        "left_out": left_out,
         **_parallelism(accepted),
     }
     write_records(settings.out / "annotated.jsonl", accepted)
@@ -142,12 +140,12 @@ async def _by_endpoint(
     records: Sequence[Record], settings: AnnotateSettings, count: CountTokens, journal: Path
 ) -> tuple[list[Document | Rejected], Counter[str], Counter[str]]:
     """A document or a rejection for each record, the totals, and the counts of problems by their codes."""
-    identity = {"model": settings.model, "prompt": prompt_digest()}
-    with Journal(journal, identity, durable=True) as replies:
-        async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
-            annotator = Annotator(endpoint, replies, count, settings.tries)
+    with Journal(journal, {"model": settings.model}) as replies:
+        endpoint = Endpoint(settings.base_url, settings.model, settings, replies, temperature=0.0)
+        async with endpoint:
+            annotator = Annotator(endpoint, count, settings.tries)
             outcomes = await annotate_by_endpoint(records, annotator, settings.in_flight)
-    return outcomes, annotator.totals, annotator.problems
+    return outcomes, endpoint.totals | Counter(unasked=annotator.unasked), annotator.problems
 
 
 def _annotated(record: Record, document: Document, annotator: str, count: CountTokens) -> Record:

@@ -1,4 +1,4 @@
-"""Annotation by a model behind an endpoint: the request, the check of its reply, and the journal.
+"""Annotation by a model behind an endpoint: the request, and the check of its reply.
 
 A reply is read as a written form. White space is not compared: a reply only decides where its tags stand
 between the other characters, and the answer keeps its own white space, so that removing the tags of what is
@@ -8,10 +8,9 @@ exact form.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -20,9 +19,8 @@ from typing import Any, NamedTuple
 from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, escape, parse
 from pasta_async.protocol import Message
 from pasta_async.training.data.annotate_structure import LEAST
-from pasta_async.training.data.corpus import Record, StrictModel, digest
-from pasta_async.training.endpoint import Completion, Endpoint, collect
-from pasta_async.training.jobs import Journal
+from pasta_async.training.data.corpus import Record, StrictModel
+from pasta_async.training.endpoint import Endpoint, collect
 from pasta_async.training.views import CountTokens, Mark, insert_tags, recount
 
 _TEXTS: dict[str, Any] = tomllib.loads(
@@ -70,58 +68,40 @@ async def annotate_by_endpoint(
     return [outcomes[number] for number in numbers]
 
 
-def prompt_digest() -> str:
-    """16 hexadecimal digits that stand for the request: replies to another one are not used again."""
-    return hashlib.sha256(repr((_TEXTS["instructions"], EXAMPLES)).encode()).hexdigest()[:16]
-
-
 class Annotator:
     """Annotates records by a model behind an endpoint.
 
-    The journal keeps every reply before anything is made of it; none that it holds is asked for again.
-
     Args:
         endpoint: The endpoint of the model.
-        journal: The journal of its replies, with `prompt_digest` in its identity.
         count: Counts tokens, for estimates.
         tries: Replies for an answer before it is rejected.
     """
 
-    def __init__(self, endpoint: Endpoint, journal: Journal, count: CountTokens, tries: int) -> None:
+    def __init__(self, endpoint: Endpoint, count: CountTokens, tries: int) -> None:
         self._endpoint = endpoint
-        self._journal = journal
         self._count = count
         self._tries = tries
-        names = ("unasked", "requests", "resumed", "prompt_tokens", "completion_tokens")
-        self.totals: Counter[str] = Counter(dict.fromkeys(names, 0))
-        """Records: unasked (too short). Replies: requests (of this run), resumed (from the journal),
-        prompt_tokens and completion_tokens (of both)."""
+        self.unasked: int = 0
+        """Records that are too short to ask about."""
         self.problems: Counter[str] = Counter()
         """Replies that were not accepted, by the code of their first problem."""
-        self._stored: defaultdict[str, list[Completion]] = defaultdict(list)
-        for row in map(dict[str, Any], journal.rows):
-            self._stored[row.pop("key")].append(Completion(**row))
 
     async def annotate(self, record: Record) -> Document | Rejected:
-        """Annotate a record: from the journal as far as it goes, then by requests.
-
-        A cancellation ends its request; replies that arrived are in the journal.
+        """Annotate a record. A cancellation ends its request.
 
         Raises:
             BackendError: The endpoint failed.
         """
         text = record.document.text
         if self._count(text) < _ASK_FROM:
-            self.totals["unasked"] += 1
+            self.unasked += 1
             return record.document
-        key = digest(record.messages, text)
         opening = first_prompt(record)
         messages = opening
         reasons: tuple[str, ...] = ()
         reply = ""
-        stored = iter(self._stored[key])
         for _ in range(self._tries):
-            completion = await self._reply(key, messages, next(stored, None))
+            completion = await self._endpoint.complete(messages)
             checked = check_reply(text, completion.text, self._count)
             if isinstance(checked, Document):
                 return checked
@@ -132,15 +112,6 @@ class Annotator:
             reply = completion.text
             messages = [*opening, *_retry(reply, reasons)]
         return Rejected(record=record, reasons=reasons, reply=reply)
-
-    async def _reply(self, key: str, messages: Sequence[Message], stored: Completion | None) -> Completion:
-        self.totals["resumed" if stored else "requests"] += 1
-        completion = stored or await self._endpoint.complete(messages)
-        if not stored:
-            self._journal.append({"key": key, **completion._asdict()})
-        self.totals["prompt_tokens"] += completion.prompt_tokens
-        self.totals["completion_tokens"] += completion.completion_tokens
-        return completion
 
 
 def first_prompt(record: Record) -> list[Message]:

@@ -12,8 +12,8 @@ list markers of the candidates that are not.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from pasta_async.training.likelihood import LanguageModel
 from pasta_async.training.views import (
     CountTokens,
     Mark,
-    Trie,
     encode_views,
     insert_tags,
     recount,
@@ -79,75 +78,55 @@ class LikelihoodModel(LanguageModel):
 
     def costs(self, answers: Sequence[tuple[Record, Sequence[Mark]]]) -> list[Costs | None]:
         """The costs of some answers' candidates; None where the model's context is too short."""
-        # Trees with the number of their answer and the slot of each target. The rounds of an answer share a
-        # tree, and so what they have in common, until that is half as large as a row.
-        trees: list[tuple[int, Trie, list[_Slot]]] = []
-        for number, (record, marks) in enumerate(answers):
-            for start in range(len(marks) + 1):
-                if not trees or trees[-1][0] != number or len(trees[-1][1]) > self.row_tokens // 2:
-                    trees.append((number, Trie(), []))
-                trees[-1][2].extend(self._add_round(trees[-1][1], record, marks, start))
-        too_long = {number for number, tree, _ in trees if max(tree.depths()) >= self.context}
-        fitting = [item for item in trees if item[0] not in too_long]
-        bits = [dict[_Slot, float]() for _ in answers]
-        losses = self.bits([tree for _, tree, _ in fitting])
-        for (number, _, slots), losses_of_tree in zip(fitting, losses, strict=True):
-            bits[number] |= _means(slots, losses_of_tree)
+        rounds = [[*self._rounds(record, marks)] for record, marks in answers]
+        fits = [all(len(context) + len(ids) <= self.context for _, context, ids in texts) for texts in rounds]
+        bits = self.bits(
+            ((number, slot), context, ids)
+            for number, texts in enumerate(rounds)
+            if fits[number]
+            for slot, context, ids in texts
+        )
+        measured = [dict[_Slot, float]() for _ in answers]
+        for (number, slot), mean in bits.items():
+            measured[number][slot] = mean
         return [
-            None if number in too_long else _costs(bits[number], len(marks))
+            _costs(measured[number], len(marks)) if fits[number] else None
             for number, (_, marks) in enumerate(answers)
         ]
 
-    def _add_round(self, tree: Trie, record: Record, marks: Sequence[Mark], start: int) -> Iterator[_Slot]:
-        """Add the views of the round that starts at a candidate; yields the slot of each new target."""
-        # A sync in front of the round joins all candidates before it. Only the threads of the round, and main
-        # behind the sync, have targets.
-        root = tree.extend(-1, self.prompt(record.messages))
-        joined = [Mark(marks[start - 1].end, marks[start - 1].end, Sync())] if start else []
-        document = insert_tags(record.document.text, [*marks[:start], *joined, *marks[start:]])
-        views = encode_views(self, recount(document, self.count))
-        *_, main = (number for number, view in enumerate(views) if view.thread == 0)
-        for number, (thread, context, target) in enumerate(views):
-            node = tree.extend(root, self._visible(context))
-            if thread > start:
-                tree.extend(node, target[:-1], target=True)  # less `</async>`
-                yield from ((start, "chunks", thread - 1) for _ in target[:-1])
-            elif number == main:
-                for place, gap in enumerate(self._gaps(target), start):
-                    has_words = self._has_words(gap)
-                    if has_words:
-                        yield from ((start, "gaps", place) for _ in gap)
-                    node = tree.extend(node, gap, target=has_words)
+    def _rounds(self, record: Record, marks: Sequence[Mark]) -> Iterator[tuple[_Slot, list[int], list[int]]]:
+        """The texts that are measured: the slot of each, the ids that are visible before it, and its own."""
+        document = recount(insert_tags(record.document.text, marks), None)
+        targets = {view.thread: view.target for view in encode_views(self, document)}
+        chunks = [targets[thread][:-1] for thread in range(1, len(marks) + 1)]  # less `</async>`
+        gaps = self._gaps(targets[0])
+        # What main writes in front of a chunk that is hidden, and behind all.
+        shown = [*map(self._without_marker, gaps[:-1]), gaps[-1]]
+        joined = self.prompt(record.messages)  # the prompt, and the text before the round
+        for start in range(len(gaps)):
+            if start:
+                joined = joined + gaps[start - 1] + chunks[start - 1]
+            visible = joined
+            for number in range(start, len(gaps)):
+                if number < len(chunks):
+                    yield (start, "chunks", number), visible + gaps[number], chunks[number]
+                if self._has_words(shown[number]):
+                    yield (start, "gaps", number), visible, shown[number]
+                visible = visible + shown[number]
 
-    def _visible(self, ids: Sequence[int]) -> list[int]:
-        """The ids of a context without its tags, and without the list markers in front of hidden chunks."""
-        visible: list[int] = []
-        run: list[int] = []  # text since the last promise
-        in_promise = False
-        for token, following in zip(ids, [*ids[1:], self.end], strict=False):
-            if token == self.tag_ids.end:  # a chunk that is hidden goes with its list marker
-                in_promise = False
-                visible += run if following == self.tag_ids.open_async else self._without_marker(run)
-                run = []
-            elif token == self.tag_ids.promise:
-                in_promise = True
-            elif not in_promise and token not in self.tag_ids:
-                run.append(token)
-        return visible + run
-
-    def _gaps(self, target: Sequence[int]) -> Iterator[list[int]]:
+    def _gaps(self, target: Sequence[int]) -> list[list[int]]:
         """Main's texts before, between and behind its promises, less end-of-text."""
-        gap: list[int] = []
+        gaps: list[list[int]] = [[]]
         in_promise = False
         for token in target[:-1]:
-            in_promise = in_promise or token == self.tag_ids.promise
-            if not in_promise:
-                gap.append(token)
+            if token == self.tag_ids.promise:
+                in_promise = True
             elif token == self.tag_ids.end:
-                yield self._without_marker(gap)
-                gap = []
                 in_promise = False
-        yield gap
+                gaps.append([])
+            elif not in_promise:
+                gaps[-1].append(token)
+        return gaps
 
     def _without_marker(self, ids: list[int]) -> list[int]:
         """The ids before a hidden chunk, without a last line that has no word."""
@@ -165,13 +144,6 @@ class LikelihoodModel(LanguageModel):
     def _has_words(self, ids: Sequence[int]) -> bool:
         """True if the ids have a letter; a list marker has none."""
         return any(map(str.isalpha, self.decode(ids)))
-
-
-def _means(slots: Iterable[_Slot], losses: Iterable[float]) -> dict[_Slot, float]:
-    by_slot: defaultdict[_Slot, list[float]] = defaultdict(list)
-    for slot, bits in zip(slots, losses, strict=True):
-        by_slot[slot].append(bits)
-    return {slot: sum(bits) / len(bits) for slot, bits in by_slot.items()}
 
 
 def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:

@@ -111,15 +111,8 @@ def digest(messages: Sequence[Message], response: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-class LeftOut(defaultdict[str, list[str]]):
-    """The rows that an import leaves out, by reason: where each of them stands, and why."""
-
-    def __init__(self) -> None:
-        super().__init__(list)
-
-    def report(self) -> dict[str, dict[str, Any]]:
-        """The number of rows and the first one, by reason."""
-        return {reason: {"rows": len(rows), "first": rows[0]} for reason, rows in self.items()}
+LeftOut = dict[str, dict[str, Any]]
+"""The rows that an import leaves out, by reason: the number of `rows`, and the `first` one."""
 
 
 # --- files of JSON lines
@@ -251,51 +244,43 @@ class SourceSettings(PartSettings):
         default=(), description="files of evaluation prompts, to keep out of the data"
     )
 
-    def read(self, need_answer: bool = True) -> tuple[Iterator[Record], LeftOut]:
-        """The records of the source, and the rows that are left out, complete once the records are read.
+    def read(self, need_answer: bool = True) -> tuple[list[Record], LeftOut]:
+        """The records of the source, and the rows that are left out.
 
-        A row is a `Record`, or a `Row`. Its id is its own, or made of its content.
+        A row is a `Record`, or a `Row`. Left out is what cannot be used, repeats an earlier row, or leaks.
+        An id is the row's own, or made of its content: also where an earlier record has its own, as answers
+        of one chat do.
 
         Raises:
             InvalidRequestError: The data or the evaluation prompts cannot be read.
         """
         leaks = LeakageFilter(prompt for path in self.against for prompt in read_prompts(path))
-        left_out = LeftOut()
-        return without_leaks(self._usable(need_answer, left_out), leaks, left_out), left_out
-
-    def _usable(self, need_answer: bool, left_out: LeftOut) -> Iterator[Record]:
-        name = Path(self.data).name
+        records: dict[str, Record] = {}
+        contents: set[str] = set()
+        left_out: defaultdict[str, list[str]] = defaultdict(list)
         for number, row in self.part(_rows(self.data, self.split)):
             try:
                 if "written" in row or "form" in row:
-                    yield Record.model_validate(row)
+                    record = Record.model_validate(row)
                 else:
-                    yield Row.model_validate(row).record(name, need_answer)
+                    record = Row.model_validate(row).record(Path(self.data).name, need_answer)
             except ValueError as error:
                 reason = explain(error) if isinstance(error, ValidationError) else str(error)
                 left_out["unusable"].append(f"{self.data}:{number}: {reason}")
-
-
-def without_leaks(records: Iterable[Record], leaks: LeakageFilter, left_out: LeftOut) -> Iterator[Record]:
-    """The records that leak nothing and repeat no earlier one; the others are counted by rule.
-
-    Where several records share an id, such as answers of one chat, later ones get an id of their content.
-    """
-    seen: set[str] = set()
-    ids: set[str] = set()
-    for record in records:
-        content = digest(record.messages, record.written)
-        if content in seen:
-            left_out["repeated"].append(record.id)
-            continue
-        seen.add(content)
-        if rule := leaks.find_in(record.messages, record.document.text):
-            left_out[rule].append(f"{record.id}: {record.prompt!r:.80}")
-            continue
-        if record.id in ids:
-            record = record.model_copy(update={"id": f"{record.id}-{content}"})
-        ids.add(record.id)
-        yield record
+                continue
+            content = digest(record.messages, record.written)
+            if content in contents:
+                left_out["repeated"].append(record.id)
+                continue
+            contents.add(content)
+            if rule := leaks.find_in(record.messages, record.document.text):
+                left_out[rule].append(f"{record.id}: {record.prompt!r:.80}")
+                continue
+            if record.id in records:
+                record = record.model_copy(update={"id": f"{record.id}-{content}"})
+            records[record.id] = record
+        report = {reason: {"rows": len(rows), "first": rows[0]} for reason, rows in left_out.items()}
+        return [*records.values()], report
 
 
 def read_prompts(path: str | Path) -> list[str]:
@@ -320,11 +305,8 @@ def _rows(data: str, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if Path(data).is_file() or Path(data).suffix in (".jsonl", ".gz"):
         yield from read_lines(data, dict[str, Any])
         return
-    try:
-        import datasets  # pyright: ignore[reportMissingTypeStubs] - late, since it takes seconds
-    except ModuleNotFoundError:
-        needed = "the library `datasets`: pip install 'pasta_async[train]'"
-        raise InvalidRequestError(f"{data} is read by {needed}") from None
+    import datasets  # pyright: ignore[reportMissingTypeStubs] - late, since it takes seconds
+
     try:
         rows: Any = cast("Any", datasets).load_dataset(data, split=split, streaming=True)
         yield from enumerate(rows, 1)
@@ -351,13 +333,11 @@ def convert(settings: CorpusSettings) -> dict[str, Any]:
         InvalidRequestError: The data or the evaluation prompts cannot be read, or no row can be used.
     """
     records, left_out = settings.read(need_answer=not settings.prompts_only)
+    if not records:
+        raise InvalidRequestError(f"{settings.data} has no row to use: {json.dumps(left_out)}")
     if settings.prompts_only:
-        records = (record.model_copy(update={"written": ""}) for record in records)
-    written = write_records(settings.out, records)
-    if not written:
-        settings.out.unlink()
-        raise InvalidRequestError(f"{settings.data} has no row to use: {json.dumps(left_out.report())}")
-    return {"records": written, "left_out": left_out.report()}
+        records = [record.model_copy(update={"written": ""}) for record in records]
+    return {"records": write_records(settings.out, records), "left_out": left_out}
 
 
 main: Command = command(CorpusSettings, convert, "pasta_async.training.data.corpus", __doc__)
