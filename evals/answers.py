@@ -7,7 +7,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack
@@ -213,7 +213,7 @@ Answering = Callable[[int, str, int], Awaitable[Answer]]
 
 
 async def take_turns(
-    opened: Callable[[], AbstractAsyncContextManager[Answering]],
+    answer: Answering,
     prompts: int,
     methods: Sequence[str],
     *,
@@ -224,18 +224,17 @@ async def take_turns(
     """Have every prompt answered by every method, `passes` times.
 
     Each prompt, and each pass, begins with the next method (two of them go A B B A). Cancelling it cancels
-    the answers under way and closes what was opened; answers that came are kept.
+    the answers under way; answers that came are kept.
 
     Args:
-        opened: Opens the function that answers, on a backend that is warmed up and has a cold prefix cache;
-            called for each pass that is not in the journal.
+        answer: Has an answer written.
         prompts: Number of prompts.
         methods: Their names.
         passes: Number of passes.
         together: Answers at the same time; more than one is no measure of speed.
         journal: Keeps every answer as it comes; those that it has already are not written again.
     """
-    # A turn is (pass, prompt, method). Those of the journal are done; the rest is written pass by pass.
+    # A turn is (pass, prompt, method). Those of the journal are done.
     stored = (Answer(**row) for row in measurements(journal))
     answers = {(row.number, row.prompt, row.method): row for row in stored}
     order: list[tuple[int, int, str]] = []
@@ -244,22 +243,17 @@ async def take_turns(
             # Each prompt begins with the next method, so that none is always first or second.
             first = (number + prompt) % len(methods)
             order += [(number, prompt, method) for method in (*methods[first:], *methods[:first])]
-    with progress(len(order), "answers", done=len(answers.keys() & set(order))) as advance:
-        for number in range(passes):
-            due = [turn for turn in order if turn[0] == number and turn not in answers]
-            if not due:
-                continue
-            # Each pass opens its own, with a cold prefix cache.
-            async with opened() as answer:
+    due = [turn for turn in order if turn not in answers]
+    with progress(len(order), "answers", done=len(order) - len(due)) as advance:
 
-                async def write(turn: tuple[int, int, str], answer: Answering = answer) -> None:
-                    number, prompt, method = turn
-                    answers[turn] = await answer(prompt, method, number)
-                    if journal:
-                        journal.append(asdict(answers[turn]))
-                    advance()
+        async def write(turn: tuple[int, int, str]) -> None:
+            number, prompt, method = turn
+            answers[turn] = await answer(prompt, method, number)
+            if journal:
+                journal.append(asdict(answers[turn]))
+            advance()
 
-                await for_each(due, write, together)
+        await for_each(due, write, together)
     return [answers[turn] for turn in order]
 
 

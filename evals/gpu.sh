@@ -145,8 +145,7 @@ if [ ! -d "$DOCUMENTS" ]; then
 fi
 DOCUMENTS=$DOCUMENTS/annotated.jsonl
 
-# One pass: vLLM would find the first one's prompts in its cache.
-TIMED="--prompts $PROMPTS --sample $SAMPLE --max-tokens 500 --passes 1"
+TIMED="--prompts $PROMPTS --sample $SAMPLE --max-tokens 500"
 LOADED="--documents $DOCUMENTS --sample $SAMPLE"
 for engine in $ENGINES; do
     case $engine in

@@ -18,7 +18,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from pydantic import Field
 from pasta_async import Backend, Client, Generation, Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
-from pasta_async.evals.answers import Answer, Answering, cold_client, costs_of, of_method, take_turns
+from pasta_async.evals.answers import Answer, cold_client, costs_of, of_method, take_turns
 from pasta_async.evals.engine import LlamaCpp
 from pasta_async.evals.forcing import (
     FORCED_LIMITS,
@@ -388,27 +388,26 @@ METHODS: dict[str, Method] = {
 
 
 async def measure(
-    opened: Callable[[], AbstractAsyncContextManager[Client]],
-    documents: Mapping[str, Document],
+    engine: Engine,
+    cases: Sequence[Case],
     methods: Sequence[Method],
     *,
     passes: int,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Write every answer by every method, `passes` times, on a client that is opened anew for each pass.
+    """Write every answer by every method, `passes` times; see `take_turns`.
 
-    See `take_turns`. Cancelling it cancels the answer under way.
+    Cancelling it cancels the answer under way.
     """
-    cases = cases_of(documents)
     by_name = {method.name: method for method in methods}
-
-    @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Answering]:
-        async with opened() as client, open_engine(client.backend, documents) as engine:
-            await warm_up(engine, methods)
-            yield lambda index, name, number: play(engine, by_name[name], cases[index], number)
-
-    return await take_turns(warmed_up, len(cases), [*by_name], passes=passes, journal=journal)
+    await warm_up(engine, methods)
+    return await take_turns(
+        lambda index, name, number: play(engine, by_name[name], cases[index], number),
+        len(cases),
+        [*by_name],
+        passes=passes,
+        journal=journal,
+    )
 
 
 def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -448,11 +447,15 @@ class MethodSettings(ForcedSettings):
 async def _run(settings: MethodSettings) -> str:
     documents = settings.read()
     methods = [METHODS[name] for name in dict.fromkeys((SEQUENTIAL, *settings.methods))]
-    opened = partial(cold_client, settings.backend, **settings.backend_options)
     with opened_journal(settings.out, await settings.identity("methods", texts_of(documents))) as journal:
         cpus = settings.threads or cores()
         methods += [llama_cpp(LlamaCpp(path, cpus)) for path in settings.llama_cpp]
-        rows = await measure(opened, documents, methods, passes=settings.passes, journal=journal)
+        async with (
+            cold_client(settings.backend, **settings.backend_options) as client,
+            open_engine(client.backend, documents) as engine,
+        ):
+            cases = cases_of(documents)
+            rows = await measure(engine, cases, methods, passes=settings.passes, journal=journal)
     return markdown_table(summarise(rows))
 
 

@@ -23,7 +23,6 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -248,7 +247,7 @@ async def measure(client: Client, items: Sequence[Item], journal: Journal | None
             **costs_of(filled.generation),
         )
 
-    return await take_turns(lambda: nullcontext(fill), len(items), METHODS, journal=journal)
+    return await take_turns(fill, len(items), METHODS, journal=journal)
 
 
 def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str, Any]]:

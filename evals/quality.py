@@ -1,7 +1,7 @@
 r"""Quality of answers: plain and parallel ones, and another model's, judged and compared prompt by prompt.
 
     python -m pasta_async.evals.speed --backend local:pasta-smol --prompts p.jsonl --temperature 0.6 \
-        --max-tokens 500 --passes 1 --together 64 --out smol.jsonl
+        --max-tokens 500 --together 64 --out smol.jsonl
     python -m pasta_async.evals.quality --answers smol.jsonl --likelihood BASE --judge runs/judge --out smol
     python -m pasta_async.evals.quality --answers ifeval-answers.jsonl --ifeval ifeval.jsonl --out ifeval
     python -m pasta_async.evals.quality --answers smol.jsonl --original base.jsonl \

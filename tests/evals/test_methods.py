@@ -10,13 +10,13 @@ import pytest
 from commands_run import refused, run, write_rows
 from recorder import Recorder
 
-from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.methods import (
     METHODS,
     Case,
     Engine,
+    cases_of,
     main,
     measure,
     open_engine,
@@ -45,28 +45,26 @@ DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
 
 
 @asynccontextmanager
-async def opened() -> AsyncGenerator[Client]:
-    """A client of an embedded engine, which is loaded anew."""
-    backend = LocalBackend(PASTA_TINY)
-    try:
-        yield Client(backend)
-    finally:
-        await backend.aclose()
-
-
-@asynccontextmanager
 async def recorded() -> AsyncGenerator[tuple[Engine, Recorder]]:
-    """An engine, and what it was asked."""
-    async with opened() as client:
-        recorder = Recorder(client.backend)
+    """An embedded engine, which is loaded anew, and what it was asked."""
+    backend = LocalBackend(PASTA_TINY)
+    recorder = Recorder(backend)
+    try:
         async with open_engine(recorder, DOCUMENTS) as engine:
             yield engine, recorder
+    finally:
+        await backend.aclose()
 
 
 @pytest.fixture(scope="module")
 def measured() -> list[Answer]:
     """Both documents by every method, in two passes."""
-    return asyncio.run(measure(opened, DOCUMENTS, ALL, passes=2))
+
+    async def run_methods() -> list[Answer]:
+        async with recorded() as (engine, _):
+            return await measure(engine, cases_of(DOCUMENTS), ALL, passes=2)
+
+    return asyncio.run(run_methods())
 
 
 def test_methods_take_turns_and_each_has_its_own_critical_path(measured: list[Answer]):
