@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import Counter
@@ -21,7 +20,7 @@ from pasta_async.backends.options import DType
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
-from pasta_async.evals.report import grouped, measurements
+from pasta_async.evals.report import environment, grouped
 from pasta_async.progress import progress
 from pasta_async.training.data import corpus
 from pasta_async.training.endpoint import weights_of
@@ -52,10 +51,14 @@ class MeasureSettings(CommandSettings):
             options["threads"] = self.threads
         return options
 
-    async def identity(
+    @asynccontextmanager
+    async def journal(
         self, benchmark: str, texts: Iterable[str], *, without: Iterable[str] = ()
-    ) -> dict[str, Any]:
-        """The first line of the measurement's journal; a run with another one does not go on from it.
+    ) -> AsyncGenerator[Journal | None]:
+        """The measurement's journal; None without `out`.
+
+        Its first line says what is measured: a run with another one does not go on from it. Each run adds a
+        line with its `environment`, time and machine.
 
         Args:
             benchmark: Name of the command.
@@ -63,18 +66,21 @@ class MeasureSettings(CommandSettings):
             without: Settings that may change from run to run.
 
         Raises:
-            PastaError: There is no such model, or the server cannot be reached.
-
-        Cancelling it leaves nothing open.
+            PastaError: The model is not there, or the file holds something else.
         """
+        if self.out is None:
+            yield None
+            return
         files = {"out", "sample", "prompts", "documents", "data"}
-        joined = "\0".join(texts).encode("utf-8", "surrogatepass")
-        return {
+        measured = {
             "benchmark": benchmark,
             **self.model_dump(mode="json", exclude={*files, *without}),
-            "texts": hashlib.sha256(joined).hexdigest()[:24],
+            "texts": corpus.digest((), "\0".join(texts)),
             "weights": await weights_of(self.backend),
         }
+        with Journal(self.out, measured) as journal:
+            journal.append({"environment": environment()})
+            yield journal
 
 
 def read_prompts(path: Path, sample: int | None = None) -> list[str]:
@@ -235,8 +241,7 @@ async def take_turns(
         journal: Keeps every answer as it comes; those that it has already are not written again.
     """
     # A turn is (pass, prompt, method). Those of the journal are done.
-    stored = (Answer(**row) for row in measurements(journal))
-    answers = {(row.number, row.prompt, row.method): row for row in stored}
+    answers = {(row.number, row.prompt, row.method): row for row in stored_answers(journal)}
     order: list[tuple[int, int, str]] = []
     for number in range(passes):
         for prompt in range(prompts):
@@ -255,6 +260,11 @@ async def take_turns(
 
         await for_each(due, write, together)
     return [answers[turn] for turn in order]
+
+
+def stored_answers(journal: Journal | None) -> list[Answer]:
+    """The answers of a journal; none without one."""
+    return [Answer(**row) for row in journal.rows if "environment" not in row] if journal else []
 
 
 def of_method(answers: Iterable[Answer], method: str) -> list[Answer]:

@@ -41,7 +41,7 @@ from pasta_async.evals.forcing import (
     force,
     texts_of,
 )
-from pasta_async.evals.report import cores, markdown_table, opened_journal
+from pasta_async.evals.report import cores, markdown_table
 from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
 from pasta_async.lang import Document, Promise, Sync, Text, parse
 from pasta_async.plans import After, Plan, Tokens
@@ -469,15 +469,14 @@ class MethodSettings(ForcedSettings):
 async def _run(settings: MethodSettings) -> str:
     documents = settings.read()
     methods = [METHODS[name] for name in dict.fromkeys((SEQUENTIAL, *settings.methods))]
-    with opened_journal(settings.out, await settings.identity("methods", texts_of(documents))) as journal:
-        cpus = settings.threads or cores()
-        methods += [llama_cpp(path, cpus) for path in settings.llama_cpp]
-        async with (
-            cold_client(settings.backend, **settings.backend_options) as client,
-            open_engine(client.backend, documents) as engine,
-        ):
-            cases = cases_of(documents)
-            rows = await measure(engine, cases, methods, passes=settings.passes, journal=journal)
+    methods += [llama_cpp(path, settings.threads or cores()) for path in settings.llama_cpp]
+    async with (
+        settings.journal("methods", texts_of(documents)) as journal,
+        cold_client(settings.backend, **settings.backend_options) as client,
+        open_engine(client.backend, documents) as engine,
+    ):
+        cases = cases_of(documents)
+        rows = await measure(engine, cases, methods, passes=settings.passes, journal=journal)
     return markdown_table(summarise(rows))
 
 

@@ -1,4 +1,4 @@
-"""Tables, and journals of measurements that say where they were made."""
+"""Tables, and where they were measured."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import re
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pasta_async.evals.statistics import Estimate, Gain, digits, format_estimate, format_gain
-from pasta_async.training.jobs import Journal
+from pasta_async.evals.statistics import Estimate, Gain, digits, format_estimate
 
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)
@@ -75,9 +73,7 @@ def cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, dict):
-        return (
-            format_gain(cast("Gain", value)) if "bound" in value else format_estimate(cast("Estimate", value))
-        )
+        return format_estimate(cast("Estimate | Gain", value))
     if isinstance(value, float):
         return digits(value)
     return f"{value:,}" if type(value) is int else str(value)
@@ -95,25 +91,3 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
     for row in rows:
         groups[key(row)].append(row)
     return dict(groups)
-
-
-@contextmanager
-def opened_journal(path: Path | None, measured: Mapping[str, Any]) -> Generator[Journal | None]:
-    """A journal of a measurement; None without a path.
-
-    Its first line says what is measured; each run adds a line with its `environment`, time and machine.
-
-    Raises:
-        InvalidRequestError: The file holds something else.
-    """
-    if path is None:
-        yield None
-        return
-    with Journal(path, measured) as journal:
-        journal.append({"environment": environment()})
-        yield journal
-
-
-def measurements(journal: Journal | None) -> list[dict[str, Any]]:
-    """Rows of a journal without those that tell where it was measured; none without a journal."""
-    return [row for row in journal.rows if "environment" not in row] if journal else []

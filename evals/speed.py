@@ -41,7 +41,7 @@ from pasta_async.evals.answers import (
     read_prompts,
     take_turns,
 )
-from pasta_async.evals.report import grouped, markdown_table, opened_journal, transposed
+from pasta_async.evals.report import grouped, markdown_table, transposed
 from pasta_async.evals.statistics import Estimate, estimate, share
 from pasta_async.lang import STYLE_CODES
 from pasta_async.results import sequential_tokens
@@ -206,9 +206,11 @@ def summarise(rows: Sequence[Answer]) -> dict[str, dict[str, Any]]:
 async def _run(settings: SpeedSettings) -> str:
     prompts = read_prompts(settings.prompts, settings.sample)
     limits = Limits(client_threads=max(64, 4 * settings.together), timeout=None)
-    with opened_journal(settings.out, await settings.identity("speed", prompts)) as journal:
-        async with cold_client(settings.backend, limits, **settings.backend_options) as client:
-            rows = await measure(client, prompts, settings, journal)
+    async with (
+        settings.journal("speed", prompts) as journal,
+        cold_client(settings.backend, limits, **settings.backend_options) as client,
+    ):
+        rows = await measure(client, prompts, settings, journal)
     if settings.together > 1 or settings.all_forms == ["baseline"]:
         return f"{len(rows)} answers are written"
     return markdown_table(transposed(summarise(rows)))
