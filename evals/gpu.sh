@@ -5,7 +5,7 @@
 #
 # It takes Linux, Python 3.11 or later with venv, a network, 22 GiB of GPU memory and 80 GB of disk. It makes
 # environments with a stock SGLang and a stock vLLM, serves pasta-qwen and an instruct model that nobody trained,
-# and writes OUT/results.md. What is done already is skipped: after Ctrl-C or an error run it again.
+# and writes OUT/results.md and OUT/results.json. What is done already is skipped: after Ctrl-C or an error run it again.
 #
 # It has not run on CUDA yet. A test runs it on a CPU, with SGLang and a tiny model (tests/sglang/test_gpu_kit.py).
 #
@@ -201,15 +201,4 @@ for engine in $ENGINES; do
     fi
 done
 
-# One page of all tables, and of where they were measured.
-{
-    echo "# Results"
-    "$BIN/python" -c 'from pasta_async.evals.report import environment; print("\n%s" % environment())'
-    for table in "$OUT"/*.md; do
-        if [ "$table" != "$OUT/results.md" ]; then
-            printf '\n## %s\n\n%s\n' "$(basename "$table" .md)" "$(cat "$table")"
-        fi
-    done
-} >"$OUT/results.partial"
-mv "$OUT/results.partial" "$OUT/results.md"
-echo "the tables are in $OUT/results.md"
+"$BIN/python" -m pasta_async.evals.report "$OUT"

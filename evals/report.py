@@ -1,4 +1,8 @@
-"""Tables, and where they were measured."""
+"""Tables and result files: `python -m pasta_async.evals.report FOLDER` makes one page of those of a folder.
+
+Each FOLDER/NAME.md is the table of a measurement; FOLDER/results.md gets them all, FOLDER/results.json their
+cells, and both where they were measured.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from pydantic import Field
+
+from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.statistics import Estimate, Gain, digits, format_estimate
+from pasta_async.model_folder import write_json
 
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)
@@ -91,3 +100,46 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
     for row in rows:
         groups[key(row)].append(row)
     return dict(groups)
+
+
+# One page of a folder's tables ------------------------------------------------------------------------------
+
+
+class ReportSettings(CommandSettings):
+    """Options of the page."""
+
+    folder: Path = Field(description="has a table of each measurement, NAME.md")
+
+
+def write_page(settings: ReportSettings) -> str:
+    """Write `results.md` and `results.json`; returns a line that says so.
+
+    Raises:
+        InvalidRequestError: The folder has no table.
+    """
+    folder = settings.folder
+    page = folder / "results.md"
+    texts = {
+        file.stem: file.read_text("utf-8").strip() for file in sorted(folder.glob("*.md")) if file != page
+    }
+    if not texts:
+        raise InvalidRequestError(f"{folder} has no table: NAME.md, as the commands of evals print them")
+    where = environment()
+    tables = {name: _read_table(text) for name, text in texts.items()}
+    write_json(folder / "results.json", {"environment": where, "tables": tables})
+    machine = [{"": name, "value": value} for name, value in where.items()]
+    parts = ["# Results", markdown_table(machine), *(f"## {name}\n\n{text}" for name, text in texts.items())]
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return f"{page} and {folder / 'results.json'} have {len(tables)} tables"
+
+
+def _read_table(text: str) -> list[dict[str, str]]:
+    """The rows of a table that `markdown_table` made, by column."""
+    head, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+main: Command = command(ReportSettings, write_page, "report", __doc__, positional=["folder"])
+
+if __name__ == "__main__":
+    main()

@@ -37,16 +37,6 @@ def run(folder: Path, serve: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
 
 
-def tables(page: str) -> dict[str, list[dict[str, str]]]:
-    """The rows of each table of the page, by its name and their columns."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for part in page.split("\n## ")[1:]:
-        name, *lines = filter(None, part.splitlines())
-        head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-        found[name] = [dict(zip(head, row, strict=True)) for row in rows]
-    return found
-
-
 @pytest.mark.skipif(
     "PASTA_TEST_LONG" not in os.environ, reason="it takes six minutes: PASTA_TEST_LONG=1 runs it"
 )
@@ -59,17 +49,17 @@ def test_the_kit_measures_everything_once(tmp_path: Path) -> None:
     serve = shlex.join([sys.executable, str(Path(__file__).with_name("serve_on_cpu.py"))])
     done = run(tmp_path, serve)
     assert done.returncode == 0, done.stdout + done.stderr
-    result = tables((tmp_path / "out" / "results.md").read_text())
+    result = json.loads((tmp_path / "out" / "results.json").read_text())
     names = {f"sglang-{name}" for name in TABLES}
-    assert result.keys() == {
+    assert result["tables"].keys() == {
         *names,
         "sglang-methods",
         "sglang-load",
         "sglang-speed-without-plug-in",
     }
-    assert all(result.values())
+    assert all(result["tables"].values())
     with_it, without = (
-        {row[""]: row["parallel"] for row in result[f"sglang-{name}"]}["cached %"]
+        {row[""]: row["parallel"] for row in result["tables"][f"sglang-{name}"]}["cached %"]
         for name in ("trained-speed", "speed-without-plug-in")
     )
     assert float(with_it) > float(without)
