@@ -15,19 +15,20 @@ import httpx
 from pydantic import Field
 
 from pasta_async import Client, Generation, Limits
-from pasta_async.backends import BackendOptions
+from pasta_async.backends import BackendOptions, WrappingBackend
 from pasta_async.backends.options import DType
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
 from pasta_async.evals.report import environment, grouped
 from pasta_async.progress import progress
+from pasta_async.protocol import Model
 from pasta_async.training.data import corpus
 from pasta_async.training.endpoint import weights_of
 from pasta_async.training.jobs import Journal, for_each
 
-Form = Literal["baseline", "parallel"]
-"""A plain answer, or one in parallel."""
+Form = Literal["baseline", "parallel", "outline"]
+"""A plain answer, a parallel one, or a plain one with the items of its lists in parallel."""
 
 Item = TypeVar("Item")
 
@@ -173,6 +174,9 @@ async def ask(client: Client, row: Answer, **options: Any) -> Answer:
     Returns:
         The row with the answer and its costs; an empty answer if the model's context cannot hold the prompt.
     """
+    if row.method == "outline":
+        client = Client(_Untagged(client.backend), limits=client.limits)
+        options["chat_template_kwargs"] = {"pasta": False}
     parallel = "always" if (await client.connect()).tags else "outline"
     try:
         answer = await client.generate(
@@ -212,6 +216,14 @@ def costs_of(answer: Generation) -> dict[str, Any]:
         "cached_tokens": usage.cached_tokens,
         "prefilled_tokens": usage.prefilled_tokens,
     }
+
+
+class _Untagged(WrappingBackend):
+    """A trained model as it was before: it has no tags, so that it can write outlines."""
+
+    async def connect(self) -> Model:
+        """See `pasta_async.protocol.Backend`."""
+        return replace(await self.inner.connect(), tags=None)
 
 
 Answering = Callable[[int, str, int], Awaitable[Answer]]

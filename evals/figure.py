@@ -26,6 +26,7 @@ _LABELS = {
     "baseline": "plain",
     "pasta": "PASTA",
     "parallel": "PASTA",
+    "outline": "outlines",
     "skeleton": "Skeleton-of-Thought",
     "apar": "APAR",
 }

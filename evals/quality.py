@@ -55,7 +55,7 @@ Figures = dict[str, list[Row]]
 SPEED = "theoretical speed-up"
 """Name of a result: the gain on an engine whose steps all take the same time."""
 
-_ORDER = ("parallel", "baseline", "original")
+_ORDER = ("parallel", "outline", "baseline", "original")
 
 
 class QualitySettings(EndpointSettings):
@@ -241,7 +241,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
         "benchmark": "quality",
         "answers": {"file": str(settings.answers), "of each form": len(forms["baseline"]), **identity},
         "figures": compared(forms, figures),
-        SPEED: counted_speedup(answers) if "parallel" in forms else None,
+        SPEED: {form: counted_speedup(answers, form) for form in forms if form in ("parallel", "outline")},
         "environment": environment(),
     }
     write_json(settings.out / "result.json", result)
@@ -264,7 +264,8 @@ def write_for_alpaca(folder: Path, forms: Forms) -> None:
 
 async def _run(settings: QualitySettings) -> str:
     result = await measure(settings)
-    return f"{markdown_table(transposed(result['figures']))}\n\n{SPEED}: {cell(result[SPEED])}"
+    speedups = [f"{SPEED}, {form}: {cell(figure)}" for form, figure in result[SPEED].items()]
+    return "\n\n".join([markdown_table(transposed(result["figures"])), *speedups])
 
 
 main: Command = command(QualitySettings, _run, "quality", __doc__, resumes=True)

@@ -3,12 +3,14 @@ r"""Answers timed: one model writes every prompt's answer plainly and in paralle
     python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --prompts prompts.txt --out speed.jsonl
     python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --sample 100 \
         --temperature 0.6 --max-tokens 500 --threads 1 --out speed.jsonl
+    python -m pasta_async.evals.speed --backend local: --prompts p.txt --forms parallel --forms outline
 
 One answer at a time is written. The order goes A B B A over the prompts, the other way round in the next
 pass. It begins with an empty prefix cache and one prompt that is answered but not counted; further passes are
 further answers for `quality`, and find their prompts in the cache. Where both
 forms begin with the same tokens (a chat template may mark the parallel one at its end), the form that comes
-second finds these in the cache. A model that was not trained writes the items of its lists in parallel.
+second finds these in the cache. In the form `outline` a model writes its plain answer, and the items of its
+lists in parallel; a model that was not trained knows no other way.
 
 The first figure is "times sooner than the same answer in sequence": the answer's own text at the pace of the
 plain answers, over the time that it took. So an answer is not sooner for being short. An answer that a limit
@@ -131,11 +133,11 @@ def speedup(rows: Sequence[Answer], method: str, base: str = "baseline") -> Esti
     )
 
 
-def counted_speedup(rows: Sequence[Answer]) -> Estimate | None:
+def counted_speedup(rows: Sequence[Answer], method: str, base: str = "baseline") -> Estimate | None:
     """The theoretical speed-up: geometric mean over prompts of `sequential_tokens` / critical path."""
     return mean_by_prompt(
         (answer.prompt, sequential_tokens(answer.text_tokens, other.tokens) / answer.critical_path)
-        for answer, other in pairs(rows, "parallel", "baseline")
+        for answer, other in pairs(rows, method, base)
     )
 
 
@@ -156,10 +158,10 @@ def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def describe(rows: Sequence[Answer]) -> dict[str, Any]:
-    """Figures of parallel answers beside plain ones: estimates with intervals over prompts, means, counts."""
+def describe(rows: Sequence[Answer], form: str = "parallel") -> dict[str, Any]:
+    """Figures of a form beside the plain one: estimates with intervals over prompts, means, and counts."""
     plain = of_method(rows, "baseline")
-    answers = of_method(rows, "parallel")
+    answers = of_method(rows, form)
     whole = [row for row in answers if row.tokens and not row.ended_by_length]
     # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
     pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
@@ -174,11 +176,10 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
     return {
         "prompts": len({*prompts}),
         SAME_ANSWER: ratio(lambda row: (row.text_tokens + 1) * pace / row.seconds) if pace else None,
-        "times sooner than the plain answer": speedup(rows, "parallel"),
+        "times sooner than the plain answer": speedup(rows, form),
         "tokens of its text / critical path": ratio(lambda row: (row.text_tokens + 1) / row.critical_path),
         "tokens of the plain answer / critical path": mean_by_prompt(
-            (row.prompt, other.tokens / row.critical_path)
-            for row, other in pairs(rows, "parallel", "baseline")
+            (row.prompt, other.tokens / row.critical_path) for row, other in pairs(rows, form, "baseline")
         ),
         "ms a token of the critical path": ratio(token_ms, answers),
         "ms a token, plain": ratio(token_ms, plain),
@@ -195,11 +196,13 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
 
 
 def summarise(rows: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Figures of all prompts, and of those whose parallel answer has promises."""
-    columns = {"parallel": describe(rows)}
-    promised = {(row.prompt, row.number) for row in rows if row.promises}
-    if with_promises := [row for row in rows if (row.prompt, row.number) in promised]:
-        columns["parallel, with promises"] = describe(with_promises)
+    """Figures of each form but the plain one: of all prompts, and of those whose answer has promises."""
+    columns: dict[str, dict[str, Any]] = {}
+    for form in dict.fromkeys(row.method for row in rows if row.method != "baseline"):
+        promised = {(row.prompt, row.number) for row in of_method(rows, form) if row.promises}
+        columns[form] = describe(rows, form)
+        if with_promises := [row for row in rows if (row.prompt, row.number) in promised]:
+            columns[f"{form}, with promises"] = describe(with_promises, form)
     return columns
 
 

@@ -121,8 +121,10 @@ async def test_figures_are_of_all_prompts_and_of_those_with_promises():
 async def test_in_parallel_an_untrained_model_writes_an_outline() -> None:
     text = "Two:\n\n1. **Tea**: Old.\n\n2. **Coffee**: Newer."
     async with Client(ScriptedBackend(text, trained=False)) as client:
-        rows = [await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel")]
-    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2)]
+        rows = [
+            await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel", "outline")
+        ]
+    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2), (text, 2)]
 
 
 async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
@@ -198,15 +200,16 @@ def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of milk.\n")
     out = tmp_path / "speed.jsonl"
     options = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 1"
-    run_command(speed.main, f"{options} --out", out)
+    run_command(speed.main, f"{options} --forms parallel --forms outline --out", out)
     measured, where, *_ = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert measured["benchmark"] == "speed"
     assert where["environment"]["cores"] >= 1
     _, rows = read_answers(out)
     assert all(row.seconds > row.first_token > 0 for row in rows)
-    assert of_method(rows, "baseline")[0].text != of_method(rows, "parallel")[0].text
+    texts = [of_method(rows, form)[0].text for form in ("baseline", "parallel", "outline")]
+    assert texts[0] == texts[2] != texts[1], "a trained model's outline is its plain answer"
     shown = capsys.readouterr().out
-    assert f"| {SAME_ANSWER} |" in shown and "|  | parallel |" in shown
+    assert f"| {SAME_ANSWER} |" in shown and "|  | parallel |" in shown and "| outline |" in shown
 
 
 def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):
