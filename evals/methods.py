@@ -15,7 +15,6 @@ a model could follow, or how good its answers are.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import itertools
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -31,8 +30,8 @@ from pydantic import Field
 from pasta_async import Backend, Client, Generation, Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
-from pasta_async.errors import PastaError
 from pasta_async.evals.answers import Answer, cold_client, costs_of, of_method, take_turns
+from pasta_async.evals.engine import LlamaCpp
 from pasta_async.evals.forcing import (
     FORCED_LIMITS,
     FORCED_SAMPLING,
@@ -357,42 +356,21 @@ def _apar(forced: ForcedBackend, case: Case) -> Work:
     return work
 
 
-def llama_cpp(path: Path, cpus: int) -> Method:
-    """llama.cpp writes the same plain text of a GGUF file's model, token by token: without this library.
-
-    Raises:
-        PastaError: llama.cpp is not installed, or cannot load the file.
-    """
-    try:
-        package: Any = importlib.import_module("llama_cpp")
-    except ImportError as error:
-        raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
-    try:
-        model: Any = package.Llama(
-            str(path), n_ctx=4096, n_threads=cpus, n_threads_batch=cpus, flash_attn=True, verbose=False
-        )
-    except ValueError as error:
-        raise PastaError(f"llama.cpp cannot load {path}: {error}") from error
+def llama_cpp(peer: LlamaCpp) -> Method:
+    """llama.cpp writes the same plain text, token by token: the way without this library."""
 
     def prepare(forced: ForcedBackend, case: Case) -> Work:
         ids = forced.ask(case.prompt)
         text = (*forced.encode(case.document.text), *forced.end)
 
-        def write(track: Track) -> None:
-            model.reset()
-            model.eval(ids)
-            track.costs["first_token"] = track.engine.clock.time() - track.began
-            for token in text:
-                model.eval((token,))
-
         async def work(track: Track) -> int:
-            await asyncio.to_thread(write, track)
+            await asyncio.to_thread(peer.write, ids, text)
             track.count(len(text), 0, len(ids))
             return len(text)
 
         return work
 
-    return Method(f"llama.cpp {path.stem}", prepare)
+    return Method(peer.name, prepare)
 
 
 METHODS: dict[str, Method] = {
@@ -469,7 +447,8 @@ class MethodSettings(ForcedSettings):
 async def _run(settings: MethodSettings) -> str:
     documents = settings.read()
     methods = [METHODS[name] for name in dict.fromkeys((SEQUENTIAL, *settings.methods))]
-    methods += [llama_cpp(path, settings.threads or cores()) for path in settings.llama_cpp]
+    cpus = settings.threads or cores()
+    methods += [llama_cpp(LlamaCpp(path, cpus)) for path in settings.llama_cpp]
     async with (
         settings.journal("methods", texts_of(documents)) as journal,
         cold_client(settings.backend, **settings.backend_options) as client,

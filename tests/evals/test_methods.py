@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import asynccontextmanager
-from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from commands_run import refused, run, write_rows
 from recorder import Recorder
 
 from pasta_async.backends.local import LocalBackend
-from pasta_async.errors import PastaError
 from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.methods import (
     METHODS,
     Case,
     Engine,
     cases_of,
-    llama_cpp,
     main,
     measure,
     open_engine,
@@ -33,8 +28,8 @@ from tests.interpreter.support import promise
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-    from types import ModuleType
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
 
 ALL = [*METHODS.values()]
 NAMES = ("sequential", "pasta", "plan", "skeleton", "apar")
@@ -143,38 +138,6 @@ def test_figures_of_known_rows():
     assert base["pasta is times sooner"]["value"] == pytest.approx(2)
     assert row["by counting"]["value"] == pytest.approx(2**0.5)
     assert row["cached %"] == 30
-
-
-class Llama:
-    """Stands for llama.cpp's, which takes minutes to build: it notes what it is asked."""
-
-    read: ClassVar[list[int]] = []
-
-    def __init__(self, path: str, **options: object) -> None:
-        if not path.endswith(".gguf"):
-            raise ValueError("no such model")
-
-    def reset(self) -> None:
-        self.read.clear()
-
-    def eval(self, tokens: Sequence[int]) -> None:
-        self.read.extend(tokens)
-
-
-async def test_llama_cpp_reads_the_prompt_and_writes_the_text(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "llama_cpp", cast("ModuleType", SimpleNamespace(Llama=Llama)))
-    peer = llama_cpp(Path("a.gguf"), 1)
-    async with recorded() as (engine, _):
-        row = await play(engine, peer, Case(0, "many", DOCUMENTS["many"]))
-        text = engine.forced.model.tokenizer.decode(Llama.read)
-    assert text.count("word") == 95
-    assert len(Llama.read) == row.prefilled_tokens + row.tokens
-    assert 0 < row.first_token < row.seconds
-    with pytest.raises(PastaError, match="no such model"):
-        llama_cpp(Path("none"), 1)
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(PastaError, match=r"pasta_async\[peers\]"):
-        llama_cpp(Path("a.gguf"), 1)
 
 
 def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,0 +1,58 @@
+"""Engines side by side, each in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import pytest
+from commands_run import refused
+
+from pasta_async.evals.engine import EngineSettings, Local, main, measure, table
+from pasta_async.tokenizer import Tokenizer
+from tests.pasta_tiny import PASTA_TINY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = 4
+SMALL = f"--threads 1 --threads 3 --prefix 2 --steps {STEPS} --rounds 2 --cpus 1"
+
+
+def test_engines_are_measured_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))  # for the model in int8
+    settings = EngineSettings(model=str(PASTA_TINY), threads=(1, 3), prefix=2, steps=STEPS, rounds=2)
+    engines = [Local(str(PASTA_TINY), "float32", 1), Local(str(PASTA_TINY), "int8", 1)]
+    began = perf_counter()
+    rows = [*measure(settings, engines)]
+    elapsed = perf_counter() - began
+    for engine in engines:
+        engine.close()
+    assert sorted((row["round"], row["engine"]) for row in rows) == [
+        (number, engine) for number in (0, 1) for engine in ("local float32", "local int8")
+    ]
+    for row in rows:
+        assert 1e-3 < row["first token ms"] < 1000 * elapsed
+        for count in (1, 3):
+            assert count * STEPS / elapsed < row[f"{count} threads, tokens/s"] < 1e6
+    assert "| local float32 |" in table(rows)
+
+
+def test_an_end_of_text_ends_no_measurement_early() -> None:
+    engine = Local(str(PASTA_TINY), "float32", 1)
+    tokenizer = Tokenizer.from_folder(PASTA_TINY)
+    messages = [{"role": "user", "content": "A box starts with 6 shells. Follow the steps."}]
+    engine.first_token(tokenizer.encode_chat(messages, {"pasta": False}))
+    starts = tokenizer.encode("The")[:1]
+    assert engine.threads(starts, 300) > 0, "it raises where a thread wrote fewer tokens"
+    engine.close()
+
+
+def test_an_engine_that_cannot_load_the_model_says_so(tmp_path: Path) -> None:
+    assert "UnsupportedModelError" in refused(main, f"{tmp_path} {SMALL}")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is there")
+def test_without_llama_cpp_its_engine_is_refused(tmp_path: Path) -> None:
+    assert "pasta_async[peers]" in refused(main, f"{PASTA_TINY} --llama-cpp {tmp_path}/a.gguf {SMALL}")
