@@ -135,7 +135,7 @@ def counted(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
     for answer in answers:
         document = parse(answer.written)
         faults = count_faults(document, answer.question, well_formed=answer.well_formed, cut=answer.cut)
-        percents = {name: 100.0 * (getattr(faults, name) > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
+        percents = {name: 100.0 * (faults[name] > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
         rows.append(
             {
                 **percents,

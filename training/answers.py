@@ -10,30 +10,25 @@ not repeat itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, Count, command
-from pasta_async.training.data.corpus import PartSettings, Record, plain_record, write_records
+from pasta_async.training.data.corpus import Record, plain_record, write_records
 from pasta_async.training.faults import lacks_form, repeats_itself
-from pasta_async.training.sample import SampleSettings, sample
+from pasta_async.training.sample import DrawSettings, SampleSettings, sample
 from pasta_async.training.samples import SampledPrompt, read_samples
 
 
-class AnswerSettings(PartSettings):
+class AnswerSettings(DrawSettings):
     """Options of drawing."""
 
-    backend: str = Field(default="local:", description="as for pasta_async.generate")
-    prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
     out: Path = Field(description="file of records with these answers, JSON lines")
     max_tokens: Count = Field(default=500, description="of an answer; longer ones are not kept")
     least: Count = Field(default=3, description="words that an answer must have to be kept")
     temperature: float = Field(default=0.6, ge=0, description="of the sampler")
-    seed: int = Field(default=0, description="every answer has its own, derived from this one")
-    together: Count = Field(default=64, description="answers at the same time")
 
 
 async def draw_answers(settings: AnswerSettings) -> dict[str, Any]:
@@ -46,20 +41,16 @@ async def draw_answers(settings: AnswerSettings) -> dict[str, Any]:
     drawn = settings.out.with_name(f"{settings.out.stem}.drawn.jsonl")
     figures = await sample(SampleSettings(**given, out=drawn, n=0, plain_temperature=settings.temperature))
     left_out = Counter[str](failed=figures["left_out"])
-    kept = write_records(settings.out, _usable_records(settings, drawn, left_out))
-    shared = {name: figures[name] for name in ("failures", "resumed", "tokens", "seconds")}
-    return {"kept": kept, "left_out": dict(+left_out), **shared}
-
-
-def _usable_records(settings: AnswerSettings, drawn: Path, left_out: Counter[str]) -> Iterator[Record]:
-    """Records of the answers to train on; the others are counted in `left_out` by their fault."""
+    records: list[Record] = []
     for prompt in read_samples(drawn):
         if fault := _fault(prompt, settings.least):
             left_out[fault] += 1
         else:
-            answer = prompt.baseline.text.strip()
             labels = {"source": settings.backend, "id": prompt.id, "form": prompt.form}
-            yield plain_record(prompt.messages, answer, **labels)
+            records.append(plain_record(prompt.messages, prompt.baseline.text.strip(), **labels))
+    kept = write_records(settings.out, records)
+    shared = {name: figures[name] for name in ("failures", "resumed", "tokens", "seconds")}
+    return {"kept": kept, "left_out": dict(+left_out), **shared}
 
 
 def _fault(prompt: SampledPrompt, least: int) -> str:

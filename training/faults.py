@@ -22,9 +22,9 @@ good. Their lists of words are English.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 from pasta_async.lang import Document, Promise
 
@@ -96,25 +96,8 @@ def same_stem(word: str, other: str) -> bool:
     return shorter[:same] == longer[:same]
 
 
-class Faults(NamedTuple):
-    """The faults of one answer; see the module for the rules."""
-
-    promises: int = 0
-    malformed: int = 0
-    """0 or 1, as for the others up to `unfinished`."""
-    loop: int = 0
-    runaway: int = 0
-    miscount: int = 0
-    formless: int = 0
-    unfinished: int = 0
-    same_topic: int = 0
-    """The number of promises that have it, as for the others below."""
-    empty: int = 0
-    cut: int = 0
-    repeat: int = 0
-    off_topic: int = 0
-    unspaced: int = 0
-
+Faults = Counter[str]
+"""The faults of one answer by their names, those of promises as the number that have them; and `promises`."""
 
 OF_ANSWERS: dict[str, float] = {
     "malformed": 0.5,
@@ -192,10 +175,9 @@ def count_faults(
 
 def soundness(faults: Faults) -> float:
     """1 without faults, at least 0. A fault takes off its weight, a promise's for the share that has it."""
-    counts = faults._asdict()
-    whole = sum(weight * counts[name] for name, weight in OF_ANSWERS.items())
-    parts = sum(weight * counts[name] for name, weight in OF_PROMISES.items())
-    return max(0.0, 1.0 - whole - parts / max(1, faults.promises))
+    whole = sum(weight * faults[name] for name, weight in OF_ANSWERS.items())
+    parts = sum(weight * faults[name] for name, weight in OF_PROMISES.items())
+    return max(0.0, 1.0 - whole - parts / max(1, faults["promises"]))
 
 
 def repeats_itself(text: str) -> bool:

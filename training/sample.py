@@ -20,7 +20,7 @@ from pydantic import Field
 
 from pasta_async import Client, Limits
 from pasta_async.backends import WrappingBackend
-from pasta_async.cli.command import Command, command
+from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.results import Generation
@@ -37,11 +37,18 @@ _MAY_CHANGE = {"prompts", "skip", "limit", "out", "n", "together"}
 """Settings that no answer depends on: with other ones the same journal goes on."""
 
 
-class SampleSettings(PartSettings):
-    """Options of drawing."""
+class DrawSettings(PartSettings):
+    """Options of drawing plain answers and samples."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
+    seed: int = Field(default=0, description="every answer has its own, derived from this one")
+    together: Count = Field(default=64, description="answers at the same time")
+
+
+class SampleSettings(DrawSettings):
+    """Options of drawing samples."""
+
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=0, description="answers to each prompt, beside the baseline's")
     without_syncs: int = Field(
@@ -55,8 +62,6 @@ class SampleSettings(PartSettings):
     repetition_penalty: float | None = Field(
         default=None, gt=0, le=2, description="of all answers; default: the model's own"
     )
-    seed: int = Field(default=0, description="every answer has its own, derived from this one")
-    together: int = Field(default=64, ge=1, description="answers at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
 
 

@@ -30,7 +30,7 @@ from pasta_async.training.endpoint import Endpoint, EndpointSettings, collect, m
 from pasta_async.training.faults import soundness
 from pasta_async.training.jobs import Journal, journal_beside
 from pasta_async.training.judging import Judge, PairwiseJudge
-from pasta_async.training.samples import Sample, SampledPrompt, Score, faults_of_sample, read_samples
+from pasta_async.training.samples import SampledPrompt, Score, faults_of_sample, read_samples
 
 
 class JudgeSettings(EndpointSettings):
@@ -80,39 +80,35 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples)])
     samples = [(prompt, sample) for prompt in prompts for sample in prompt.samples]
     # Soundness by prompt and number; with --sound-only a sample that has a fault is not judged, and gets 0.
+    sound = {(p.id, s.number): soundness(faults_of_sample(s, p)) for p, s in samples}
     least = 1.0 if settings.sound_only else 0.0
-    measured = (((p.id, s.number), soundness(faults_of_sample(s, p))) for p, s in samples)
-    sound = {key: value for key, value in measured if value >= least}
-    judged = [
-        p.model_copy(update={"samples": [s for s in p.samples if (p.id, s.number) in sound]}) for p in prompts
-    ]
-    # Samples with the same text share a verdict.
-    answers = {(p.id, s.text): p for p in judged for s in p.samples}
+    # The answers to judge, with their prompts: samples with the same text share a verdict.
+    answers: dict[tuple[str, str], SampledPrompt] = {}
+    for prompt in prompts:
+        judged = [sample for sample in prompt.samples if sound[prompt.id, sample.number] >= least]
+        asked = prompt.model_copy(update={"samples": judged})
+        answers |= {(prompt.id, sample.text): asked for sample in judged}
     async with AsyncExitStack() as stack:
         judge = await open_judge(settings, journal_beside(settings.out), stack)
         qualities, failures = await collect(
             answers, lambda answer: judge.quality(answers[answer], answer[1]), settings.in_flight
         )
-    if judge.sees_faults:  # nothing is taken off
-        sound = dict.fromkeys(sound, 1.0)
-    scores = [
-        Score(
-            id=prompt.id,
-            number=sample.number,
-            speedup=_speedup(prompt, sample, judge),
-            quality=qualities.get((prompt.id, sample.text), 0.0) * sound.get((prompt.id, sample.number), 0.0),
-        )
-        for prompt, sample in samples
-        if (prompt.id, sample.text) not in failures
-    ]
+    scores: list[Score] = []
+    speedups: list[float] = []
+    for prompt, sample in samples:
+        if (prompt.id, sample.text) in failures:
+            continue
+        sample_soundness = sound[prompt.id, sample.number]
+        quality = qualities.get((prompt.id, sample.text), 0.0) if sample_soundness >= least else 0.0
+        plain = prompt.baseline
+        tokens = plain.tokens if judge.sees_length else min(plain.tokens, sample.tokens)
+        speedup = tokens / sample.critical_path if sample.critical_path else 1.0
+        factor = 1.0 if judge.sees_faults else sample_soundness
+        scores.append(Score(id=prompt.id, number=sample.number, speedup=speedup, quality=quality * factor))
+        # An answer that a limit ended is in no mean speed-up.
+        if speedup and "length" not in (plain.finish_reason, sample.finish_reason):
+            speedups.append(speedup)
     write_records(settings.out, scores)
-    # An answer that a limit ended is in no mean speed-up.
-    whole = {
-        (prompt.id, sample.number)
-        for prompt, sample in samples
-        if "length" not in (prompt.baseline.finish_reason, sample.finish_reason)
-    }
-    speedups = [score.speedup for score in scores if score.speedup and (score.id, score.number) in whole]
     summary = {
         "prompts": len(prompts),
         "samples": len(samples),
@@ -122,11 +118,6 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         "failures": dict(Counter(failures.values()).most_common()),
     }
     return {**summary, **judge.endpoint.totals} if isinstance(judge, PairwiseJudge) else summary
-
-
-def _speedup(prompt: SampledPrompt, sample: Sample, judge: Judge) -> float:
-    tokens = prompt.baseline.tokens if judge.sees_length else min(prompt.baseline.tokens, sample.tokens)
-    return tokens / sample.critical_path if sample.critical_path else 1.0
 
 
 async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitStack) -> Judge:
