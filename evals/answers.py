@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import Field
@@ -45,12 +45,8 @@ class MeasureSettings(CommandSettings):
     @property
     def backend_options(self) -> BackendOptions:
         """Options of the backend; only `local:` takes them."""
-        options = BackendOptions()
-        if self.dtype:
-            options["dtype"] = self.dtype
-        if self.threads:
-            options["threads"] = self.threads
-        return options
+        given = self.model_dump(include={"dtype", "threads"}, exclude_none=True)
+        return cast("BackendOptions", given)
 
     @asynccontextmanager
     async def journal(

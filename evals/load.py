@@ -1,14 +1,11 @@
 """Answers under load, in sequence, in parallel, and as the load lets them be: latency and throughput.
 
     python -m pasta_async.evals.load --backend local:F --documents documents.jsonl --at-once 1 --at-once 8
-    python -m pasta_async.evals.load --backend http://127.0.0.1:30000 --documents documents.jsonl --rates 2
 
 Closed loops keep so many answers under way (--at-once), open ones let them arrive at so many a second as a
 Poisson process, at the same times for each method (--rates). Answers are forced, as in
 pasta_async.evals.methods, and take the documents in turn, from where the round before stopped. The methods
-take turns at each load, in an order that goes round with the rounds (--rounds). A batch of one leaves an
-engine's memory bandwidth idle, which is what parallel decoding uses; a full batch leaves nothing, and tags
-and prefills cost. This shows where the one turns into the other, and what `parallel="auto"` makes of that.
+take turns at each load, in an order that goes round with the rounds (--rounds).
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Ways to decode one answer in parallel, compared: same engine, prompts and answers, in one run.
 
     python -m pasta_async.evals.methods --backend local:FOLDER --documents documents.jsonl --sample 60
-    python -m pasta_async.evals.methods --backend http://127.0.0.1:30000 --documents documents.jsonl
 
 The answers are forced (pasta_async.evals.forcing), so every method decodes the same text, and whatever it
-needs besides: tags, an outline, its prompts. An SGLang server has to be started with
---enable-custom-logit-processor. The methods take turns at each answer, in an order that goes round, and a
-number before the question keeps an answer from finding another's KV. Before anything counts, each method
-writes an answer of another kind. Every ratio is of the same answers, prompt by prompt. With --llama-cpp,
-llama.cpp writes the same plain text as a method of its own. This compares speed; it does not say which method
-a model could follow, or how good its answers are.
+needs besides: tags, an outline, its prompts. The methods take turns at each answer, in an order that goes
+round, and a number before the question keeps an answer from finding another's KV. Before anything counts,
+each method writes an answer of another kind. docs/evaluation.md says what each leaves out.
 """
 
 from __future__ import annotations

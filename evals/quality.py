@@ -1,17 +1,10 @@
-r"""Quality of answers: plain and parallel ones, and another model's, judged and compared prompt by prompt.
+"""Quality of answers: plain and parallel ones, and another model's, judged and compared prompt by prompt.
 
-    python -m pasta_async.evals.speed --backend local:pasta-smol --prompts p.jsonl --temperature 0.6 \
-        --max-tokens 500 --together 64 --out smol.jsonl
     python -m pasta_async.evals.quality --answers smol.jsonl --likelihood BASE --judge runs/judge --out smol
-    python -m pasta_async.evals.quality --answers ifeval-answers.jsonl --ifeval ifeval.jsonl --out ifeval
-    python -m pasta_async.evals.quality --answers smol.jsonl --original base.jsonl \
-        --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
 
 The answers are those that `evals.speed` wrote; --original adds the plain ones of another model to the same
-prompts. Measured are faults that a program finds (`pasta_async.training.faults`) and, where they are asked
-for, bits a token under a model (--likelihood), IFEval's instructions (--ifeval), and a judge's verdicts
-(--judge: a folder of `evals.judge`, an endpoint, or package.module:name). OUT/alpaca has the answers as
-AlpacaEval's own command reads them. The same command goes on where it was broken off.
+prompts. OUT/alpaca has the answers as AlpacaEval's own command reads them. The same command goes on where it
+was broken off. docs/evaluation.md has the figures, and what each of them does not see.
 
 Differences are taken prompt by prompt; "at least" is a one-sided bound: with 95% confidence it is not less.
 """

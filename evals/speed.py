@@ -1,24 +1,18 @@
 r"""Answers timed: one model writes every prompt's answer plainly and in parallel.
 
-    python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --prompts prompts.txt --out speed.jsonl
     python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --sample 100 \
         --temperature 0.6 --max-tokens 500 --threads 1 --out speed.jsonl
     python -m pasta_async.evals.speed --backend local: --prompts p.txt --forms parallel --forms outline
 
-One answer at a time is written. The order goes A B B A over the prompts, the other way round in the next
-pass. It begins with an empty prefix cache and one prompt that is answered but not counted; further passes are
-further answers for `quality`, and find their prompts in the cache. Where both
-forms begin with the same tokens (a chat template may mark the parallel one at its end), the form that comes
-second finds these in the cache. In the form `outline` a model writes its plain answer, and the items of its
-lists in parallel; a model that was not trained knows no other way.
-
-The first figure is "times sooner than the same answer in sequence": the answer's own text at the pace of the
-plain answers, over the time that it took. So an answer is not sooner for being short. An answer that a limit
-ended has no speed-up. `methods --llama-cpp` compares given answers with llama.cpp's.
+One answer at a time is written, in the order A B B A over the prompts, from an empty prefix cache, behind one
+prompt that is answered but not counted. Where both forms begin with the same tokens (a chat template may mark
+the parallel one at its end), the form that comes second finds these in the cache. In the form `outline` a model
+writes its plain answer, and the items of its lists in parallel; a model that was not trained knows no other
+way. Further passes are further answers for `quality`, and find their prompts in the cache.
 
 With --out every answer is kept as it comes, and the same command goes on where it was broken off.
 `pasta_async.evals.quality --answers FILE` judges the answers. If that is all that they are for, --together
-writes many at once, and nothing is timed.
+writes many at once, and nothing is timed. docs/evaluation.md says what the figures mean.
 """
 
 from __future__ import annotations
