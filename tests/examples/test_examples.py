@@ -22,6 +22,7 @@ from tests.pasta_tiny import LOCAL_TINY
 pytestmark = pytest.mark.timeout(400)  # the first to run the int8 kernels compiles them
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = ["invoice", "report"]
 SERVED = ["agent_frameworks", "fastapi_app"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
@@ -41,12 +42,13 @@ def run(code: list[str], cwd: Path, backend: str = LOCAL_TINY) -> str:
 
 def test_every_example_is_run() -> None:
     programs = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert programs == {"invoice", *SERVED, "test_with_scripted"}  # which pytest runs by itself
+    assert programs == {*PROGRAMS, *SERVED, "test_with_scripted"}  # which pytest runs by itself
 
 
-def test_program_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_runs(name: str, tmp_path: Path) -> None:
     require_model("pasta-smol")
-    assert run([str(ROOT / "examples" / "invoice.py")], tmp_path, "local:pasta-smol").strip()
+    assert run([str(ROOT / "examples" / f"{name}.py")], tmp_path, "local:pasta-smol").strip()
 
 
 def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:
