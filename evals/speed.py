@@ -6,9 +6,9 @@ r"""Answers timed: one model writes every prompt's answer plainly and in paralle
 
 One answer at a time is written, in the order A B B A over the prompts, from an empty prefix cache, behind one
 prompt that is answered but not counted. Where both forms begin with the same tokens (a chat template may mark
-the parallel one at its end), the form that comes second finds these in the cache. In the form `outline` a model
-writes its plain answer, and the items of its lists in parallel; a model that was not trained knows no other
-way. Further passes are further answers for `quality`, and find their prompts in the cache.
+the parallel one at its end), the form that comes second finds these in the cache. In the form `outline` a
+model writes its plain answer, and the items of its lists in parallel; a model that was not trained knows no
+other way. Further passes are further answers for `quality`, and find their prompts in the cache.
 
 With --out every answer is kept as it comes, and the same command goes on where it was broken off.
 `pasta_async.evals.quality --answers FILE` judges the answers. If that is all that they are for, --together
