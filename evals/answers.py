@@ -234,6 +234,7 @@ async def take_turns(
     passes: int = 1,
     together: int = 1,
     journal: Journal | None = None,
+    warm_up: Callable[[], Awaitable[None]] | None = None,
 ) -> list[Answer]:
     """Have every prompt answered by every method, `passes` times.
 
@@ -247,6 +248,7 @@ async def take_turns(
         passes: Number of passes.
         together: Answers at the same time; more than one is no measure of speed.
         journal: Keeps every answer as it comes; those that it has already are not written again.
+        warm_up: Called first, if an answer is left to write.
     """
     # A turn is (pass, prompt, method). Those of the journal are done.
     answers = {(row.number, row.prompt, row.method): row for row in stored_answers(journal)}
@@ -257,6 +259,8 @@ async def take_turns(
             first = (number + prompt) % len(methods)
             order += [(number, prompt, method) for method in (*methods[first:], *methods[:first])]
     due = [turn for turn in order if turn not in answers]
+    if due and warm_up:
+        await warm_up()
     with progress(len(order), "answers", done=len(order) - len(due)) as advance:
 
         async def write(turn: tuple[int, int, str]) -> None:

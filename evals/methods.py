@@ -396,13 +396,13 @@ async def measure(
     Cancelling it cancels the answer under way.
     """
     by_name = {method.name: method for method in methods}
-    await warm_up(engine, methods)
     return await take_turns(
         lambda index, name, number: play(engine, by_name[name], cases[index], number),
         len(cases),
         [*by_name],
         passes=passes,
         journal=journal,
+        warm_up=lambda: warm_up(engine, methods),
     )
 
 

@@ -87,9 +87,10 @@ async def measure(
         )
         return await ask(client, Answer(index, form, number, question=question), sampling=sampling)
 
-    if settings.together == 1:
+    async def warm_up() -> None:
         for form in forms:
             await write(WARM_UP, 0, form, 0)
+
     return await take_turns(
         lambda index, form, number: write(prompts[index], index, form, number),
         len(prompts),
@@ -97,6 +98,7 @@ async def measure(
         passes=settings.passes,
         together=settings.together,
         journal=journal,
+        warm_up=warm_up if settings.together == 1 else None,
     )
 
 
