@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
 from pasta_async.lang import TAG_TOKENS, Document, Ignored, Node, Promise, Segment, Text, views
@@ -249,6 +250,18 @@ def rough_tokens(text: str) -> int:
     breaks. Ratios of lengths, such as a speed-up, hardly depend on the tokenizer.
     """
     return sum(-(-len(piece) // _LETTERS) if piece[0].isalpha() else 1 for piece in _PIECE.findall(text))
+
+
+def token_counter(folder: Path | str | None) -> CountTokens:
+    """A function that counts tokens by the `tokenizer.json` of a model folder; None: `rough_tokens`.
+
+    Raises:
+        UnsupportedModelError: The folder has no tokenizer that can be used.
+    """
+    if folder is None:
+        return rough_tokens
+    tokenizer = Tokenizer.from_folder(folder)
+    return lambda text: len(tokenizer.encode(text))
 
 
 def recount(document: Document, count: CountTokens | None) -> Document:

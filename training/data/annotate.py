@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.lang import Document
-from pasta_async.model_folder import TokenizerFiles, write_json
+from pasta_async.model_folder import write_json
 from pasta_async.training.data.annotate_endpoint import (
     Annotator,
     Rejected,
@@ -36,7 +36,7 @@ from pasta_async.training.data.annotate_structure import (
 from pasta_async.training.data.corpus import Record, SourceSettings, write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings, model_digest
 from pasta_async.training.jobs import Journal
-from pasta_async.training.views import Codec, CountTokens, rough_tokens, text_speedup
+from pasta_async.training.views import CountTokens, text_speedup, token_counter
 
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
@@ -87,8 +87,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         PastaError: The data or the endpoint cannot be used; replies that arrived are kept.
     """
     started = time.monotonic()
-    tokenizer = settings.tokenizer and Codec(TokenizerFiles.read(settings.tokenizer))
-    count = tokenizer.count if tokenizer else rough_tokens
+    count = token_counter(settings.tokenizer)
     records, left_out = settings.read()
     rejected: list[Rejected] = []
     totals: Counter[str] = Counter()
@@ -99,12 +98,18 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         texts = [record.document.text for record in records]
         documents = [annotate_by_structure(text, count, settings.cut, settings.least) for text in texts]
     elif settings.by_likelihood:
-        from pasta_async.training.data.annotate_likelihood import annotate_by_likelihood  # needs torch
+        from pasta_async.training.data.annotate_likelihood import (  # needs torch
+            Thresholds,
+            annotate_by_likelihood,
+        )
 
+        thresholds = Thresholds(settings.tau, settings.form, settings.sync_tau)
         texts = [record.document.text for record in records]
         candidates = [structure_marks(text, count, settings.cut, settings.least) for text in texts]
         with Journal(journal, {"model": model_digest(settings.model)}) as costs:
-            documents, totals = annotate_by_likelihood(records, candidates, settings, costs, count)
+            documents, totals = annotate_by_likelihood(
+                records, candidates, settings.model, costs, thresholds, count
+            )
     else:
         documents, totals, problems = asyncio.run(_by_endpoint(records, settings, count, journal))
     accepted: list[Record] = []

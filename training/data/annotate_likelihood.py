@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pasta_async.lang import Document, Promise, Sync
 from pasta_async.progress import progress
@@ -30,9 +30,6 @@ from pasta_async.training.views import (
     insert_tags,
     recount,
 )
-
-if TYPE_CHECKING:
-    from pasta_async.training.data.annotate import AnnotateSettings
 
 _AT_ONCE = 16
 """Answers whose costs are computed together and then written to the journal."""
@@ -164,11 +161,23 @@ def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
     return Costs(rows("chunks", candidates), rows("gaps", candidates + 1))
 
 
+class Thresholds(NamedTuple):
+    """The most that hiding may cost, in bits a token."""
+
+    tau: float
+    """The cost of a chunk without its siblings."""
+    form: float
+    """Added to `tau` for an item of a list: each item shows the form of those behind it."""
+    sync_tau: float
+    """The cost of the text behind chunks, without a sync."""
+
+
 def annotate_by_likelihood(
     records: Sequence[Record],
     candidates: Sequence[Sequence[Mark]],
-    settings: AnnotateSettings,
+    folder: str,
     journal: Journal,
+    thresholds: Thresholds,
     count: CountTokens,
 ) -> tuple[list[Document], Counter[str]]:
     """Annotate answers; tags that they have already are ignored.
@@ -176,8 +185,9 @@ def annotate_by_likelihood(
     Args:
         records: The records with the answers.
         candidates: The tags that structure proposes, for each record.
-        settings: The folder of the model that measures, and the most that hiding may cost.
+        folder: Folder of the model that measures.
         journal: The journal of the model's costs, which are computed once for all thresholds.
+        thresholds: The most that hiding may cost.
         count: Counts tokens, for estimates.
 
     Returns:
@@ -199,14 +209,15 @@ def annotate_by_likelihood(
     new = {key: answer for key, answer in with_promises.items() if key not in costs}
     totals = Counter(measured=len(new), resumed=len(with_promises) - len(new))
     if new:
-        costs |= _measured(new, settings.model, journal)
+        costs |= _measured(new, folder, journal)
     totals["too_long"] = sum(costs[key] is None for key in with_promises)
     documents: list[Document] = []
     for key, record, marks in zip(keys, records, promises, strict=True):
         text = record.document.text
-        taus = [settings.tau + settings.form * is_item(text, mark) for mark in marks]
+        item_tau = thresholds.tau + thresholds.form
+        taus = [item_tau if is_item(text, mark) else thresholds.tau for mark in marks]
         measured = costs.get(key)
-        chosen = choose(marks, Costs(**measured), taus, settings.sync_tau) if measured else []
+        chosen = choose(marks, Costs(**measured), taus, thresholds.sync_tau) if measured else []
         documents.append(recount(insert_tags(text, chosen), count))
     return documents, totals
 
