@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from pasta_async.cli.command import Command, CommandSettings, command
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, missing_extra
 from pasta_async.lang import Document, escape, parse
 from pasta_async.protocol import Message
 from pasta_async.training.data.leakage import LeakageFilter
@@ -305,8 +305,10 @@ def _rows(data: str, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if Path(data).is_file() or Path(data).suffix in (".jsonl", ".gz"):
         yield from read_lines(data, dict[str, Any])
         return
-    import datasets  # pyright: ignore[reportMissingTypeStubs] - late, since it takes seconds
-
+    try:
+        import datasets  # pyright: ignore[reportMissingTypeStubs] - late, since it takes seconds
+    except ModuleNotFoundError as error:
+        raise InvalidRequestError(str(missing_extra(f"the source {data}", "train", error))) from error
     try:
         rows: Any = cast("Any", datasets).load_dataset(data, split=split, streaming=True)
         yield from enumerate(rows, 1)
