@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator
+from itertools import chain
 
 import pytest
 
@@ -18,25 +19,19 @@ TYPED = 'What does <sync/> do? <promise topic="a" tokens="10"/><async>This?</asy
 
 
 class InsertingBackend(ScriptedBackend):
-    """Writes a text into main's first request behind so many tokens; tags in it become tag tokens."""
+    """Writes a text, whose tags become tag tokens, in place of each `@` of the script."""
 
-    def __init__(self, script: str, at: int, text: str, *, piece: int = 1) -> None:
+    def __init__(self, script: str, text: str, *, piece: int = 1) -> None:
         super().__init__(script, piece=piece)
-        self._at = at
         parts = re.split(f"({'|'.join(map(re.escape, TAG_TOKENS))})", text)
-        segments = [Segment(part, is_tag=part in TAG_TOKENS) for part in parts if part]
-        self._inserted = self.tokenizer.encode_segments(segments)
+        segments = (Segment(part, is_tag=part in TAG_TOKENS) for part in parts if part)
+        self._text = self.tokenizer.encode_segments(segments)
+        self._mark = self.tokenizer.encode("@")[0]
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        left = self._at if not self.requests else -1
         async for piece in super().decode(request):
-            if 0 <= left < len(piece.ids):
-                yield Piece(piece.ids[:left] + self._inserted)
-                piece = Piece(piece.ids[left:], piece.finish_reason, piece.cached_tokens)
-                left = -1
-            elif left >= 0:
-                left -= len(piece.ids)
-            yield piece
+            ids = [self._text if token == self._mark else (token,) for token in piece.ids]
+            yield piece._replace(ids=tuple(chain(*ids)))
 
 
 def tag_ids(backend: ScriptedBackend, ids: tuple[int, ...]) -> set[int]:
@@ -81,7 +76,7 @@ async def test_what_a_thread_may_not_write_is_banned(name: str) -> None:
 
 async def test_a_chunk_that_main_writes_itself_is_text_of_main() -> None:
     """`<async>` is banned; on a backend that cannot ban it, it has no effect."""
-    backend = InsertingBackend(f"A {promise('tea', 'Mild.')} B.", 7, "<async>Itself.</async>")
+    backend = InsertingBackend(f"A {promise('tea', 'Mild.')}@ B.", "<async>Itself.</async>")
     generation = await answer(backend)
     assert generation.text == "A Mild.Itself. B."
     assert [str(found.code) for found in generation.diagnostics] == ["async-stray", "async-stray-close"]
@@ -94,8 +89,8 @@ async def test_a_chunk_that_main_writes_itself_is_text_of_main() -> None:
 @pytest.mark.parametrize("piece", [1, 6])
 @pytest.mark.parametrize("opened", [True, False], ids=["by the prompt", "by the model"])
 async def test_tags_inside_a_thinking_block_have_no_effect(opened: bool, piece: int) -> None:
-    written = f"{'' if opened else '<think>'}Hm.</think> One {promise('a', 'Alpha.')}<sync/> two."
-    backend = InsertingBackend(written, 2 if opened else 5, promise("x"), piece=piece)
+    written = f"{'' if opened else '<think>'}Hm.@</think> One {promise('a', 'Alpha.')}<sync/> two."
+    backend = InsertingBackend(written, promise("x"), piece=piece)
     prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
     if opened:
         prompt += backend.tokenizer.encode("<think>\n")
