@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from real_server import RealServer, require_sglang, running_server
@@ -14,23 +13,17 @@ from tests.pasta_tiny import PASTA_TINY
 
 
 @pytest.fixture(scope="session")
-def shipped() -> Path:
-    """The folder of the model that ships with the package."""
-    return PASTA_TINY
-
-
-@pytest.fixture(scope="session")
-def server(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """SGLang's own server with the shipped model.
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """SGLang's own server with pasta-tiny.
 
     `PASTA_TEST_SERVER` names one that runs already, with the same model and flags, to save its start.
     """
     if running := os.environ.get("PASTA_TEST_SERVER"):
-        yield RealServer(running, shipped)
+        yield RealServer(running, PASTA_TINY)
         return
     require_sglang()
-    with running_server(shipped, tmp_path_factory.mktemp("sglang") / "log") as (url, _):
-        yield RealServer(url, shipped)
+    with running_server(PASTA_TINY, tmp_path_factory.mktemp("sglang") / "log") as (url, _):
+        yield RealServer(url, PASTA_TINY)
 
 
 @pytest.fixture

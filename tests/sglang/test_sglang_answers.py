@@ -1,4 +1,4 @@
-"""Whole answers of the shipped model, by SGLang and by the embedded engine."""
+"""Whole answers of pasta-tiny, by SGLang and by the embedded engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from contextlib import aclosing
-from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +15,7 @@ from server_contract import PROMPTS, answers, written
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import LaunchedBackend
+from tests.pasta_tiny import PASTA_TINY
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
@@ -38,14 +38,14 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_cpu")
 async def test_a_small_server_of_ones_own_answers_alike_and_ends_with_the_backend(
-    shipped: Path, local: LocalBackend, monkeypatch: pytest.MonkeyPatch
+    local: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_sglang()
     cores = sorted(os.sched_getaffinity(0))
     for name, value in {**STRICT, "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}.items():
         monkeypatch.setenv(name, value)
     before = psutil.Process().children(recursive=True)
-    async with aclosing(LaunchedBackend(shipped, device="cpu", server_args=SMALL)) as backend:
+    async with aclosing(LaunchedBackend(PASTA_TINY, device="cpu", server_args=SMALL)) as backend:
         some = PROMPTS[:8]
         # It reserves room for `max_tokens`, of which it has little.
         there, here = await answers(backend, some, max_tokens=120), await answers(local, some, max_tokens=120)
@@ -66,8 +66,8 @@ asyncio.run(command.LaunchedBackend(sys.argv[1]).connect())
 """
 
 
-def test_a_server_ends_with_a_program_that_is_killed(shipped: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(shipped)]) as process:
+def test_a_server_ends_with_a_program_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(PASTA_TINY)]) as process:
         started = psutil.Process(process.pid)
         while not (servers := started.children()):
             assert process.poll() is None

@@ -14,7 +14,7 @@ from real_server import RealServer, require_sglang, running_router, running_serv
 from server_contract import until
 
 from pasta_async import Client, Generation, PastaError, Sampling
-from tests.pasta_tiny import examples
+from tests.pasta_tiny import PASTA_TINY, examples
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for a server to start
 
@@ -26,12 +26,12 @@ PROMPTS = [CAMERAS.replace("cameras", things) for things in ("tents", "bikes", "
 
 
 @pytest.fixture(scope="module")
-def doomed(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, int]]:
+def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, int]]:
     """A second server with the same model, and its process group."""
     require_sglang("sglang_router")
     log = tmp_path_factory.mktemp("doomed") / "log"
-    with running_server(shipped, log, "--skip-tokenizer-init") as (url, group):
-        yield RealServer(url, shipped), group
+    with running_server(PASTA_TINY, log, "--skip-tokenizer-init") as (url, group):
+        yield RealServer(url, PASTA_TINY), group
 
 
 @pytest.fixture
