@@ -95,7 +95,7 @@ def check_answers(
     for form, answers in forms.items():
         verdicts = [check(questions[answer.question], answer.text) for answer in answers]
         figures[form] = [
-            {f"IFEval, {mode}, %": 100.0 * followed for mode, followed in verdict._asdict().items()}
+            {f"IFEval, {mode}, %": 100.0 if followed else 0.0 for mode, followed in verdict._asdict().items()}
             for verdict in verdicts
         ]
     return figures

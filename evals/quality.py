@@ -128,18 +128,22 @@ def counted(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
     for answer in answers:
         document = parse(answer.written)
         faults = count_faults(document, answer.question, well_formed=answer.well_formed, cut=answer.cut)
-        percents = {name: 100.0 * (faults[name] > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
+        percents = {name: _percent(faults[name] > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
         rows.append(
             {
                 **percents,
                 "any fault": max(percents.values()),
                 "soundness": 100 * soundness(faults),
-                "with promises, %": 100.0 * (answer.promises > 0),
-                "ended by length, %": 100.0 * answer.ended_by_length,
+                "with promises, %": _percent(answer.promises > 0),
+                "ended by length, %": _percent(answer.ended_by_length),
                 "tokens of the text": float(answer.text_tokens),
             }
         )
     return rows
+
+
+def _percent(holds: bool) -> float:
+    return 100.0 if holds else 0.0
 
 
 def _asked(plain: Answer) -> SampledPrompt:
