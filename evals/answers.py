@@ -276,7 +276,12 @@ async def take_turns(
 
 def stored_answers(journal: Journal | None) -> list[Answer]:
     """The answers of a journal; none without one."""
-    return [Answer(**row) for row in journal.rows if "environment" not in row] if journal else []
+    return _answers_in(journal.rows) if journal else []
+
+
+def _answers_in(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
+    """The rows of a file of answers but for those that say where it was written."""
+    return [Answer(**row) for row in rows if "environment" not in row]
 
 
 def of_method(answers: Iterable[Answer], method: str) -> list[Answer]:
@@ -296,7 +301,7 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
     """
     try:
         identity, *rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
-        answers = [Answer(**row) for row in rows if "environment" not in row]
+        answers = _answers_in(rows)
     except (OSError, ValueError, TypeError) as error:
         raise InvalidRequestError(f"{path} is no file of answers: {error!r}") from error
     return identity, sorted(answers, key=lambda answer: (answer.number, answer.prompt))

@@ -84,8 +84,7 @@ def _state(source: Path) -> list[Any]:
 
 def _path(checkpoint: Checkpoint) -> Path:
     """The file of a checkpoint for CPUs with this one's `PANEL`."""
-    identity = json.dumps([*(str(path.resolve()) for path in checkpoint.sources), PANEL])
-    key = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    key = _key([*(str(path.resolve()) for path in checkpoint.sources), PANEL])
     return cache_folder() / "int8" / f"{checkpoint.path.name.removesuffix('.gguf')[:64]}-{key}.int8"
 
 
@@ -99,7 +98,7 @@ def stored_object(source: Path, name: str, make: Callable[[], dict[str, Any]]) -
         name: The object's name, one of those that are made of this file.
         make: Makes the object.
     """
-    key = hashlib.sha256(json.dumps([_VERSION, _state(source)]).encode()).hexdigest()[:16]
+    key = _key([_VERSION, _state(source)])
     path = cache_folder() / "gguf" / f"{source.stem[:64]}-{key}" / f"{name}.json"
     with suppress(OSError, ValueError):  # the latter: it is damaged, by a full disk for instance
         return json.loads(path.read_bytes())
@@ -107,9 +106,17 @@ def stored_object(source: Path, name: str, make: Callable[[], dict[str, Any]]) -
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{name}.{os.getpid()}")  # another process may be writing it, too
-        partial.write_bytes(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        partial.replace(path)
+        try:
+            partial.write_bytes(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
     return value
+
+
+def _key(identity: list[Any]) -> str:
+    """16 hexadecimal digits for the name of a file, by what it is made of."""
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
 def _opened(path: Path, origin: list[Any]) -> dict[str, Array] | None:
