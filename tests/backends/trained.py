@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,8 @@ def export_model(name: str, out: Path) -> Path:
     return out
 
 
-async def answered(backend: Backend) -> list[Generation]:
-    """The greedy answers to the prompts, all under way at the same time."""
+async def answered(backend: Backend, prompts: Sequence[str]) -> list[Generation]:
+    """The greedy answers to some prompts, all under way at the same time."""
     async with Client(backend, limits=Limits(timeout=None)) as client:
-        ask = (client.generate(prompt, sampling=SAMPLING, parallel="always") for prompt in PROMPTS)
+        ask = (client.generate(prompt, sampling=SAMPLING, parallel="always") for prompt in prompts)
         return await asyncio.gather(*ask)

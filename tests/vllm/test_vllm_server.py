@@ -58,8 +58,10 @@ async def test_pasta_smol_answers_as_it_does_here_and_a_killed_server_ends_answe
     with running_vllm(folder, tmp_path / "log") as (url, group):
         local, served = LocalBackend("pasta-smol", device="cpu", dtype="float32"), VLLMBackend(url)
         try:
-            expected, served_answers = await answered(unconstrained(local)), await answered(served)
-            for prompt, ours, theirs in zip(PROMPTS, expected, served_answers, strict=True):
+            prompts = PROMPTS[:3]  # all six would take minutes
+            expected = await answered(unconstrained(local), prompts)
+            served_answers = await answered(served, prompts)
+            for prompt, ours, theirs in zip(prompts, expected, served_answers, strict=True):
                 assert theirs.document.format() == ours.document.format(), prompt
             assert any(len(answer.threads) > 1 for answer in expected)
 
