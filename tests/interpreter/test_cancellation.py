@@ -45,6 +45,13 @@ def is_part_of_the_answer(partial: Generation | None) -> None:
     assert whole.format().startswith(partial.document.format().split("</async>")[0])
 
 
+async def end_by_cancelling(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
 async def first_events(stream: AsyncIterator[Event], count: int) -> int:
     """Read so many events; returns how many there were."""
     seen = 0
@@ -84,9 +91,7 @@ async def test_cancelling_the_reader_at_any_event_ends_everything() -> None:
 
         task = asyncio.create_task(read())
         await reached.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await end_by_cancelling(task)
         nothing_is_left(backend)
         assert streams[0].partial is not None
 
@@ -97,9 +102,7 @@ async def test_cancelling_the_caller_at_any_moment_ends_everything() -> None:
         backend = ScriptedBackend(RICH, latency=1.0)
         task = asyncio.create_task(answer(backend))
         await backend.clock.sleep(moment + moment % 4 / 4)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await end_by_cancelling(task)
         nothing_is_left(backend)
 
 
@@ -109,9 +112,7 @@ async def test_cancelling_before_the_first_step_ends_everything() -> None:
         task = asyncio.create_task(answer(backend))
         for _ in range(turns):
             await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await end_by_cancelling(task)
         nothing_is_left(backend)
 
 
@@ -178,10 +179,7 @@ async def test_an_outside_cancellation_wins_over_an_error_at_the_same_time() -> 
         if task.done():
             assert isinstance(task.exception(), ThreadFailedError)
             continue
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert task.cancelled()
+        await end_by_cancelling(task)
         nothing_is_left(backend)
 
 
@@ -190,9 +188,7 @@ async def test_an_outside_cancellation_wins_over_errors_of_the_clean_up() -> Non
     backend.failing = True
     task = asyncio.create_task(answer(backend))
     await backend.clock.sleep(14.5)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await end_by_cancelling(task)
     nothing_is_left(backend)
 
 
@@ -209,9 +205,7 @@ async def test_a_second_cancellation_during_the_clean_up_does_not_cut_it_short(t
     task.cancel()
     for _ in range(turns):
         await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await end_by_cancelling(task)
     assert not backend.aborting
     for _ in range(6):  # an abort that was shielded ends by itself
         await asyncio.sleep(0)

@@ -44,22 +44,11 @@ OTHER_NAMES = {
 
 OWN = {"pasta_async", "pasta_async_sglang"}
 
-HEAVY = (
-    "torch",
-    "sglang",
-    "transformers",
-    "tokenizers",
-    "huggingface_hub",
-    "jinja2",
-    "numpy",
-    "rich",
-)
+HEAVY = ["torch", "sglang", "transformers", "tokenizers", "huggingface_hub", "jinja2", "numpy", "rich"]
 
 
 def in_a_fresh_process(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return subprocess.check_output([sys.executable, "-c", program], text=True).strip()
 
 
 def test_import_loads_no_heavy_package() -> None:
@@ -68,7 +57,6 @@ def test_import_loads_no_heavy_package() -> None:
 
 
 def test_what_sglang_imports_is_free_of_the_library() -> None:
-    """It is free of everything but the standard library."""
     names = "[name for name in sys.modules if name.split('.')[0] not in sys.stdlib_module_names]"
     added = f"before = {{*{names}}}; import pasta_async_sglang; print(sorted({{*{names}}} - before))"
     assert in_a_fresh_process(f"import sys; {added}") == "['pasta_async_sglang']"
@@ -79,9 +67,8 @@ def declared(extra: str | None) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
     names = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
-    return {OTHER_NAMES.get(name, name.removesuffix("_api")) for name in names} | {
-        "pydantic_core"
-    }  # of pydantic
+    imported = {OTHER_NAMES.get(name, name.removesuffix("_api")) for name in names}
+    return imported | {"pydantic_core"}  # of pydantic
 
 
 def imported(folder: str) -> dict[str, set[str]]:

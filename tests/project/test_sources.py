@@ -26,13 +26,8 @@ ELSEWHERE = re.compile(
 
 def text_files() -> list[tuple[str, str]]:
     """Name and text of every file that git would publish and that is text."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.check_output(command, cwd=ROOT, text=True)
     files: list[tuple[str, str]] = []
     for name in filter(None, listing.split("\0")):
         path = ROOT / name

@@ -116,12 +116,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-_set_start_method = multiprocessing.set_start_method
-
-
-def _fork(method: str | None, force: bool = False) -> None:
+def _keep_forking(method: str | None, force: bool = False) -> None:
     """In place of `multiprocessing.set_start_method`, which SGLang calls with "spawn"."""
-    _set_start_method("fork", force)
 
 
 def _forget_plugins() -> None:
@@ -138,7 +134,8 @@ def _install() -> None:
     probes = importlib.import_module("transformers.utils.import_utils")
     for name in (*PACKAGES, "torchvision_v2"):  # transformers keeps its honest "not installed"
         getattr(probes, f"is_{name}_available", bool)()
-    multiprocessing.set_start_method = _fork
+    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method = _keep_forking
     os.register_at_fork(after_in_child=_forget_plugins)
     sys.meta_path.append(_Finder([name for name in PACKAGES if importlib.util.find_spec(name) is None]))
 
