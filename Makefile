@@ -79,7 +79,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)
-	$(INSTALL) setuptools wheel
+	$(INSTALL) --upgrade pip setuptools wheel
 	$(INSTALL) --no-build-isolation --editable '.[local,cli]'
 	@touch $@
 
