@@ -67,8 +67,8 @@ def declared(extra: str | None) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
     names = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
-    imported = {OTHER_NAMES.get(name, name.removesuffix("_api")) for name in names}
-    return imported | {"pydantic_core"}  # of pydantic
+    modules = {OTHER_NAMES.get(name, name.removesuffix("_api")) for name in names}
+    return modules | {"pydantic_core"}  # of pydantic
 
 
 def imported(folder: str) -> dict[str, set[str]]:

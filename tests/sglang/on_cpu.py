@@ -134,13 +134,13 @@ def _install() -> None:
     probes = importlib.import_module("transformers.utils.import_utils")
     for name in (*PACKAGES, "torchvision_v2"):  # transformers keeps its honest "not installed"
         getattr(probes, f"is_{name}_available", bool)()
-    multiprocessing.set_start_method("fork")
-    multiprocessing.set_start_method = _keep_forking
-    os.register_at_fork(after_in_child=_forget_plugins)
     sys.meta_path.append(_Finder([name for name in PACKAGES if importlib.util.find_spec(name) is None]))
 
 
 _install()
 if __name__ == "__main__":
+    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method = _keep_forking
+    os.register_at_fork(after_in_child=_forget_plugins)
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__")
