@@ -22,6 +22,9 @@ PROMPTS = (
     "Plan a birthday party for ten children: food, games, decoration.",
     "What is 12 plus 30?",
 )
+FEW = PROMPTS[:3]
+"""For servers on a CPU, where a step of all six takes a large part of a second."""
+
 SAMPLING = Sampling(max_tokens=64, repetition_penalty=1)  # which the two count in different ways
 
 

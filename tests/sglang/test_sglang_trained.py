@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from local_models import unconstrained
 from real_server import require_sglang, running_server
-from trained import PROMPTS, answered, export_model
+from trained import FEW, PROMPTS, answered, export_model
 
 from pasta_async import Backend, Client, Limits
 from pasta_async.backends.local import LocalBackend
@@ -41,7 +41,7 @@ async def penalised(backend: Backend, prompts: Sequence[str]) -> list[str]:
 @pytest.mark.timeout(1800)
 async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: Path, name: str) -> None:
     require_sglang()
-    prompts = PROMPTS if name == "pasta-qwen" else PROMPTS[:3]  # the second is a part of every test run
+    prompts = PROMPTS if name == "pasta-qwen" else FEW
     out = export_model(name, tmp_path / name)
     local = LocalBackend(name, device="cpu", dtype="float32")
     try:
@@ -52,8 +52,8 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: P
         served = SGLangBackend(url)
         try:
             served_answers = await answered(served, prompts)
-            alone, *_ = await penalised(served, prompts[:1])
-            beside, *_ = await penalised(served, prompts[:4])
+            alone, *_ = await penalised(served, PROMPTS[:1])
+            beside, *_ = await penalised(served, PROMPTS[:4])
         finally:
             await served.aclose()
     for prompt, ours, theirs in zip(prompts, expected, served_answers, strict=True):

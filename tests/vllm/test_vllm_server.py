@@ -13,7 +13,7 @@ from local_models import unconstrained
 from real_vllm import BLOCK, RealServer, running_vllm
 from server_contract import *  # noqa: F403 - the tests
 from server_contract import chat, ids_of, read, request
-from trained import PROMPTS, answered, export_model
+from trained import FEW, answered, export_model
 
 from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
@@ -58,16 +58,15 @@ async def test_pasta_smol_answers_as_it_does_here_and_a_killed_server_ends_answe
     with running_vllm(folder, tmp_path / "log") as (url, group):
         local, served = LocalBackend("pasta-smol", device="cpu", dtype="float32"), VLLMBackend(url)
         try:
-            prompts = PROMPTS[:3]  # all six would take minutes
-            expected = await answered(unconstrained(local), prompts)
-            served_answers = await answered(served, prompts)
-            for prompt, ours, theirs in zip(prompts, expected, served_answers, strict=True):
+            expected = await answered(unconstrained(local), FEW)
+            served_answers = await answered(served, FEW)
+            for prompt, ours, theirs in zip(FEW, expected, served_answers, strict=True):
                 assert theirs.document.format() == ours.document.format(), prompt
             assert any(len(answer.threads) > 1 for answer in expected)
 
             async with Client(served, limits=Limits(retries=0)) as client:
                 with pytest.raises(PastaError) as caught:
-                    async with client.stream(PROMPTS[0], parallel="always") as answer:
+                    async with client.stream(FEW[0], parallel="always") as answer:
                         async for _ in answer.text_deltas():
                             os.killpg(group, signal.SIGKILL)
             assert isinstance(caught.value.__cause__, BackendTransportError)
