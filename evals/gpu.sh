@@ -3,17 +3,20 @@
 #
 #   sh evals/gpu.sh
 #
-# It takes Linux, Python 3.11 or later with venv, a network, 22 GiB of GPU memory and 80 GB of disk. It makes
-# environments with a stock SGLang and a stock vLLM, serves pasta-qwen and an instruct model that nobody trained,
-# and writes OUT/results.md and OUT/results.json. What is done already is skipped: after Ctrl-C or an error run it again.
+# It takes Linux, Python 3.11 or later with venv, CUDA's toolkit (SGLang compiles with its nvcc), a network, a GPU
+# of 24 GiB that nobody else uses, and 80 GB of disk for OUT and the caches of the home folder. It makes environments
+# with a stock SGLang and a stock vLLM, serves pasta-qwen and an instruct model that nobody trained, and writes
+# OUT/results.md and OUT/results.json. What is done already is skipped: after Ctrl-C or an error run it again.
 #
 # It has not run on CUDA yet. A test runs it on a CPU, with SGLang and a tiny model (tests/sglang/test_gpu_kit.py).
 #
-#   OUT       folder that everything is written to
+# Paths are relative to the folder of the clone.
+#
+#   OUT       folder that everything is written to; one for each choice of what follows
 #   LARGE     model that nobody trained: a folder, or a name on the Hugging Face hub
 #   TRAINED   model that was trained: a name of ours, or the folder of a model
 #   PROMPTS   prompts with answers, JSON lines of `instruction` and `output`; AlpacaEval's are fetched
-#   SAMPLE    prompts of each timing
+#   SAMPLE    prompts of each timing; 200 for narrow intervals
 #   ENGINES   of sglang and vllm
 #   PYTHON    the Python that environments are made with
 #   BIN       folder with the programs of an environment that is there already
@@ -29,13 +32,18 @@ cd "$(dirname "$0")/.."
 OUT=${OUT:-runs/gpu}
 LARGE=${LARGE:-Qwen/Qwen2.5-7B-Instruct}    # as large as a GPU of 24 GiB holds, and free to fetch
 TRAINED=${TRAINED:-pasta-qwen}
-SAMPLE=${SAMPLE:-40}
+SAMPLE=${SAMPLE:-20}
 ENGINES=${ENGINES:-sglang vllm}
 DTYPE=${DTYPE:-bfloat16}
+LOADS=${LOADS:---at-once 4 --at-once 16 --at-once 64 --rounds 1}
+DEVICE=${DEVICE:-cuda}
 PORT=${PORT:-31000}
 URL=http://127.0.0.1:$PORT
 SGLANG_VERSION=0.5.23    # that the tests ran with; the plug-in stays off with another one
 VLLM_VERSION=0.32.0
+PIP_VERSION=26.3    # that of constraints.txt: Python's own may take minutes longer to resolve SGLang's requirements
+SHARE=85    # percent of the GPU's memory that vLLM takes
+START_SECONDS=1200    # of a server; the first one compiles kernels
 server=
 
 fail() {
@@ -43,11 +51,14 @@ fail() {
     exit 1
 }
 
-# stop: end the server, if there is one.
+# stop: end the server, if there is one; killed after a minute.
 stop() {
     if [ -n "$server" ]; then
         kill "$server" 2>/dev/null || true
+        (sleep 60; kill -9 "$server") >/dev/null 2>&1 &
+        killer=$!
         wait "$server" || true
+        kill "$killer" 2>/dev/null || true
         server=
     fi
 }
@@ -60,20 +71,50 @@ environment() {
     shift
     if [ ! -e "$folder/.ready" ]; then
         "${PYTHON:-python3}" -m venv "$folder"
-        "$folder/bin/python" -m pip install --disable-pip-version-check "$@"
-        "$folder/bin/python" -m pip freeze >"$folder/.ready"
+        "$folder/bin/python" -m pip install --quiet "pip==$PIP_VERSION"
+        "$folder/bin/python" -m pip install "$@"
+        "$folder/bin/python" -m pip freeze >"$folder/.partial"
+        mv "$folder/.partial" "$folder/.ready"
     fi
 }
 
-# serve NAME COMMAND...: start a server, and wait until it answers.
+# listening: true if something listens on the port.
+listening() {
+    "$BIN/python" -c "import socket; socket.create_connection(('127.0.0.1', $PORT), 4)" 2>/dev/null
+}
+
+# healthy: true if the server is ready. Its address is this machine's, so no proxy is asked.
+healthy() {
+    "$BIN/python" -c "import urllib.request as r
+r.build_opener(r.ProxyHandler({})).open('$URL/health', timeout=4)" 2>/dev/null
+}
+
+# serve NAME MODEL: start a server of the engine, and wait until it answers.
 serve() {
     log=$OUT/$1.log
-    shift
-    echo "starting: $*"
-    "$@" >"$log" 2>&1 &
+    ! listening || fail "something listens on port $PORT already: end it, or choose another PORT"
+    echo "$(date +%H:%M:%S) starting $engine on $2"
+    case $engine in
+    # Forced answers need the first flag; the second tells what the cache had.
+    sglang) set -- "$2" --port "$PORT" --enable-custom-logit-processor --enable-cache-report
+        if [ -n "${SGLANG:-}" ]; then
+            $SGLANG "$@" >"$log" 2>&1 &
+        else
+            "$BIN/pasta-async" sglang "$@" >"$log" 2>&1 &
+        fi ;;
+    vllm) set -- "$2" --host 127.0.0.1 --port "$PORT" --enable-prompt-tokens-details
+        [ "$DEVICE" = cpu ] || set -- "$@" --gpu-memory-utilization "0.$SHARE"
+        if [ -n "${VLLM:-}" ]; then
+            $VLLM "$@" >"$log" 2>&1 &
+        else
+            PATH=$OUT/vllm/bin:$PATH "$OUT/vllm/bin/vllm" serve "$@" >"$log" 2>&1 &
+        fi ;;
+    esac
     server=$!
-    until "$BIN/python" -c "import urllib.request as r; r.urlopen('$URL/health', timeout=4)" 2>/dev/null; do
+    began=$(date +%s)
+    until healthy; do
         kill -0 "$server" 2>/dev/null || fail "the server ended; the end of $log: $(tail -n 20 "$log")"
+        [ $(($(date +%s) - began)) -le $START_SECONDS ] || fail "the server does not answer; see $log"
         sleep 2
     done
 }
@@ -86,91 +127,108 @@ due() {
     return 1
 }
 
-# measure NAME PROGRAM OPTION...: have a program of evals write its table, once.
+# measure NAME PROGRAM OPTION...: have a program of evals measure the server and write its table, once.
 measure() {
-    table=$OUT/$1.md
+    name=$1
     program=$2
     shift 2
-    if [ ! -s "$table" ]; then
-        echo "measuring: $table"
-        "$BIN/python" -m "pasta_async.evals.$program" "$@" >"$table.partial"
-        mv "$table.partial" "$table"
+    if due "$name"; then
+        echo "$(date +%H:%M:%S) measuring $name"
+        "$BIN/python" -m "pasta_async.evals.$program" --backend "$backend" --sample "$SAMPLE" "$@" \
+            --out "$OUT/$name.jsonl" >"$OUT/$name.partial"
+        mv "$OUT/$name.partial" "$OUT/$name.md"
     fi
 }
 
-# Is there room?
+# timed NAME: time answers of a model in all its ways.
+timed() {
+    measure "$1" speed --prompts "$PROMPTS" --temperature 0.6 --max-tokens 500
+}
+
+# Is everything there?
+for engine in $ENGINES; do
+    case $engine in sglang | vllm) ;; *) fail "ENGINES: there is no $engine" ;; esac
+done
+"${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "Python 3.11 or later is needed: name one by PYTHON"
 mkdir -p "$OUT"
-if [ "${DEVICE:-cuda}" = cuda ]; then
-    told=$(nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits) ||
+OUT=$(cd "$OUT" && pwd)
+if [ "$DEVICE" = cuda ]; then
+    [ -x "${CUDA_HOME:-${CUDA_PATH:-/usr/local/cuda}}/bin/nvcc" ] || command -v nvcc >/dev/null ||
+        fail "there is no nvcc: SGLang needs CUDA's toolkit, on PATH or at CUDA_HOME"
+    gpu=${CUDA_VISIBLE_DEVICES:-0}
+    told=$(nvidia-smi --id="${gpu%%,*}" --query-gpu=memory.free,memory.total --format=csv,noheader,nounits) ||
         fail "nvidia-smi says nothing: this needs an NVIDIA GPU and its driver"
-    free=$(echo "$told" | head -n 1)
-    [ "$free" -ge 22000 ] || fail "$free MiB of GPU memory are free; 22,000 are needed, or a smaller model (LARGE)"
+    free=${told%%,*}
+    total=${told##*, }
+    [ "$free" -ge 20500 ] || fail "$free MiB of GPU memory are free; 20,500 are needed, or a smaller model (LARGE)"
+    [ $((free * 100)) -ge $((total * SHARE)) ] ||
+        fail "$free of $total MiB of GPU memory are free; vLLM needs $SHARE% of all: end what else uses the GPU"
     disk=$(df -Pk "$OUT" | awk 'NR == 2 { print int($4 / 1000000) }')
     [ "$disk" -ge 80 ] || [ -d "$OUT/trained" ] || fail "$disk GB of disk are free at $OUT; 80 are needed"
 fi
+
+# The settings are a table of the page, and tables of others do not mix with it.
+cat >"$OUT/settings.partial" <<SETTINGS
+| setting | value |
+| --- | --- |
+| trained model | $TRAINED, $DTYPE |
+| model that nobody trained | $LARGE |
+| prompts | $SAMPLE of ${PROMPTS:-AlpacaEval} |
+| load | $LOADS |
+| versions | SGLang $SGLANG_VERSION, vLLM $VLLM_VERSION |
+SETTINGS
+if [ -e "$OUT/settings.md" ] && ! cmp -s "$OUT/settings.partial" "$OUT/settings.md"; then
+    fail "$OUT has tables of other settings ($OUT/settings.md): choose another OUT"
+fi
+mv "$OUT/settings.partial" "$OUT/settings.md"
 
 # Programs.
 if [ -z "${BIN:-}" ]; then
     environment "$OUT/env" "sglang==$SGLANG_VERSION" --editable '.[local,cli,evals]'
     BIN=$OUT/env/bin
+    PATH=$BIN:$PATH    # SGLang calls ninja, which is installed there
+    export PATH
 fi
-SGLANG=${SGLANG:-$BIN/pasta-async sglang}
 case $ENGINES in *vllm*)
-    if [ -z "${VLLM:-}" ]; then
-        environment "$OUT/vllm" "vllm==$VLLM_VERSION"
-        VLLM="$OUT/vllm/bin/vllm serve"
-    fi ;;
+    [ -n "${VLLM:-}" ] || environment "$OUT/vllm" "vllm==$VLLM_VERSION" ;;
 esac
 
 # Models and prompts.
 if [ ! -d "$OUT/trained" ]; then
     if [ ! -d "$TRAINED" ]; then "$BIN/pasta-async" pull "$TRAINED"; fi
-    "$BIN/pasta-async" export "$TRAINED" "$OUT/trained.partial" --dtype "$DTYPE"
-    mv "$OUT/trained.partial" "$OUT/trained"
+    "$BIN/pasta-async" export "$TRAINED" "$OUT/trained" --dtype "$DTYPE"
 fi
 if [ -z "${PROMPTS:-}" ]; then
     PROMPTS=$OUT/prompts.jsonl
-    [ -s "$PROMPTS" ] || "$BIN/python" - "$PROMPTS" <<'PYTHON'
+    if [ ! -s "$PROMPTS" ]; then
+        "$BIN/python" - "$PROMPTS.partial" <<'PYTHON'
 import json, sys
 from huggingface_hub import hf_hub_download
 
 rows = json.load(open(hf_hub_download("tatsu-lab/alpaca_eval", "alpaca_eval.json", repo_type="dataset")))
 open(sys.argv[1], "w").writelines(json.dumps({key: row[key] for key in ("instruction", "output")}) + "\n" for row in rows)
 PYTHON
+        mv "$PROMPTS.partial" "$PROMPTS"
+    fi
 fi
-DOCUMENTS=$OUT/documents
-if [ ! -d "$DOCUMENTS" ]; then
+DOCUMENTS=$OUT/documents/annotated.jsonl
+if [ ! -s "$DOCUMENTS" ]; then
     "$BIN/python" -m pasta_async.training.data.annotate --heuristic --data "$PROMPTS" --tokenizer "$OUT/trained" \
-        --out "$DOCUMENTS"
+        --out "$OUT/documents"
 fi
-DOCUMENTS=$DOCUMENTS/annotated.jsonl
 
-TIMED="--prompts $PROMPTS --sample $SAMPLE --max-tokens 500"
-LOADED="--documents $DOCUMENTS --sample $SAMPLE"
 for engine in $ENGINES; do
-    case $engine in
-    sglang)
-        run=$SGLANG
-        backend=$URL
-        # Forced answers need the first flag; the second tells what the cache had.
-        flags="--enable-custom-logit-processor --enable-cache-report"
-        ;;
-    vllm)
-        run=$VLLM
-        backend=vllm:$URL
-        flags=--enable-prompt-tokens-details
-        ;;
-    *) fail "ENGINES: there is no $engine" ;;
-    esac
+    case $engine in sglang) backend=$URL ;; vllm) backend=vllm:$URL ;; esac
 
     # The trained model: plain and in parallel, and on SGLang other methods, and load.
     if due "$engine-trained-speed" ||
         { [ "$engine" = sglang ] && due sglang-methods sglang-load; }; then
-        serve "$engine-trained" $run "$OUT/trained" --port "$PORT" $flags
-        measure "$engine-trained-speed" speed --backend "$backend" $TIMED --out "$OUT/$engine-trained-speed.jsonl"
+        serve "$engine-trained" "$OUT/trained"
+        timed "$engine-trained-speed"
         if [ "$engine" = sglang ]; then
-            measure sglang-methods methods --backend "$backend" $LOADED --passes 1 --out "$OUT/sglang-methods.jsonl"
-            measure sglang-load load --backend "$backend" $LOADED --out "$OUT/sglang-load.jsonl" ${LOADS:-}
+            measure sglang-methods methods --documents "$DOCUMENTS" --passes 1
+            measure sglang-load load --documents "$DOCUMENTS" $LOADS
         fi
         stop
     fi
@@ -178,24 +236,23 @@ for engine in $ENGINES; do
     if [ "$engine" = sglang ] && due sglang-speed-without-plug-in; then
         PASTA_SGLANG_PLUGIN=0
         export PASTA_SGLANG_PLUGIN
-        serve sglang-stock $run "$OUT/trained" --port "$PORT" $flags
+        serve sglang-stock "$OUT/trained"
         unset PASTA_SGLANG_PLUGIN
-        measure sglang-speed-without-plug-in speed --backend "$backend" $TIMED \
-            --out "$OUT/sglang-speed-without-plug-in.jsonl"
+        timed sglang-speed-without-plug-in
         stop
     fi
 
     # The model that nobody trained: plain and with outlines, and plans.
     if due "$engine-large-speed" "$engine-large-invoices" "$engine-large-profiles"; then
         # As a folder: by a name on the hub SGLang does not read the model's default sampling, and vLLM does.
-        if [ ! -d "$LARGE" ]; then
-            LARGE=$("$BIN/python" -c 'import huggingface_hub, sys; print(huggingface_hub.snapshot_download(sys.argv[1]))' "$LARGE")
+        large=$LARGE
+        if [ ! -d "$large" ]; then
+            large=$("$BIN/python" -c 'import huggingface_hub, sys; print(huggingface_hub.snapshot_download(sys.argv[1]))' "$LARGE")
         fi
-        serve "$engine-large" $run "$LARGE" --port "$PORT" $flags
-        measure "$engine-large-speed" speed --backend "$backend" $TIMED --out "$OUT/$engine-large-speed.jsonl"
+        serve "$engine-large" "$large"
+        timed "$engine-large-speed"
         for form in invoices profiles; do
-            measure "$engine-large-$form" plans --backend "$backend" --subset "$form" --sample "$SAMPLE" \
-                --out "$OUT/$engine-large-$form.jsonl"
+            measure "$engine-large-$form" plans --subset "$form"
         done
         stop
     fi

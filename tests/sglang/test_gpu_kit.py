@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[2]
 TABLES = {"large-invoices", "large-profiles", "large-speed", "trained-speed"}
 
 
-def run(folder: Path, serve: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, serve: str, sample: int = 2) -> subprocess.CompletedProcess[str]:
     variables = {
         "OUT": str(folder / "out"),
         "PROMPTS": str(folder / "prompts.jsonl"),
-        "SAMPLE": "2",
+        "SAMPLE": str(sample),
         "LARGE": str(PASTA_TINY),
         "TRAINED": str(PASTA_TINY),
         "BIN": str(Path(sys.executable).parent),
@@ -53,6 +53,7 @@ def test_the_kit_measures_everything_once(tmp_path: Path) -> None:
     names = {f"sglang-{name}" for name in TABLES}
     assert result["tables"].keys() == {
         *names,
+        "settings",
         "sglang-methods",
         "sglang-load",
         "sglang-speed-without-plug-in",
@@ -66,3 +67,6 @@ def test_the_kit_measures_everything_once(tmp_path: Path) -> None:
     again = run(tmp_path, "false")  # no server has to start again
     assert again.returncode == 0, again.stderr
     assert "measuring" not in again.stdout
+    other = run(tmp_path, "false", sample=3)
+    assert other.returncode == 1
+    assert "other settings" in other.stderr

@@ -19,7 +19,7 @@ async def test_answers_that_are_broken_off_leave_nothing() -> None:
 
 
 async def test_generated_inputs() -> None:
-    assert await generate(Trials(count=5)) == {"texts": 500, "bodies": 5}
+    assert await generate(Trials(count=5)) == {"typed": 500, "written": 2000, "bodies": 5}
 
 
 async def test_clients_that_come_and_go() -> None:
