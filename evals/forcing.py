@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from pasta_async.backends.http.backend import ServerBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.answers import MeasureSettings, drawn
-from pasta_async.lang import TAG_TOKENS, Document, Segment, views
+from pasta_async.lang import Document, views
 from pasta_async.options import Limits, Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
 from pasta_async.tag_tokens import TagIds
@@ -187,22 +187,13 @@ class ForcedBackend(WrappingBackend):
         form = {"pasta": False} if plain else {}
         return tuple(self.model.tokenizer.encode_chat([{"role": "user", "content": prompt}], form))
 
-    def encode_segments(self, segments: Iterable[Segment]) -> Ids:
-        """Ids of segments: one for a tag, each run of text encoded alone."""
-        ids: list[int] = []
-        for segment in segments:
-            if segment.is_tag:
-                ids.append(self.tags[TAG_TOKENS.index(segment.text)])
-            else:
-                ids += self.encode(segment.text)
-        return tuple(ids)
-
     def _encode_views(self, document: Document) -> _EncodedViews:
         """Context and target of each thread's views; the thread `_PLAIN` writes the visible text."""
+        encode = self.model.tokenizer.encode_segments
         result: _EncodedViews = {_PLAIN: [((), self.encode(document.text) + self.end)]}
         for view in views(document):
-            target = self.encode_segments(view.target) + (self.end if view.ends_answer else ())
-            result.setdefault(view.thread, []).append((self.encode_segments(view.context), target))
+            target = encode(view.target) + (self.end if view.ends_answer else ())
+            result.setdefault(view.thread, []).append((encode(view.context), target))
         return result
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:

@@ -16,18 +16,20 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-THREADS_PER_DOUBLING = 2.5
+THREADS_PER_DOUBLING = 1.25
 """Threads up to which parallel decoding pays, for each request that it takes to double a step's time.
 
 An annotated reference answer of AlpacaEval saves 160 steps and adds 63 tokens. So among n answers parallel
 decoding pays while 160 steps are worth more than 63 tokens in everybody's steps: up to 2.5 answers for each
-request that doubles a step. Each of them has two threads, on average over its time, which makes five. Half
-of that is taken: a small batch is computed while the weights are read, so that steps take longer from some
-size on, and the line through them puts that size too high (docs/results.md has measurements).
+request that doubles a step. Each of them has two threads, on average over its time, which makes five. A
+quarter of that is taken. The prefill of forks and joins makes everybody wait besides; and a small batch is
+computed while the weights are read, so that steps take longer from some size on, and the line through them
+puts that size too high (docs/results.md has measurements).
 """
 
 LIGHT_THREADS = 16
-"""Threads for which every engine has room: those of one wide answer (`Limits.max_threads`).
+"""Threads for which an engine has room that answers nothing else: those of one wide answer
+(`Limits.max_threads`).
 
 It is all the room there is while an engine has not measured its steps, or cannot be asked.
 """
@@ -62,12 +64,14 @@ class EngineLoad:
     all copies of the model. 0: not measured."""
 
 
-def room(load: EngineLoad) -> float:
-    """Threads, over all answers, up to which parallel decoding pays on an engine."""
+def room(load: EngineLoad, answers: int) -> float:
+    """Threads, over so many answers in all, up to which parallel decoding pays on an engine."""
     if load.kv_use >= FULL_CACHE:
         return 0.0
-    worth = THREADS_PER_DOUBLING * load.step_doubles_at
-    return min(max(LIGHT_THREADS, worth), load.capacity)
+    threads = THREADS_PER_DOUBLING * load.step_doubles_at
+    if answers <= 1 or not load.step_doubles_at:
+        threads = max(LIGHT_THREADS, threads)
+    return min(threads, load.capacity)
 
 
 class StepTimes:

@@ -99,6 +99,13 @@ class Call(ABC):
             BackendStatusError: The event says that the server gave the request up.
         """
 
+    def read(self, event: Mapping[str, Any]) -> list[Piece]:
+        """As `pieces`; `BackendProtocolError` if a field is missing, or of another type."""
+        try:
+            return [*self.pieces(event)]
+        except (KeyError, TypeError) as error:
+            raise BackendProtocolError(f"{self.url} sent an event without {error}: {event!s:.300}") from error
+
     def piece(self, ids: Sequence[int], finish_reason: Any, cached_tokens: int | None = None) -> Piece:
         """A piece of these ids. An end-of-text that only the server knows is left out: it has no text."""
         if finish_reason == "stop" and ids and ids[-1] not in self._ends:
@@ -206,7 +213,7 @@ class ServerBackend(ABC):
             call.events = await self._http.open(call.url, call.body, call.headers)
             async with aclosing(call.events.read()) as events:
                 async for event in events:
-                    for piece in call.pieces(event):
+                    for piece in call.read(event):
                         call.is_over = piece.finish_reason is not None
                         yield piece
         except (BackendStatusError, BackendConnectError):

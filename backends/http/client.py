@@ -229,9 +229,12 @@ class Events:
 
     def _event(self, data: bytes) -> dict[str, Any]:
         try:
-            event: dict[str, Any] = json.loads(data)
-        except ValueError as error:
-            raise BackendProtocolError(f"{self._url} sent no JSON but {data[:300]!r}") from error
+            event: Any = json.loads(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            raise BackendProtocolError(f"{self._url} sent no JSON object but {data[:300]!r}")
+        event = cast("dict[str, Any]", event)
         if error := event.get("error"):
             # Servers send an object with a number as its code; routers also send words.
             code = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None

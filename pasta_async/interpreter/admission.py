@@ -34,7 +34,6 @@ class Admission:
         self._answers: list[AnswerSlots] = []
         self._waiting: dict[asyncio.Future[None], Slot] = {}  # in order of asking
         self._latest: EngineLoad | None = None
-        self._room = inf  # threads that the engine has room for, by its latest load
         self._foreign = 0  # requests of other clients on the engine
 
     @contextmanager
@@ -59,18 +58,15 @@ class Admission:
             load = await self._load()
         except BackendError as error:
             answer.trouble = f"the engine's load is not known: {error}"
-            self._latest = None
-            self._room = LIGHT_THREADS
+            self._latest = EngineLoad(capacity=LIGHT_THREADS)
             self._foreign = 0
             return
         if load is None:
-            self._room = inf
             self._foreign = 0
         elif load is not self._latest:  # a backend may give one reading to several callers
             # The engine's requests less our own are those of others. Some of our own may have begun or ended
             # while the load was read, so the larger count of them is taken off.
             self._foreign = max(0, load.running + load.queued - max(held_before, self._held))
-            self._room = room(load)
         self._latest = load
 
     async def crowd(self, answer: AnswerSlots) -> str | None:
@@ -139,6 +135,11 @@ class Admission:
         # While the engine has no room, threads that need it go on waiting and others pass them.
         full = self._active + extra + self._foreign >= self._room
         return next((turn for turn, slot in self._waiting.items() if not (full and slot.needs_room)), None)
+
+    @property
+    def _room(self) -> float:
+        """Threads that the engine has room for, by its latest load; any number if it tells none."""
+        return inf if self._latest is None else room(self._latest, self._active + self._foreign)
 
     @property
     def _held(self) -> int:

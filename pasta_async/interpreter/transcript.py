@@ -125,8 +125,8 @@ class Visible:
         ends: dict[str, int] = {}
         for stop, begun in self._begun.items():
             start = len(text) - len(piece) - begun  # it may begin here: so a text is read in linear time
-            if (found := text.find(stop, start)) >= 0:
-                ends[stop] = found + len(stop)
+            if (index := text.find(stop, start)) >= 0:
+                ends[stop] = index + len(stop)
             self._begun[stop] = overlap(text[start:], stop)
         if ends:
             self.matched_stop = min(ends, key=ends.__getitem__)

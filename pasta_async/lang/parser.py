@@ -137,7 +137,7 @@ class _DocumentReader(_Nodes):
         # That a promise has no chunk is known only behind it, so the diagnostics are sorted by their places.
         position = _Position()
         diagnostics: list[Diagnostic] = []
-        for offset, code in sorted(self._found, key=lambda found: found[0]):
+        for offset, code in sorted(self._found, key=lambda item: item[0]):
             position.advance(text[position.offset : offset])
             diagnostics.append(Diagnostic(code, *position.place))
         return Document(tuple(self._nodes), tuple(diagnostics))

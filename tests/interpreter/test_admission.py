@@ -294,9 +294,10 @@ def test_steps_of_long_ago_are_forgotten() -> None:
 
 def test_the_room_is_a_multiple_of_what_doubles_a_step_within_what_the_engine_takes() -> None:
     load = EngineLoad(capacity=1000, step_doubles_at=20.0)
-    assert room(load) == 50
-    assert room(replace(load, step_doubles_at=1.0)) == LIGHT_THREADS
-    assert room(replace(load, step_doubles_at=0)) == LIGHT_THREADS
-    assert room(replace(load, step_doubles_at=inf)) == 1000
-    assert room(replace(load, capacity=4)) == 4
-    assert room(replace(load, kv_use=0.95)) == 0
+    assert room(load, 2) == 25
+    assert room(replace(load, step_doubles_at=4.0), 2) == 5
+    assert room(replace(load, step_doubles_at=4.0), 1) == LIGHT_THREADS  # it shares the engine with nobody
+    assert room(replace(load, step_doubles_at=0), 2) == LIGHT_THREADS
+    assert room(replace(load, step_doubles_at=inf), 2) == 1000
+    assert room(replace(load, capacity=4), 1) == 4
+    assert room(replace(load, kv_use=0.95), 1) == 0
