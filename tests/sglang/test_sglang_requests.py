@@ -118,7 +118,7 @@ async def test_both_forms_of_streams_read_the_same_in_chunks_of_any_size(
     [
         (stream([b"data: {not json}\n\n"]), BackendProtocolError, None),
         (stream([b"data: \xff\xfe\n\n"]), BackendProtocolError, None),
-        (stream([sse([["a list"]])]), BackendProtocolError, None),
+        (stream([b'data: ["a list"]\n\n']), BackendProtocolError, None),
         (stream([sse([{"text": "no ids"}])]), BackendProtocolError, None),
         (stream([sse([{"error": {"message": "too long", "code": 400}}])]), BackendStatusError, 400),
         (stream([sse([{"error": {"message": "gone", "code": "bad_gateway"}}])]), BackendStatusError, 500),
