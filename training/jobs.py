@@ -52,12 +52,14 @@ class Journal:
         """The rows of the file, whose first line has to be `identity`; a line that was cut is dropped."""
         self._file.seek(0)
         lines = self._file.readlines()
+        # A process that was killed may have left a part of its last line.
         cut = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
         rows: list[Any] = []
         try:
             rows += map(json.loads, lines or [identity])
         except ValueError:
             rows.append(None)
+        # Without a whole line, what is there has to be the beginning of our own first line.
         if not all(isinstance(row, dict) for row in rows) or not (lines or identity.startswith(cut)):
             raise InvalidRequestError(f"{self.path} holds no results: write to another place")
         stored: dict[str, Any] = rows.pop(0)

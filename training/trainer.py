@@ -337,6 +337,7 @@ class Loop:
                 advance(note=f"loss {report['loss']:.4f}")
                 if metrics:
                     metrics.write(json.dumps(report) + "\n")
+                # `update` shares the wish to leave, so all processes come here at the same step.
                 if self.step == stop or self._leaving or self.step % settings.save_every == 0:
                     if first:
                         self._save(checkpoint, identity)

@@ -183,6 +183,7 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
         yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole="", message=message)
         return
     for hole in constrained:
+        # A group of fields is checked field by field, so that a finding says which one is wrong.
         for schema in hole.field_schemas.values() or [hole.schema or {}]:
             for problem in Grammar.of_schema(schema).problems():
                 empty = "unsatisfiable" in problem.lower()
@@ -205,6 +206,7 @@ def _advice(plan: Plan) -> Iterator[Finding]:
     waited_for = {name for seen in plan.seen.values() for name in seen}
     for hole in plan.holes:
         reasons = [key for key in hole.keys or (hole.name,) if key.lower() in _REASONS]
+        # A hole of several fields writes them in order, so that its last field alone may come too late.
         is_last = hole.keys[-1:] == tuple(reasons[-1:]) or not hole.keys
         if reasons and is_last and hole.name not in waited_for and len(plan.holes) > 1:
             message = f"no field comes after {reasons[-1]!r}, so the reason has no effect on the answer"

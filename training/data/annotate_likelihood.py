@@ -205,6 +205,7 @@ def annotate_by_likelihood(
     with_promises = {
         key: (record, marks) for key, record, marks in zip(keys, records, promises, strict=True) if marks
     }
+    # The model measures what the journal does not have yet. Other thresholds need no further measurement.
     costs = {row["key"]: row["costs"] for row in journal.rows}
     new = {key: answer for key, answer in with_promises.items() if key not in costs}
     totals = Counter(measured=len(new), resumed=len(with_promises) - len(new))
@@ -215,6 +216,7 @@ def annotate_by_likelihood(
     for key, record, marks in zip(keys, records, promises, strict=True):
         text = record.document.text
         item_tau = thresholds.tau + thresholds.form
+        # An item may cost more: what it misses is in part the form that earlier items would have shown.
         taus = [item_tau if is_item(text, mark) else thresholds.tau for mark in marks]
         measured = costs.get(key)
         chosen = choose(marks, Costs(**measured), taus, thresholds.sync_tau) if measured else []

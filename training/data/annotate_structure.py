@@ -145,12 +145,14 @@ def _blocks(text: str) -> list[_Block]:
 
 def _of_main(blocks: Sequence[_Block], text: str) -> tuple[set[int], Mark | None]:
     """The numbers of the blocks that main writes, and its sync: before a closing block, or none."""
+    # Code, tables and headings; and what leads to the next block, or needs the one before it.
     of_main = {
         number
         for number, block in enumerate(blocks)
         if block.kind not in _TEXTS
         or (block.kind == "paragraph" and (text[block.end - 1] == ":" or _CONNECTED.match(text, block.start)))
     }
+    # The introduction, and a conclusion, which waits for everything before it.
     if blocks and blocks[0].kind == "paragraph":
         of_main.add(0)
     if len(blocks) > 1 and blocks[-1].kind == "paragraph":

@@ -268,6 +268,7 @@ class SourceSettings(PartSettings):
                 reason = explain(error) if isinstance(error, ValidationError) else str(error)
                 left_out["unusable"].append(f"{self.data}:{number}: {reason}")
                 continue
+            # Repetitions go first: they would leak for the same reason as the row that they repeat.
             content = digest(record.messages, record.written)
             if content in contents:
                 left_out["repeated"].append(record.id)
@@ -276,7 +277,7 @@ class SourceSettings(PartSettings):
             if rule := leaks.find_in(record.messages, record.document.text):
                 left_out[rule].append(f"{record.id}: {record.prompt!r:.80}")
                 continue
-            if record.id in records:
+            if record.id in records:  # its own id, but another content
                 record = record.model_copy(update={"id": f"{record.id}-{content}"})
             records[record.id] = record
         report = {reason: {"rows": len(rows), "first": rows[0]} for reason, rows in left_out.items()}
