@@ -149,7 +149,7 @@ timed() {
 for engine in $ENGINES; do
     case $engine in sglang | vllm) ;; *) fail "ENGINES: there is no $engine" ;; esac
 done
-"${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+[ -n "${BIN:-}" ] || "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "Python 3.11 or later is needed: name one by PYTHON"
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
