@@ -24,7 +24,7 @@ before there is one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pasta_async.results import Generation
@@ -52,6 +52,14 @@ class PastaError(Exception):
 
     partial: Generation | None = None
     """The answer up to the error; None if an option was refused, so that no answer had begun."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy it with all its fields, for other processes say. Its cause is left out."""
+        return _without_init, (type(self), self.args), vars(self)
+
+
+def _without_init(kind: type[PastaError], args: tuple[object, ...]) -> PastaError:
+    return kind.__new__(kind, *args)
 
 
 class InvalidRequestError(PastaError, ValueError):

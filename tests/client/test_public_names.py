@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 import typing
 from typing import Literal, TypedDict
 
@@ -13,7 +15,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 import pasta_async
 from pasta_async import events
-from pasta_async.lang import parse
+from pasta_async.lang import check, parse
 from pasta_async.testing import Fault, ScriptedBackend
 
 TYPES = {
@@ -77,6 +79,22 @@ async def test_the_speed_up_never_sells_brevity(plain: str, tokens: int) -> None
     assert generation.theoretical_speedup(baseline) == tokens / generation.critical_path
     assert generation.measured_speedup(baseline) == pytest.approx(tokens / generation.elapsed)
     assert generation.text_speedup == generation.text_tokens / generation.critical_path
+
+
+# Copies ---------------------------------------------------------------------------------------------------
+
+
+def test_errors_can_be_pickled_and_copied() -> None:
+    for error in (
+        pasta_async.PromptTooLongError("what happened", limit=5),
+        pasta_async.BackendStatusError("what happened", status=503, retry_after=2.0),
+        pasta_async.ThreadFailedError("what happened", thread=2),
+        pasta_async.ParseError(check("<sync/>")[0]),
+    ):
+        error.partial = pasta_async.Generation.empty()
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert type(again) is type(error)
+            assert (str(again), vars(again)) == (str(error), vars(error))
 
 
 async def test_events_are_immutable_and_come_back_from_json() -> None:

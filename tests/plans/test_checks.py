@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Annotated, Any
 
 import pytest
@@ -126,6 +127,7 @@ async def test_fill_refuses_what_check_says_no_to_before_anything_is_sent() -> N
             await client.fill("x", Circle)
     assert backend.requests == []
     assert caught.value.report.verdict == "no"
+    assert pickle.loads(pickle.dumps(caught.value)).report == caught.value.report
 
 
 async def test_a_backend_without_grammars_fills_templates_alone() -> None:

@@ -14,8 +14,8 @@ from real_server import free_port, require_sglang
 
 from tests.pasta_tiny import PASTA_TINY, examples
 
-ROOT = Path(__file__).parents[2]
-TABLES = {"large-invoices", "large-profiles", "large-speed", "trained-speed"}
+OF_LARGE = ("large-invoices", "large-profiles", "large-speed")
+TABLES = ("trained-speed", "methods", "load", "speed-without-plug-in", *OF_LARGE)
 
 
 def run(folder: Path, serve: str, sample: int = 2) -> subprocess.CompletedProcess[str]:
@@ -33,7 +33,7 @@ def run(folder: Path, serve: str, sample: int = 2) -> subprocess.CompletedProces
         "DTYPE": "float32",
         "LOADS": "--at-once 2 --answers 2 --rounds 1",
     }
-    command = ["sh", str(ROOT / "evals" / "gpu.sh")]
+    command = ["sh", str(Path(__file__).parents[2] / "evals" / "gpu.sh")]
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
 
 
@@ -44,20 +44,13 @@ def run(folder: Path, serve: str, sample: int = 2) -> subprocess.CompletedProces
 def test_the_kit_measures_everything_once(tmp_path: Path) -> None:
     require_sglang()
     answered = [(example.prompt, example.document.text) for example in examples("offers")[:4]]
-    rows = [json.dumps({"instruction": prompt, "output": text}) for prompt, text in answered]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(rows))
+    rows = (json.dumps({"instruction": prompt, "output": text}) + "\n" for prompt, text in answered)
+    (tmp_path / "prompts.jsonl").write_text("".join(rows))
     serve = shlex.join([sys.executable, str(Path(__file__).with_name("serve_on_cpu.py"))])
     done = run(tmp_path, serve)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "results.json").read_text())
-    names = {f"sglang-{name}" for name in TABLES}
-    assert result["tables"].keys() == {
-        *names,
-        "settings",
-        "sglang-methods",
-        "sglang-load",
-        "sglang-speed-without-plug-in",
-    }
+    assert result["tables"].keys() == {"settings", *(f"sglang-{name}" for name in TABLES)}
     assert all(result["tables"].values())
     with_it, without = (
         {row[""]: row["parallel"] for row in result["tables"][f"sglang-{name}"]}["cached %"]
