@@ -74,9 +74,9 @@ def _kind(url: str) -> tuple[str, str]:
     kind = "http" if scheme == "https" else scheme
     fits = {  # true if the rest has the form that the scheme needs
         "local": True,
-        "http": rest.startswith("//") and rest.strip("/"),
+        "http": rest.startswith("//") and rest.strip("/") != "",
         "vllm": rest.startswith(("http:", "https:")),
-        "sglang": rest,
+        "sglang": rest != "",
     }
     if not fits.get(kind):
         raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")

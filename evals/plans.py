@@ -266,7 +266,7 @@ def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str
     for method in METHODS:
         # The same items by both methods; a difference is 100, 0 or -100 points.
         both = pairs(answers, method, "sequence")
-        differences = [100.0 * (right(answer) - right(other)) for answer, other in both]
+        differences = [100.0 * (int(right(answer)) - int(right(other))) for answer, other in both]
         all_values = [value for answer, _ in both for value in values_right(answer)]
         rows.append(
             {

@@ -363,7 +363,8 @@ def _checked(
     A template has tags where the model was trained on them.
     """
     fitted = plan.fitted(max_tokens)
-    fitted = (model.tags and fitted.in_rounds()) or fitted
+    tagged = fitted.in_rounds() if model.tags else None  # None, too, where the template has no such form
+    fitted = tagged or fitted
     report = check_plan(
         fitted,
         max_tokens=max_tokens,
