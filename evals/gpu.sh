@@ -41,7 +41,6 @@ PORT=${PORT:-31000}
 URL=http://127.0.0.1:$PORT
 SGLANG_VERSION=0.5.23    # that the tests ran with; the plug-in stays off with another one
 VLLM_VERSION=0.32.0
-PIP_VERSION=26.3    # that of constraints.txt: Python's own may take minutes longer to resolve SGLang's requirements
 SHARE=85    # percent of the GPU's memory that vLLM takes
 START_SECONDS=1200    # of a server; the first one compiles kernels
 server=
@@ -71,7 +70,8 @@ environment() {
     shift
     if [ ! -e "$folder/.ready" ]; then
         "${PYTHON:-python3}" -m venv "$folder"
-        "$folder/bin/python" -m pip install --quiet "pip==$PIP_VERSION"
+        # Python's own pip may take minutes longer to resolve SGLang's requirements.
+        "$folder/bin/python" -m pip install --quiet --upgrade --constraint constraints.txt pip
         "$folder/bin/python" -m pip install "$@"
         "$folder/bin/python" -m pip freeze >"$folder/.partial"
         mv "$folder/.partial" "$folder/.ready"
