@@ -65,8 +65,8 @@ class PlanRun:
         self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[HolePart] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
-        # For each context that parts share: set once the first part's request has computed it.
-        self._leaders: dict[str, asyncio.Event] = {}
+        # For each context that parts share: set once a part's request has computed it.
+        self._computed: dict[str, asyncio.Event] = {}
         self._group = asyncio.TaskGroup()
 
     async def run(self) -> Filled[dict[str, Any]]:
@@ -215,16 +215,19 @@ class PlanRun:
         shared, context = self._layout.context(part, self._seen_by(part))
         request = await self._request(part, context)
         failures = 0
-        # The first part with a context computes it; the others begin when it is in the prefix cache.
-        leader = self._leaders.get(shared)
-        leading = self._leaders.setdefault(shared, asyncio.Event())
+        # One part computes a context; the others begin when it is in the prefix cache.
+        is_leader = shared not in self._computed
+        computed = self._computed.setdefault(shared, asyncio.Event())
+        if self._plan.is_tagged:  # a hole's context begins with that of the hole before: the last one has all
+            *_, last = (hole for hole in self._plan.holes if hole.after == part.hole.after)
+            is_leader = part.hole is last
         try:
-            if leader is not None:
-                await leader.wait()
+            if not is_leader:
+                await computed.wait()
             while True:
                 try:
                     async with self._prepared.turn(part.number):
-                        await self._exchange(part, request, leading)
+                        await self._exchange(part, request, computed)
                     break
                 except BackendError as error:
                     is_shown = self._emit and part.output  # what a reader has cannot be taken back
@@ -237,7 +240,7 @@ class PlanRun:
                     await self._clock.sleep(retry_delay(failures, error))
                     failures += 1
         finally:
-            leading.set()  # also after a failure: the others must not wait for ever
+            computed.set()  # also after a failure: the others must not wait for ever
         part.done.set()
         for key, raw in part.values.items():
             value = raw if part.hole.schema is None else json.loads(raw)
@@ -275,7 +278,7 @@ class PlanRun:
             grammar=self._layout.grammar(part.hole),
         )
 
-    async def _exchange(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
+    async def _exchange(self, part: HolePart, request: DecodeRequest, computed: asyncio.Event) -> None:
         """Send a part's request, decode its output, and keep its record, however it ends."""
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
@@ -283,7 +286,7 @@ class PlanRun:
         part.finish_reason = "abort"
         await self._hand_on(FieldStarted(part.path, part.number, self._prepared.now()))
         try:
-            await self._decode(part, request, leading)
+            await self._decode(part, request, computed)
         except BackendError as error:
             part.finish_reason = "error"
             self._observer.request_failed(request, error)
@@ -292,14 +295,14 @@ class PlanRun:
             part.ended = self._prepared.now()
             part.end_request(part.finish_reason, part.ended)
 
-    async def _decode(self, part: HolePart, request: DecodeRequest, leading: asyncio.Event) -> None:
+    async def _decode(self, part: HolePart, request: DecodeRequest, computed: asyncio.Event) -> None:
         detokenizer = Detokenizer(self._model.tokenizer)
         ends = {*self._model.end_ids, *request.stop_ids}
         finished: FinishReason | None = None
         is_ended = False
         async with aclosing(self._prepared.backend.decode(request)) as pieces:
             async for piece in pieces:
-                leading.set()
+                computed.set()
                 part.receive(piece, self._prepared.now())
                 part.tokens += len(piece.ids)
                 new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
