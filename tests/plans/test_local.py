@@ -20,6 +20,8 @@ from tests.interpreter.support import promise
 from tests.pasta_tiny import PASTA_TINY
 from tests.plans.forms import REVIEW_TEXT, Report, Review
 
+FOUR_HOLES = Plan("A: {a}\nB: {b}\nC: {c}\nD: {d}", **dict.fromkeys("abcd", Tokens(4)))
+
 
 @pytest.mark.parametrize("form", [Review, Report])
 async def test_forms_are_valid_however_wildly_is_sampled(local: LocalBackend, form: type[BaseModel]) -> None:
@@ -44,6 +46,15 @@ async def test_the_prompt_is_computed_once(local: LocalBackend) -> None:
     assert first.requests[0].cached_tokens == 0
     for record in others:
         assert (record.requests[0].cached_tokens or 0) >= filled.usage.prompt_tokens
+
+
+async def test_the_text_of_a_template_is_computed_once(local: LocalBackend) -> None:
+    async with Client(local) as client:
+        filled = await client.fill("Describe it.", FOUR_HOLES)
+    requests = [record.requests[0] for record in filled.threads]
+    # The last hole's context begins as each other's does, except for the tag that opens the chunk.
+    prefilled = [request.prompt_tokens - (request.cached_tokens or 0) for request in requests]
+    assert prefilled == [1, 1, 1, requests[-1].prompt_tokens]
 
 
 async def decoded(local: LocalBackend, grammar: Grammar, tokens: int = 50) -> tuple[str, str | None, int]:
