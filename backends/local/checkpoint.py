@@ -87,7 +87,7 @@ class ModelConfig(File):
 class _Rope(File):
     """Rotary positions as they are. Subclasses stretch them: each frequency is divided by a number."""
 
-    rope_theta: PositiveFloat = 10000.0
+    rope_theta: float = Field(default=10000.0, ge=1)
     partial_rotary_factor: Literal[1] = 1
 
     def divisors(self, half: int) -> tuple[float, ...]:

@@ -77,14 +77,13 @@ class GGUFFile:
             self._header = _Header(self._data)
             self.raw: dict[str, Any] = _raw_config(self._header.metadata, self._header.tensors, self._data)
             self._config = model_config(self.raw, path)
-        # GGUF has names of its own for tensors: the shapes are compared under Hugging Face's.
+        # GGUF has names of its own for tensors. Shapes are compared under these, by which tensors are read: the
+        # kernels trust a shape that was compared.
         names = get_tensor_name_map(MODEL_ARCH[self.raw["model_type"].upper()], self._config.layers)
         expected = expected_shapes(self._config)
         self._names = {name: names.get_name(name, (".weight", ".bias")) or name for name in expected}
-        our_names = {theirs: name for name, theirs in self._names.items()}
-        shapes = {our_names.get(name, name): entry.shape for name, entry in self._header.tensors.items()}
-        shapes.pop(_ROPE_DIVISORS, None)
-        compare_shapes(path, expected, shapes)
+        shapes = {name: entry.shape for name, entry in self._header.tensors.items() if name != _ROPE_DIVISORS}
+        compare_shapes(path, {self._names[name]: shape for name, shape in expected.items()}, shapes)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor by its Hugging Face name."""
@@ -157,6 +156,8 @@ class _Header:
             shape = self._take(f"{dimensions}Q")[::-1]
             entries.append((name, shape, *self._take("IQ")))
         alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int:
+            raise TypeError(f"general.alignment is {alignment!r}, not an integer")
         start = -(-self._at // alignment) * alignment
         self.tensors: dict[str, _Tensor] = {
             name: self._checked(name, shape, kind, start + offset) for name, shape, kind, offset in entries
@@ -260,9 +261,11 @@ def _raw_config(
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         **sizes,
     }
-    kind = of_model.get("rope.scaling.type", "none")
+    # As llama.cpp reads them: a factor without a type is linear, and older files have another name for it.
+    factor = of_model.get("rope.scaling.factor") or of_model.get("rope.scale_linear")
+    kind = of_model.get("rope.scaling.type", "linear" if factor else "none")
     if kind != "none":
-        raw["rope_scaling"] = {"rope_type": kind, "factor": of_model.get("rope.scaling.factor")}
+        raw["rope_scaling"] = {"rope_type": kind, "factor": factor}
     if (entry := tensors.get(_ROPE_DIVISORS)) is not None:
         # The divisors that Llama 3.1's scaling comes to; a config.json can list them as "longrope".
         if kind != "none":

@@ -76,6 +76,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         _config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
         "'yarn'",
     ),
+    "rope of next to nothing": (
+        _config(rope_parameters={"rope_type": "default", "rope_theta": 1e-320}),
+        "rope_theta",
+    ),
     "quantised": (_config(quantization_config={"bits": 4}), "quantised"),
     "sliding window": (_config(use_sliding_window=True), "sliding window"),
     "activation": (_config(hidden_act="gelu"), "'gelu'"),

@@ -263,6 +263,13 @@ def test_a_text_begins_once_whoever_writes_the_beginning(template: str | None, t
     assert ids[0] == begin and ids.count(begin) == 1
 
 
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_rotary_factor_without_a_type_is_linear_as_for_llama_cpp(key: str, tmp_path: Path) -> None:
+    changes: Metadata = {f"llama.{key}": 4.0}
+    config = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).config
+    assert {*config.rope_divisors} == {4.0}
+
+
 def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
     """Config and tokenizer of a file that was opened before come from the cache, unless that is damaged."""
     file = write(tmp_path / "model.gguf", local_models.model())
@@ -290,10 +297,22 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn'"),
     "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8"),
     "window": ({"llama.attention.sliding_window": 512}, "llama.attention.sliding_window"),
-    "missing tensor": ({"blk.1.ffn_up.weight": None}, r"missing tensors .*layers\.1\.mlp\.up_proj"),
+    "missing tensor": ({"blk.1.ffn_up.weight": None}, r"missing tensors .*blk\.1\.ffn_up\.weight"),
+    "a tensor under two names": (
+        {
+            "blk.0.ffn_down.weight": (np.zeros((64, 512), np.float32), Type.F32),
+            "model.layers.0.mlp.down_proj.weight": (np.zeros((64, 160), np.float32), Type.F32),
+        },
+        r"unknown tensors .*model\.layers\.0\.mlp\.down_proj",
+    ),
+    "wrong shape": (
+        {"blk.0.ffn_down.weight": (np.zeros((64, 512), np.float32), Type.F32)},
+        r"blk\.0\.ffn_down\.weight is \[64, 512\], not \[64, ",
+    ),
     "unknown tensor": ({"extra.weight": (np.zeros(1, np.float32), Type.F32)}, "unknown tensors .*extra"),
     "type": ({"output_norm.weight": (np.zeros(64, np.int8), Type.I8)}, "of the type I8"),
     "alignment": ({"general.alignment": "none"}, "is malformed"),
+    "alignment of a fraction": ({"general.alignment": 32.0}, "general.alignment is 32.0, not an integer"),
     "tokenizer": ({"tokenizer.ggml.model": "llama"}, "'llama'; only 'gpt2'"),
     "an id outside the vocabulary": ({"tokenizer.ggml.eot_token_id": 10_000}, "eot_token_id is 10000"),
     "no types of tokens": ({"tokenizer.ggml.token_type": None}, "token_type"),
