@@ -45,7 +45,8 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
     The file's name has the checkpoint's name and a hash of the paths of its files. It is made anew when one
     of these has another size or time of change, and when it is damaged. It appears when it is complete: if a
     process is killed before, the next caller makes it again, and of two processes one waits for the other.
-    If it cannot be written, a warning says so and the arrays are in memory.
+    Before one is made, the files of models that are gone are deleted. If it cannot be written, a warning says
+    so and the arrays are in memory.
 
     Args:
         checkpoint: The model.
@@ -58,6 +59,7 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(path.with_name(f"{path.name}.lock")):
                 if (arrays := _opened(path, origin)) is None:  # another process may have made it
+                    _delete_orphans(path.parent)
                     _write(path, origin, make)
                     arrays = _opened(path, origin)
     except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
@@ -121,16 +123,9 @@ def _key(identity: list[Any]) -> str:
 
 def _opened(path: Path, origin: list[Any]) -> dict[str, Array] | None:
     """The arrays of a file; None if there is none, or one that is damaged or of another origin."""
-    try:
-        with path.open("rb") as file:
-            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, ValueError):  # the latter: it is empty
+    if (mapped := _mapped(path)) is None:
         return None
-    size = int.from_bytes(pages[-8:], "little")
-    raw = pages[-size - 40 : -40] if size < _LARGEST_INDEX else b""
-    if hashlib.sha256(raw).digest() != pages[-40:-8]:
-        return None
-    index = json.loads(raw)
+    pages, index = mapped
     if index["origin"] != origin:
         return None
     if sys.platform == "linux":
@@ -140,6 +135,29 @@ def _opened(path: Path, origin: list[Any]) -> dict[str, Array] | None:
         name: np.frombuffer(pages, dtype, math.prod(shape), start).reshape(shape)
         for name, (dtype, shape, start) in index["arrays"].items()
     }
+
+
+def _mapped(path: Path) -> tuple[mmap.mmap, dict[str, Any]] | None:
+    """The pages of a file and its index; None if there is none, or it is damaged."""
+    try:
+        with path.open("rb") as file:
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (FileNotFoundError, ValueError):  # the latter: it is empty
+        return None
+    size = int.from_bytes(pages[-8:], "little")
+    raw = pages[-size - 40 : -40] if size < _LARGEST_INDEX else b""
+    return (pages, json.loads(raw)) if hashlib.sha256(raw).digest() == pages[-40:-8] else None
+
+
+def _delete_orphans(folder: Path) -> None:
+    """Delete the files of models that are gone: a clone or an environment that was deleted leaves its own."""
+    for path in folder.glob("*.int8"):
+        with suppress(OSError):
+            if (mapped := _mapped(path)) is None:
+                continue
+            version, *sources = mapped[1]["origin"]
+            if version == _VERSION and not all(Path(source).exists() for source, *_ in sources):
+                path.unlink()
 
 
 def _write(path: Path, origin: list[Any], make: Make) -> None:

@@ -123,6 +123,21 @@ def test_an_adapter_has_a_file_of_its_own_and_a_new_one_when_it_changes(
     assert len(files(cache)) == 2
 
 
+def test_a_model_that_is_gone_loses_its_file_when_another_is_converted(
+    folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    arrays_of(folder)
+    (gone,) = files(cache)
+    kept = save(tmp_path / "kept", seed=0)
+    arrays_of(kept)
+    assert gone in files(cache) and len(files(cache)) == 2
+    shutil.rmtree(folder)
+    arrays_of(save(tmp_path / "new", seed=0))
+    assert gone not in files(cache) and len(files(cache)) == 2
+    arrays_of(kept, converted := [])
+    assert not converted
+
+
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut": lambda data: data[: len(data) // 2],
