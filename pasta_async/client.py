@@ -22,6 +22,7 @@ from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Settings
 from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
 from pasta_async.plans.events import EmitFill, Filled, ValidationFailedError
+from pasta_async.plans.parts import Layout
 from pasta_async.plans.plan import Plan, PlanForm, Schema
 from pasta_async.plans.run import FillStream, FillWork, PlanRun
 from pasta_async.prompts import Prompt, check_ids, check_json, check_length, most_tokens, read_prompt
@@ -203,8 +204,8 @@ class Client:
 
         Args:
             prompt: The prompt, as for `generate`.
-            form: A pydantic model, the JSON schema of an object, or a `Plan`. `After`, `Tokens` and
-                `Together` say which fields see which others.
+            form: A pydantic model, the JSON schema of an object, or a `Plan`. `After` and `Together`
+                say which fields see which others, `Tokens` how long they may be.
             instruct: Add a sentence with the form to the last user message. Not for a prompt of ids.
             options: Options of the run: `pasta_async.FillOptions` describes them.
 
@@ -362,7 +363,10 @@ def _checked(
 
     A template has tags where the model was trained on them.
     """
-    fitted = plan.fitted(max_tokens)
+    layout = Layout(plan, model.grammars)
+    key_tokens = {hole.name: len(model.tokenizer.encode(layout.key_text(hole))) for hole in plan.holes}
+    max_tokens = min(filter(None, (max_tokens, limits.total_tokens)), default=None)
+    fitted = plan.with_keys(key_tokens).fitted(max_tokens)
     tagged = fitted.in_rounds() if model.tags else None  # None, too, where the template has no such form
     fitted = tagged or fitted
     report = check_plan(

@@ -67,7 +67,7 @@ class Grammar:
         parts: list[str] = []
         for number, (key, schema) in enumerate(schemas.items()):
             if number:
-                parts.append(json.dumps(f", {json.dumps(key)}: "))
+                parts.append(json.dumps(f", {json.dumps(key, ensure_ascii=False)}: "))
             parts.append(f"value{number}")
             rules.append(f"value{number}: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
         return cls("lark", "\n".join([f'start: " " {" ".join(parts)} /[,}}]/', *rules]))

@@ -124,7 +124,8 @@ class Limits(Options):
     total_tokens: int | None = Field(default=None, ge=1)
     """Tokens that all threads of an answer may generate together, for those who pay by the token. Tokens
     that are decoded behind `max_tokens`, before that is known, count too. Where this limit ends an answer
-    (`finish_reason` is then "length") depends on timing."""
+    (`finish_reason` is then "length") depends on timing. A plan is fitted to it as to `max_tokens`; a failed
+    request is not sent again where too few are left for it."""
     prompt_tokens: int | None = Field(default=None, ge=1)
     """Tokens of the prompt; None: what the model's context holds."""
     timeout: float | None = Field(default=600.0, gt=0, allow_inf_nan=False)
@@ -163,9 +164,9 @@ class FillOptions(TypedDict, total=False):
     seed: int | None
     """Each thread, or hole of a plan, derives its own seed from it."""
     max_tokens: int | None
-    """Tokens of the whole answer. Of a plan: tokens of all holes together; holes that nothing bounds share
-    the tokens that the others leave, a plan that may need more is refused, and None is the sum of the holes'
-    own limits."""
+    """Tokens of the whole answer. Of a plan: tokens of all holes together; what nothing bounds shares the
+    tokens that the rest leaves, a plan that may need more is refused, and None is the sum of the holes' own
+    limits."""
     limits: Limits | Mapping[str, Any] | None
     """Limits of this answer or plan, laid over the client's (`client_threads` is always the client's)."""
     parallel: Parallel

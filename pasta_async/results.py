@@ -68,7 +68,8 @@ class ThreadRecord(_Record):
     tokens: int
     """Generated tokens, tags counted."""
     discarded_tokens: int = 0
-    """Generated tokens that are not in the answer, since they stand behind its end."""
+    """Generated tokens that are not in the answer: behind its end, of a promise that was taken back, of a
+    failed request of a plan."""
     opened: float
     """Time at which its promise was written."""
     started: float | None

@@ -63,8 +63,8 @@ def views(document: Document) -> list[View]:
     `</async>` where the writer did not close the chunk. A promise without a chunk has no view of its own.
 
     Each view has its whole context, so time and memory grow with the square of the number of chunks (2.3 s
-    for 192 kB of promises): this is for training and measuring, on answers that are known. Nothing that
-    serves answers calls it on a text from outside.
+    for 192 kB of promises): this is for training and measuring, and for templates, on texts that are known.
+    Nothing that serves answers calls it on a text from outside.
     """
     result: list[View] = []
     joined: list[Segment] = []  # the written form up to the last sync

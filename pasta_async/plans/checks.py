@@ -16,7 +16,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import Grammar, has_guidance
 from pasta_async.plans.plan import Hole, Plan
 
-PlanVerdict = Literal["yes", "no", "unknown"]
+PlanVerdict = Literal["yes", "no"]
 
 _TAG_TOKENS = 16
 """Most tokens around a hole's name in a promise and its chunk: the tags, the estimate, a sync."""
@@ -45,7 +45,7 @@ class Finding(BaseModel):
 
     code: PlanCode
     verdict: PlanVerdict
-    """`no`: the plan cannot be run. `unknown`: that cannot be told. `yes`: advice."""
+    """`no`: the plan cannot be run. `yes`: advice."""
     hole: str
     """Empty for the plan as a whole."""
     message: str
@@ -148,8 +148,7 @@ def check_plan(
     if not any(finding.code == PlanCode.CYCLE for finding in findings):
         bounds = _bounds(plan)
         findings += _limits(plan, bounds, max_tokens, max_threads, context)
-    verdicts = {finding.verdict for finding in findings}
-    verdict: PlanVerdict = "no" if "no" in verdicts else "unknown" if "unknown" in verdicts else "yes"
+    verdict: PlanVerdict = "no" if any(finding.verdict == "no" for finding in findings) else "yes"
     names = [hole.name for hole in plan.holes]
     return PlanReport(
         verdict=verdict,
@@ -218,12 +217,8 @@ def _limits(
 ) -> Iterator[Finding]:
     """Findings about bounds above the limits."""
     if max_tokens is not None and bounds.tokens > max_tokens:
-        usual = [hole.name for hole in plan.holes if not hole.is_bounded]
-        usual += [key for key, items in plan.lists.items() if not items.is_bounded]
         message = f"the holes may have {bounds.tokens} tokens together, which is more than {max_tokens}"
-        # Where nothing bounds a hole the usual number was taken, and a run may well need less.
-        verdict: PlanVerdict = "unknown" if usual else "no"
-        yield Finding(code=PlanCode.BUDGET, verdict=verdict, hole="", message=message)
+        yield Finding(code=PlanCode.BUDGET, verdict="no", hole="", message=message)
     if context is not None and bounds.context > context:
         message = f"a hole may need {bounds.context} tokens of context behind the prompt; there are {context}"
         yield Finding(code=PlanCode.CONTEXT, verdict="no", hole="", message=message)
@@ -254,7 +249,7 @@ def _bounds(plan: Plan) -> Bounds:
             seen_tokens[hole.name] += plan.by_name[hole.list_of].tokens
     return Bounds(
         critical_path=max(length.values(), default=0),
-        tokens=sum(hole.tokens * copies[hole.name] for hole in plan.holes),
+        tokens=plan.tokens,
         width=_width(plan, copies),
         joined=sum(copies[name] * tokens for name, tokens in seen_tokens.items()),
         context=max(

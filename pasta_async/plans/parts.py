@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.decoder import JSONDecodeError
 
@@ -73,13 +73,13 @@ class Layout:
 
     Args:
         plan: The plan.
-        kind: `lark` lets a hole's output go on inside an object that its context begins, as a model would
-            write it. With `json_schema` each hole's output is an object by itself.
+        grammars: Those that the backend takes. `lark` lets a hole's output go on inside an object that its
+            context begins, as a model would write it. Else each hole's output is an object by itself.
     """
 
-    def __init__(self, plan: Plan, kind: GrammarKind) -> None:
+    def __init__(self, plan: Plan, grammars: Collection[GrammarKind]) -> None:
         self._plan = plan
-        self._kind: GrammarKind = kind
+        self._kind: GrammarKind = "lark" if "lark" in grammars else "json_schema"
         self._order = [*(plan.schema or {}).get("properties", ())]  # keys of the answer's object
 
     def grammar(self, hole: Hole) -> Grammar | None:
@@ -89,6 +89,13 @@ class Layout:
         if self._kind == "json_schema" or not hole.keys:
             return Grammar.of_schema(hole.schema, compact=self._kind == "lark")
         return Grammar.of_values(hole.field_schemas)
+
+    def key_text(self, hole: Hole) -> str:
+        """The text that a hole's output has beside its values: keys, and the signs and white space around."""
+        keys = [f"{json.dumps(key, ensure_ascii=False)}: " for key in hole.keys]
+        if self._kind == "lark":  # the context has the first key
+            return "".join(f", {key}" for key in keys[1:])
+        return "{\n  " + ",\n  ".join(keys) + "\n}" if keys else ""
 
     def context(self, part: HolePart, visible: Sequence[HolePart]) -> tuple[str, tuple[Segment, ...]]:
         """The context of a part, without the prompt.

@@ -36,7 +36,8 @@ USUAL_ITEMS = 16
 
 _NUMBER_TOKENS = 24  # token limit of a number that nothing bounds
 _NO_MEANING = (KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly")
-_NAMED_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
+_SHARED = ("$defs", "definitions")
+_NAMED_SCHEMAS = ("properties", *_SHARED, "patternProperties")
 
 Schema = Mapping[str, Any]
 
@@ -113,6 +114,8 @@ class Hole:
     """Largest number of tokens that it may have."""
     is_bounded: bool
     """False if nothing bounds it, so that `tokens` is the usual number."""
+    key_tokens: int = 0
+    """Those of `tokens` that are for the keys which it writes beside its values (`Plan.with_keys`)."""
     keys: tuple[str, ...] = ()
     """Keys of the object that it writes; none for free text, and for the whole of an object."""
     schema: Schema | None = None
@@ -130,8 +133,7 @@ class Hole:
     def field_schemas(self) -> dict[str, Schema]:
         """The schema of each of its keys."""
         schema = self.schema or {}
-        shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-        return {key: {**schema["properties"][key], **shared} for key in self.keys}
+        return {key: {**schema["properties"][key], **_definitions(schema)} for key in self.keys}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,9 @@ class Plan:
 
     Args:
         template: Text with `{name}` for each hole; `{{` and `}}` are braces. A hole sees the fixed text
-            in front of it, back to the hole before, and the holes that it is `After`. A hole in the middle of
-            a line ends with the line, others where the fixed text behind them begins.
+            in front of it, back to the hole before, and the holes that it is `After`. A hole that
+            has a part of a line ends with the line or where the line's fixed text goes on, others where the
+            fixed text behind them begins.
         annotations: `After`, `Tokens` or a tuple of both for a hole, by its name.
 
     Raises:
@@ -173,7 +176,7 @@ class Plan:
     is_tagged: bool = False
     """True for a template with tags, `in_rounds`."""
 
-    def __init__(self, template: str, **annotations: Annotation | Sequence[Annotation]) -> None:
+    def __init__(self, template: str, /, **annotations: Annotation | Sequence[Annotation]) -> None:
         parts = _parse(template)
         names = [name for _, name in parts if name is not None]
         if not names or len(set(names)) < len(names):
@@ -208,7 +211,7 @@ class Plan:
         fields = _properties(schema)
         if not fields:
             raise InvalidRequestError("a plan's schema is one of an object with properties")
-        definitions: Schema = schema.get("$defs", {})
+        definitions = _definitions(schema)
         items = {key: item for key, field in fields.items() if (item := _item_schema(field, definitions))}
         groups = _groups(fields, alone=items)
         hole_of = {key: _name(keys) for keys in groups for key in keys}
@@ -217,9 +220,7 @@ class Plan:
         for keys in groups:
             key = keys[0]
             if key in items:
-                most = fields[key].get("maxItems")
-                order = tuple(_properties(items[key]))
-                lists[key] = ItemList(USUAL_ITEMS if most is None else most, most is not None, order)
+                lists[key] = _item_list(key, fields[key], items[key])
                 holes += _list_holes(key, fields[key], items[key], lists[key], hole_of, definitions)
             else:
                 holes.append(_hole(keys, fields, hole_of, definitions))
@@ -229,6 +230,7 @@ class Plan:
     def in_sequence(cls, form: type[BaseModel] | Schema, tokens: int = 4_096) -> Plan:
         """A plan with a single hole, the whole object: a baseline, or for fields that need each other."""
         schema = _schema_of(form)
+        tokens = _checked({"tokens": tokens}, "the object")["tokens"]
         return cls._of_holes(schema, [Hole("object", (), tokens, True, schema=_bare(schema))], {})
 
     @classmethod
@@ -239,17 +241,34 @@ class Plan:
         plan.lists = lists
         return plan
 
+    def with_keys(self, key_tokens: Mapping[str, int]) -> Plan:
+        """The plan with room for the keys that holes write beside their values: so many tokens by hole."""
+        return self._with(
+            replace(hole, tokens=hole.tokens + key_tokens[hole.name], key_tokens=key_tokens[hole.name])
+            for hole in self.holes
+        )
+
     def fitted(self, max_tokens: int | None) -> Plan:
-        """The plan within a token limit: holes that nothing bounds share the tokens that the others leave."""
-        usual = [hole for hole in self.holes if not hole.is_bounded]
-        if max_tokens is None or not usual:
+        """The plan within a token limit, as far as there is something that nothing bounds.
+
+        Such holes share the tokens that the others leave; if that is not enough, such lists get fewer items.
+        """
+        if max_tokens is None or self.tokens <= max_tokens:
             return self
+        usual = {hole.name for hole in self.holes if not hole.is_bounded}
         bounded_tokens = sum(hole.tokens * self.copies[hole.name] for hole in self.holes if hole.is_bounded)
-        share = (max_tokens - bounded_tokens) // sum(self.copies[hole.name] for hole in usual)
-        if share >= USUAL_TOKENS:
-            return self
-        tokens = max(share, LEAST_TOKENS)
-        return self._with(hole if hole.is_bounded else replace(hole, tokens=tokens) for hole in self.holes)
+        share = (max_tokens - bounded_tokens) // max(1, sum(self.copies[name] for name in usual))
+        plan = self._with(
+            replace(hole, tokens=min(hole.tokens, max(share, hole.key_tokens + LEAST_TOKENS)))
+            if hole.name in usual
+            else hole
+            for hole in self.holes
+        )
+        for key, items in self.lists.items():
+            if not items.is_bounded and (surplus := plan.tokens - max_tokens) > 0:
+                item_tokens = sum(hole.tokens for hole in plan.holes if hole.list_of == key)
+                plan = plan._with_items(key, max(1, items.most - -(-surplus // item_tokens)))
+        return plan
 
     def in_rounds(self) -> Plan | None:
         """A template as the main thread of a trained model: each hole is the chunk of a promise.
@@ -277,6 +296,15 @@ class Plan:
         plan.tail = self.tail
         return plan
 
+    def _with_items(self, key: str, most: int) -> Plan:
+        """The plan with so many items in one of its lists at most."""
+        schema = self.by_name[key].schema or {}
+        array = {**schema["properties"][key], "maxItems": most}
+        outline = replace(self.by_name[key], schema={**schema, "properties": {key: array}})
+        plan = self._with(outline if hole.name == key else hole for hole in self.holes)
+        plan.lists = {**self.lists, key: replace(self.lists[key], most=most)}
+        return plan
+
     @property
     def is_text(self) -> bool:
         """True for a template."""
@@ -288,6 +316,11 @@ class Plan:
         return {hole.name: hole for hole in self.holes}
 
     @property
+    def tokens(self) -> int:
+        """Largest number of tokens that all holes may have together."""
+        return sum(hole.tokens * self.copies[hole.name] for hole in self.holes)
+
+    @cached_property
     def copies(self) -> dict[str, int]:
         """The number of parts that each hole has at most: one, or as many as its list has items."""
         return {hole.name: self.lists[hole.list_of].most if hole.list_of else 1 for hole in self.holes}
@@ -365,9 +398,8 @@ def _parse(template: object) -> list[tuple[str, str | None]]:
 
 def _ends(head: str, following: str) -> tuple[str, ...]:
     """Texts that end a hole between two fixed texts."""
-    line = head.rpartition("\n")[2]
-    if line.strip():  # the hole begins in the middle of a line
-        same_line = following.partition("\n")[0]
+    line, same_line = head.rpartition("\n")[2], following.partition("\n")[0]
+    if line.strip() or same_line.strip():  # the hole has a part of a line
         return ("\n", same_line) if same_line.strip() else ("\n",)
     # It fills whole lines: the next line of fixed text ends it, and so does a heading like the one above it.
     heading = head.strip().rpartition("\n")[2]
@@ -413,6 +445,11 @@ def _properties(schema: Schema) -> dict[str, Schema]:
     return dict(named)
 
 
+def _definitions(schema: Schema) -> Schema:
+    """The part of a schema that references lead to."""
+    return {name: schema[name] for name in _SHARED if isinstance(schema.get(name), Mapping)}
+
+
 def _schema_settings(field: Schema, name: str) -> dict[str, Any]:
     """The `x-pasta` of a field."""
     return _checked(field.get(KEY, {}), f"{KEY} of {name!r}")
@@ -431,9 +468,25 @@ def _item_schema(field: Schema, definitions: Schema) -> Schema | None:
     return item if after else None
 
 
-def _resolved(schema: Schema, definitions: Schema) -> Schema:
-    reference = str(schema.get("$ref", ""))
-    return definitions.get(reference.removeprefix("#/$defs/"), schema)
+def _resolved(schema: Any, definitions: Schema) -> Schema:
+    """The schema that one refers to, or itself; an empty one for `true`, which every value meets."""
+    if isinstance(schema, Mapping):
+        _, _, path = str(cast("Schema", schema).get("$ref", "")).partition("#/")
+        place, _, name = path.partition("/")
+        schema = definitions.get(place, {}).get(name, cast("Schema", schema))
+    return cast("Schema", schema) if isinstance(schema, Mapping) else {}
+
+
+def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
+    """A list whose items are written in parallel.
+
+    Raises:
+        InvalidRequestError: Its `maxItems` is no number.
+    """
+    most = field.get("maxItems")
+    if not isinstance(most, int | None):
+        raise InvalidRequestError(f"maxItems of {key!r} is a number, not {most!r:.80}")
+    return ItemList(USUAL_ITEMS if most is None else most, most is not None, tuple(_properties(item)))
 
 
 def _groups(fields: Mapping[str, Schema], alone: Iterable[str]) -> list[tuple[str, ...]]:
@@ -531,9 +584,7 @@ def _object(fields: Mapping[str, Schema], definitions: Schema) -> Schema:
         "required": list(fields),
         "additionalProperties": False,
     }
-    if definitions and '"$ref"' in json.dumps(properties):
-        return {**schema, "$defs": {key: _bare(definition) for key, definition in definitions.items()}}
-    return schema
+    return {**schema, **_bare(definitions)} if '"$ref"' in json.dumps(properties) else schema
 
 
 def _bare(schema: Any, keep: tuple[str, ...] = ()) -> Any:
@@ -566,7 +617,7 @@ def _most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema
     return USUAL_TOKENS, False
 
 
-def _most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | None:
+def _most_bytes(schema: Any, definitions: Schema, depth: int = 8) -> int | None:
     """Bytes of the longest JSON value of a schema; None if there is no longest one, or it is not known.
 
     `depth` levels are looked at: a schema may refer to itself.
@@ -576,10 +627,10 @@ def _most_bytes(schema: Schema, definitions: Schema, depth: int = 8) -> int | No
         return None
     # A list of values: the longest one.
     choices: Any = [schema["const"]] if "const" in schema else schema.get("enum")
-    if choices is not None:
+    if isinstance(choices, list):
         return max((len(json.dumps(choice, ensure_ascii=False).encode()) for choice in choices), default=0)
-    if "anyOf" in schema:
-        sizes = [_most_bytes(choice, definitions, depth - 1) for choice in schema["anyOf"]]
+    if isinstance(any_of := schema.get("anyOf"), list):
+        sizes = [_most_bytes(choice, definitions, depth - 1) for choice in cast("list[Any]", any_of)]
         return None if None in sizes else max((size or 0 for size in sizes), default=0)
     kind = schema.get("type")
     if kind == "null" or kind == "boolean":

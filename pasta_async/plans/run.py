@@ -61,7 +61,7 @@ class PlanRun:
         self._clock = prepared.clock
         self._observer = prepared.observer
         self._emit = emit
-        self._layout = Layout(plan, "lark" if "lark" in model.grammars else "json_schema")
+        self._layout = Layout(plan, model.grammars)
         self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[HolePart] = []
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
@@ -230,11 +230,12 @@ class PlanRun:
                         await self._exchange(part, request, computed)
                     break
                 except BackendError as error:
+                    part.discarded = part.tokens
                     is_shown = self._emit and part.output  # what a reader has cannot be taken back
-                    if is_shown or not error.retryable or failures >= self._start.limits.retries:
+                    again = error.retryable and failures < self._start.limits.retries
+                    if is_shown or not again or not self._has_tokens_to_retry():
                         message = f"{part.path} failed: {error}"
                         raise ThreadFailedError(message, thread=part.number) from error
-                    part.discarded = part.tokens
                     part.output = ""
                     part.held = ""
                     await self._clock.sleep(retry_delay(failures, error))
@@ -245,6 +246,11 @@ class PlanRun:
         for key, raw in part.values.items():
             value = raw if part.hole.schema is None else json.loads(raw)
             await self._hand_on(FieldDone(part.key_path(key), value))
+
+    def _has_tokens_to_retry(self) -> bool:
+        """True if `Limits.total_tokens` allows all holes' tokens beside those that failed requests wrote."""
+        total = self._start.limits.total_tokens
+        return total is None or sum(part.discarded for part in self._parts) + self._plan.tokens <= total
 
     async def _request(self, part: HolePart, context: Sequence[Segment]) -> DecodeRequest:
         """The request that decodes a part.
@@ -282,9 +288,9 @@ class PlanRun:
         """Send a part's request, decode its output, and keep its record, however it ends."""
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
+        await self._hand_on(FieldStarted(part.path, part.number, self._prepared.now()))
         part.begin_request(len(request.ids), self._prepared.now())
         part.finish_reason = "abort"
-        await self._hand_on(FieldStarted(part.path, part.number, self._prepared.now()))
         try:
             await self._decode(part, request, computed)
         except BackendError as error:

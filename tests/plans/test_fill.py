@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from datetime import date
 from enum import Enum
@@ -21,6 +21,7 @@ from pasta_async import (
     BackendProtocolError,
     Client,
     DecodeRequest,
+    FillOptions,
     GenerationTimeoutError,
     InvalidRequestError,
     Limits,
@@ -35,6 +36,7 @@ from pasta_async.plans import (
     FieldDone,
     FieldStarted,
     FillDone,
+    InvalidPlanError,
     Plan,
     Together,
     Tokens,
@@ -83,6 +85,21 @@ class Waiting(RandomBackend):
                     self.both.set()
                 await asyncio.Event().wait()
             yield piece
+
+
+class Writing(RandomBackend):
+    """Writes a given text in each thread, a byte a token, as far as the request's limit allows."""
+
+    def __init__(self, *texts: str, grammars: Sequence[GrammarKind] = ("lark",)) -> None:
+        super().__init__(grammars=grammars)
+        self.texts = texts
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        model = await self.connect()
+        tokens = [*model.tokenizer.encode(self.texts[request.thread]), model.end_ids[0]]
+        yield Piece(
+            tuple(tokens[: request.max_tokens]), "stop" if len(tokens) <= request.max_tokens else "length", 0
+        )
 
 
 @pytest.mark.parametrize("form", [Review, Report, REVIEW_TEXT], ids=["fields", "list", "template"])
@@ -383,6 +400,80 @@ async def test_a_budget_is_kept() -> None:
     async with Client(RandomBackend(1, endless=True)) as client:
         filled = await client.fill("x", Form, max_tokens=60)
     assert filled.usage.completion_tokens <= 60
+
+
+async def test_a_group_and_a_list_that_nothing_bounds_keep_a_budget() -> None:
+    class Item(BaseModel):
+        name: str
+        text: Annotated[str, After(), Tokens(9)]
+
+    class Form(BaseModel):
+        a: Annotated[str, Together("g")]
+        b: Annotated[str, Together("g")]
+        items: Annotated[list[Item], Tokens(60)]
+
+    limits = Limits(total_tokens=240)
+    for options in (FillOptions(max_tokens=240), FillOptions(limits=limits)):
+        async with Client(RandomBackend(1, endless=True)) as client:
+            filled = await client.fill("x", Form, **options)
+        assert filled.usage.completion_tokens <= 240
+
+
+async def test_a_budget_below_the_annotations_is_refused() -> None:
+    class Form(BaseModel):
+        a: Annotated[str, Tokens(200)]
+        b: str
+
+    backend = RandomBackend()
+    async with Client(backend) as client:
+        for options in (FillOptions(max_tokens=100), FillOptions(limits=Limits(total_tokens=100))):
+            with pytest.raises(InvalidPlanError):
+                await client.fill("x", Form, **options)
+    assert not backend.requests
+
+
+@pytest.mark.parametrize("total", [80, 200])
+async def test_a_retry_keeps_the_total_of_tokens(total: int) -> None:
+    async with Client(Failing({0: 1}), clock=VirtualClock(), limits=Limits(total_tokens=total)) as client:
+        report = await client.check(REVIEW_TEXT)
+        assert report.bounds and report.bounds.tokens == 80
+        if total == 200:
+            await client.fill("x", REVIEW_TEXT)
+        else:  # what the failed request wrote is missing for the others
+            with pytest.raises(ThreadFailedError):
+                await client.fill("x", REVIEW_TEXT)
+
+
+async def test_a_value_has_all_its_tokens_whatever_its_key_takes() -> None:
+    class Form(BaseModel):
+        stars: Annotated[int, Field(ge=1, le=5)]
+        is_to_be_recommended: bool
+
+    texts = ['{\n  "stars": 4\n}', '{"is_to_be_recommended": true}']
+    async with Client(Writing(*texts, grammars=("json_schema",))) as client:
+        filled = await client.fill("x", Form)
+        report = await client.check(Form)
+    assert filled.value == Form(stars=4, is_to_be_recommended=True)
+    assert filled.closed == ()
+    assert report.bounds and filled.usage.completion_tokens <= report.bounds.tokens
+
+
+async def test_keys_within_a_group_take_nothing_of_its_values() -> None:
+    class Form(BaseModel):
+        first: Annotated[bool, Together("g")]
+        größe_und_gewicht: Annotated[bool, Together("g")]
+
+    async with Client(Writing(' false, "größe_und_gewicht": true}')) as client:
+        filled = await client.fill("x", Form)
+    assert filled.value == Form(first=False, größe_und_gewicht=True)
+    assert filled.closed == ()
+
+
+async def test_a_hole_at_the_start_of_a_line_ends_where_the_line_goes_on() -> None:
+    plan = Plan("{first} is older than {second}.", first=Tokens(40), second=(After("first"), Tokens(40)))
+    async with Client(Writing("Tea is older than coffee.", "coffee. And better.")) as client:
+        filled = await client.fill("x", plan)
+    assert filled.text == "Tea is older than coffee."
 
 
 async def test_groups_are_written_by_one_thread() -> None:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from pasta_async import InvalidRequestError
 from pasta_async.plans import After, Plan, Together, Tokens
+from pasta_async.plans.checks import check_plan
 from tests.plans.forms import Report
 
 
@@ -75,6 +76,62 @@ def test_holes_that_nothing_bounds_share_what_the_others_leave() -> None:
     assert [hole.tokens for hole in Plan.of(Form).fitted(None).holes] == [256, 256, 20]
 
 
+def test_what_nothing_bounds_is_fitted_to_the_last_token() -> None:
+    class Group(BaseModel):
+        first: Annotated[str, Together("g")]
+        second: Annotated[str, Together("g")]
+
+    class Item(BaseModel):
+        name: str
+        text: Annotated[str, After(), Tokens(50)]
+
+    class Items(BaseModel):
+        items: Annotated[list[Item], Tokens(40)]
+
+    assert Plan.of(Group).fitted(300).tokens == 300
+    fitted = Plan.of(Items).fitted(200)
+    assert fitted.lists["items"].most == 3 and fitted.tokens == 190
+    assert fitted.holes[0].field_schemas["items"]["maxItems"] == 3
+    assert Plan.of(Items).fitted(5).lists["items"].most == 1
+
+
+def test_references_lead_into_either_place_for_shared_schemas() -> None:
+    for place in ("$defs", "definitions"):
+        field = {"$ref": f"#/{place}/stars"}
+        stars = {"type": "integer", "minimum": 1, "maximum": 5}
+        [hole] = Plan.of({"properties": {"a": field}, place: {"stars": stars}}).holes
+        assert hole.is_bounded and hole.field_schemas["a"][place]["stars"] == stars
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string"}}, "$defs": None},
+        {"properties": {"a": {"type": "string"}}, "$defs": [1]},
+        {"properties": {"a": {"anyOf": [True, {"type": "null"}]}}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": True}},
+        {"properties": {"a": {"anyOf": 3}}},
+        {"properties": {"a": {"enum": 5}}},
+        {"properties": {"a": {"type": "array", "items": True, "maxItems": 3}}},
+    ],
+)
+def test_an_unusual_schema_is_a_plan_of_which_check_says_more(schema: dict[str, Any]) -> None:
+    plan = Plan.of(schema)
+    assert plan.holes[0].tokens == 256
+    assert check_plan(plan).verdict in ("yes", "no")
+
+
+def test_a_hole_may_have_any_name() -> None:
+    plan = Plan("{self} {template}", self=Tokens(3), template=Tokens(4))
+    assert [hole.tokens for hole in plan.holes] == [3, 4]
+
+
+def _list_of(**keywords: Any) -> dict[str, Any]:
+    """A schema with a list whose items have threads."""
+    item = {"properties": {"head": {}, "body": {"x-pasta": {"after": []}}}}
+    return {"properties": {"a": {"type": "array", "items": item, **keywords}}}
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -92,6 +149,8 @@ def test_holes_that_nothing_bounds_share_what_the_others_leave() -> None:
         lambda: Plan.of({"properties": {"a": {"x-pasta": {"before": []}}}}),
         lambda: Plan.of({"properties": {"a": {"x-pasta": {"tokens": 0}}}}),
         lambda: Plan.of(3),  # pyright: ignore[reportArgumentType]
+        lambda: Plan.of(_list_of(maxItems="3")),
+        lambda: Plan.in_sequence({"properties": {"a": {}}}, tokens=0),
         lambda: Tokens(0),
         lambda: After(3),  # pyright: ignore[reportArgumentType]
     ],

@@ -63,7 +63,7 @@ const plans = (() => {
 
   function showVerdict(verdict, findings, report, trouble) {
     const bounds = report?.bounds;
-    const words = { yes: "This plan can be kept", no: "This plan cannot be kept", unknown: "Nobody can tell whether this plan can be kept" };
+    const words = { yes: "This plan can be kept", no: "This plan cannot be kept" };
     const most = bounds && `: at most ${tokens(bounds.tokens)}, ${bounds.critical_path} one after another, ${bounds.width} fields at once`;
     verdict.dataset.verdict = report?.verdict ?? "no";
     verdict.textContent = report ? `${words[report.verdict]}${most ?? ""}.` : trouble;
