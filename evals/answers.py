@@ -139,7 +139,7 @@ class Answer:
     """Tokens of the visible text, without its end."""
     promises: int = 0
     well_formed: bool = True
-    """True if it ended by itself, without a diagnostic."""
+    """True if it ended by itself, without a fault in its tags."""
     cut: list[int] = field(default_factory=list[int])
     """Numbers of the threads whose chunk the model did not end itself."""
     finish_reason: str = "stop"

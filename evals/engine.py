@@ -141,6 +141,8 @@ class LlamaCpp:
 
     def threads(self, starts: Sequence[int], steps: int) -> float:
         """See `Local`."""
+        if len(starts) >= _SEQUENCES:
+            raise PastaError(f"llama.cpp is measured with at most {_SEQUENCES - 1} threads")
         api = self._api
         sequences = range(1, len(starts) + 1)  # sequence 0 has the prefix
         tokens = list(starts)
@@ -170,6 +172,8 @@ class LlamaCpp:
 
     def _decode(self, entries: Sequence[tuple[int, int, int]]) -> list[int]:
         """Compute tokens (id, position, sequence); the next token behind the last of each sequence."""
+        if len(entries) > _CONTEXT:
+            raise PastaError(f"llama.cpp is measured with prompts of at most {_CONTEXT} tokens")
         last = {sequence: i for i, (_, _, sequence) in enumerate(entries)}.values()
         batch = self._batch
         batch.n_tokens = len(entries)

@@ -108,7 +108,8 @@ async def measure(
     of a round by a method under a load are there; those that it has already are not written again. Cancelling
     it aborts all answers under way.
     """
-    blocks = grouped(stored_answers(journal), lambda answer: (answer.number, answer.load, answer.method))
+    stored = grouped(stored_answers(journal), lambda answer: (answer.number, answer.load, answer.method))
+    answers: list[Answer] = []
     methods = settings.methods
     loads = settings.loads
     with progress(settings.rounds * len(loads) * len(methods), "loads") as advance:
@@ -119,14 +120,16 @@ async def measure(
             due = [*islice(cycle(cases), number * count, (number + 1) * count)]
             first = (number + index) % len(methods)
             for name in (*methods[first:], *methods[:first]):
-                key = number, str(load), name
-                if len(blocks.get(key, ())) != count:
-                    blocks[key] = await drive(engine, METHODS[name], due, load, number)
+                # Of a block that was broken off while it was stored, a part is in front of the whole one.
+                block = stored.get((number, str(load), name), [])[-count:]
+                if len(block) != count:
+                    block = await drive(engine, METHODS[name], due, load, number)
                     if journal:
-                        for answer in blocks[key]:
+                        for answer in block:
                             journal.append(asdict(answer))
+                answers += block
                 advance()
-    return [answer for block in blocks.values() for answer in block]
+    return answers
 
 
 def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:

@@ -128,7 +128,9 @@ def counted(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
     for answer in answers:
         document = parse(answer.written)
         faults = count_faults(document, answer.question, well_formed=answer.well_formed, cut=answer.cut)
-        percents = {name: _percent(faults[name] > 0) for name in (*OF_ANSWERS, *OF_PROMISES)}
+        # No form is known here that a prompt asks for.
+        names = [name for name in (*OF_ANSWERS, *OF_PROMISES) if name != "formless"]
+        percents = {name: _percent(faults[name] > 0) for name in names}
         rows.append(
             {
                 **percents,

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -122,10 +123,10 @@ def write_page(settings: ReportSettings) -> str:
     texts = {
         file.stem: file.read_text("utf-8").strip() for file in sorted(folder.glob("*.md")) if file != page
     }
-    if not texts:
+    tables = {name: rows for name, text in texts.items() if (rows := _read_table(text))}
+    if not tables:
         raise InvalidRequestError(f"{folder} has no table: NAME.md, as the commands of evals print them")
     where = environment()
-    tables = {name: _read_table(text) for name, text in texts.items()}
     write_json(folder / "results.json", {"environment": where, "tables": tables})
     machine = [{"": name, "value": value} for name, value in where.items()]
     parts = ["# Results", markdown_table(machine), *(f"## {name}\n\n{text}" for name, text in texts.items())]
@@ -134,9 +135,12 @@ def write_page(settings: ReportSettings) -> str:
 
 
 def _read_table(text: str) -> list[dict[str, str]]:
-    """The rows of a table that `markdown_table` made, by column."""
-    head, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
-    return [dict(zip(head, row, strict=True)) for row in rows]
+    """The rows of the first table in a text, by column; `markdown_table` made it. Empty if there is none."""
+    for is_table, lines in groupby(text.splitlines(), lambda line: line.startswith("|")):
+        if is_table:
+            head, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
+            return [dict(zip(head, row, strict=True)) for row in rows]
+    return []
 
 
 main: Command = command(ReportSettings, write_page, "report", __doc__, positional=["folder"])

@@ -13,6 +13,8 @@ from pydantic import Field
 
 from pasta_async import Client
 from pasta_async.backends.http.client import http_client
+from pasta_async.backends.local.adapter import base_of
+from pasta_async.backends.local.checkpoint import read_json
 from pasta_async.backends.local.pull import ADAPTER_CONFIG, default_model, find_model, model_weights
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import (
@@ -42,16 +44,19 @@ _END = 2**20
 def model_digest(model: str | Path) -> str:
     """16 hexadecimal digits that identify a model, by names, sizes and ends of its files.
 
-    These are its configuration, weights, tokenizer, chat template and default sampling. `model` is the folder
-    of a model or of an adapter, a GGUF file, or the name of a model that ships.
+    These are its configuration, weights, tokenizer, chat template and default sampling; an adapter's base
+    belongs to it. `model` is the folder of a model or of an adapter, a GGUF file, or the name of a model that
+    ships.
 
     Raises:
-        UnsupportedModelError: There is no such model.
+        UnsupportedModelError: There is no such model, or its base is not on this machine.
     """
     path = model_weights(find_model(model))
-    files = [path] if path.is_file() else sorted(file for name in _PATTERNS for file in path.glob(name))
+    files = _files(path)
     if not files:
         raise UnsupportedModelError(f"there is no model {path}: no config.json and no weights")
+    if (path / ADAPTER_CONFIG).is_file():
+        files += _files(base_of(path, read_json(path / ADAPTER_CONFIG)))
     hashed = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -59,6 +64,11 @@ def model_digest(model: str | Path) -> str:
             opened.seek(max(0, size - _END))
             hashed.update(f"{file.name}/{size}/".encode() + opened.read())
     return hashed.hexdigest()[:16]
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a folder that make a model; a file is one by itself."""
+    return [path] if path.is_file() else sorted(file for name in _PATTERNS for file in path.glob(name))
 
 
 def backend_digest(backend: str) -> str:

@@ -233,12 +233,13 @@ class Drawing:
         """Draw one answer and keep it."""
         settings = self._settings
         plain = kind == "baseline"
-        info = await self._backend.connect()
+        backend = self._baseline if plain else self._backend
+        info = await backend.connect()
         temperature = settings.plain_temperature if plain else settings.temperature
         seed = answer_seed(settings.seed, record.id, kind) if temperature and info.honours_seeds else None
         syncless = kind != "baseline" and kind < settings.without_syncs
         banned = (info.tags.sync,) if info.tags and syncless else ()
-        recording = Recording(self._baseline if plain else self._backend, banned)
+        recording = Recording(backend, banned)
         generation = await Client(recording, limits=Limits(timeout=None)).generate(
             record.messages,
             temperature=temperature,
@@ -287,6 +288,7 @@ def _sample(
         finish_reason=generation.finish_reason,
         well_formed=generation.well_formed,
         tokens=tokens,
+        text_tokens=generation.text_tokens,
         critical_path=generation.critical_path,
         cut=tuple(thread.thread for thread in generation.threads if thread.was_cut),
         ids=tuple(trie.ids),

@@ -37,9 +37,11 @@ class Sample(StrictModel):
     """The text with tags."""
     finish_reason: FinishReason
     well_formed: bool = False
-    """True if it ended by itself, without a diagnostic."""
+    """True if it ended by itself, without a fault in its tags."""
     tokens: int = Field(default=0, ge=0)
     """Tokens generated, tags included."""
+    text_tokens: int = Field(default=0, ge=0)
+    """Tokens of the text, without its end."""
     critical_path: int = Field(default=0, ge=0)
     """Tokens that had to be decoded one after another, tags included."""
     cut: tuple[int, ...] = ()

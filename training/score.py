@@ -101,7 +101,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         sample_soundness = sound[prompt.id, sample.number]
         quality = qualities.get((prompt.id, sample.text), 0.0) if sample_soundness >= least else 0.0
         plain = prompt.baseline
-        tokens = plain.tokens if judge.sees_length else min(plain.tokens, sample.tokens)
+        tokens = plain.tokens if judge.sees_length else min(plain.tokens, sample.text_tokens + 1)
         speedup = tokens / sample.critical_path if sample.critical_path else 1.0
         factor = 1.0 if judge.sees_faults else sample_soundness
         scores.append(Score(id=prompt.id, number=sample.number, speedup=speedup, quality=quality * factor))

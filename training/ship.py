@@ -18,7 +18,7 @@ from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, open_adapter, op
 from pasta_async.backends.local.checkpoint import Checkpoint, read_json
 from pasta_async.backends.local.pull import ADAPTER_CONFIG
 from pasta_async.cli.command import Command, CommandSettings, command
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.model_folder import find_template, write_json
 
 _PROBES = (
@@ -69,7 +69,11 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     write_json(out / "generation_config.json", generation)
     if template := find_template(settings.adapter, {}):
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")
-    _compare(trained, open_adapter(out, base))
+    try:
+        _compare(trained, open_adapter(out, base))
+    except PastaError:
+        (out / ADAPTER_WEIGHTS).unlink()  # what was refused cannot be loaded
+        raise
     return {"bytes": sum(file.stat().st_size for file in out.iterdir())}
 
 

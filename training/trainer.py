@@ -431,7 +431,7 @@ def train(
         base = replace(base, unused=frozenset(codec.tag_ids) - ids)
         identity = settings.model_dump(mode="json", exclude=_MAY_CHANGE | _BY_CONTENT) | {
             "data": data,
-            "model": [model_digest(folder) for folder in dict.fromkeys((settings.model, base.folder))],
+            "model": model_digest(settings.model),
             "tokenizer": model_digest(tokenizer),
         }
         checkpoint = settings.out / "checkpoint.pt"

@@ -208,6 +208,20 @@ async def test_a_model_without_an_adapter_answers_in_sequence_and_fills_forms(tm
     assert filled.value["stars"] in (1, 2, 3) and isinstance(filled.value["good"], bool)
 
 
+def test_another_base_makes_another_model_of_an_adapter(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    for folder in (base, adapter):
+        folder.mkdir()
+    (base / "config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    before = model_digest(adapter)
+    (base / "config.json").write_text("{ }")
+    assert model_digest(adapter) != before
+    shutil.rmtree(base)
+    with pytest.raises(UnsupportedModelError):
+        model_digest(adapter)
+
+
 @pytest.mark.parametrize("name", [PASTA_TINY, "nowhere"])
 def test_there_may_be_nothing_to_get(name: str | Path) -> None:
     result = pasta("pull", name)

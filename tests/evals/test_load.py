@@ -104,6 +104,14 @@ async def test_answers_are_kept_and_not_written_again(tmp_path: Path):
         with Journal(file, {"benchmark": "load"}) as journal:
             assert await measure(engine, CASES, settings, journal) == answers
         assert len({request.answer for request in backend.requests[count:]}) == len(NAMES), "they warm up"
+        # Half of the last block is lost: it is written again, once.
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-2]))
+        for written in (4, 0):
+            count = len(backend.requests)
+            with Journal(file, {"benchmark": "load"}) as journal:
+                assert len(await measure(engine, CASES, settings, journal)) == len(answers)
+            asked = {request.answer for request in backend.requests[count:]}
+            assert len(asked) == len(NAMES) + written
     row = next(row for row in summarise(answers) if row["method"] == "pasta")
     assert row["times sooner than in sequence"]["value"] > 1
 

@@ -105,7 +105,8 @@ def test_quality_is_the_probability_of_a_token_relative_to_the_baseline_less_fau
 
 
 def test_an_answer_that_says_less_is_no_faster_for_it(folder: Path, tmp_path: Path) -> None:
-    short, long = sample(0, "Tea.", tokens=12), sample(1, "Tea is green. Tea is old.", tokens=40)
+    short = sample(0, "Tea.", tokens=25, text_tokens=11)  # half of it are tags
+    long = sample(1, "Tea is green. Tea is old.", tokens=40, text_tokens=39)
     scored(tmp_path, folder, short, long)
     speedups = {
         number: judged.speedup for (_, number), judged in read_scores(tmp_path / "scores.jsonl").items()

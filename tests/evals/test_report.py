@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from commands_run import refused
+
+from pasta_async.evals.report import ReportSettings, main, markdown_table, write_page
+
+
+def test_a_page_has_all_texts_and_their_first_tables(tmp_path: Path) -> None:
+    table = markdown_table([{"engine": "local", "tokens/s": 10.5}, {"engine": "other", "tokens/s": 3.0}])
+    (tmp_path / "speed.md").write_text(f"Both engines:\n\n{table}\n\nlocal is faster.\n\n{table}\n")
+    (tmp_path / "note.md").write_text("Not measured here.")
+    for _ in range(2):  # the page is no measurement
+        write_page(ReportSettings(folder=tmp_path))
+    page = (tmp_path / "results.md").read_text()
+    assert "local is faster." in page and "Not measured here." in page
+    assert json.loads((tmp_path / "results.json").read_text())["tables"] == {
+        "speed": [{"engine": "local", "tokens/s": "10.5"}, {"engine": "other", "tokens/s": "3"}]
+    }
+
+
+def test_a_folder_without_a_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "note.md").write_text("Not measured here.")
+    assert "has no table" in refused(main, str(tmp_path))
