@@ -5,9 +5,37 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
 from pasta_async.errors import UnsupportedModelError
+
+_Validated = TypeVar("_Validated", bound=BaseModel)
+
+
+class File(BaseModel):
+    """Values of a file that is not trusted."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class GenerationDefaults(File):
+    """A model's default sampling, from its `generation_config.json`."""
+
+    repetition_penalty: float = Field(default=1.0, gt=0, le=2)
+    suppress_tokens: tuple[NonNegativeInt, ...] = ()
+    """Ids that are never chosen."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the file, which need not be there.
+
+        Raises:
+            UnsupportedModelError: It is malformed.
+        """
+        raw = {key: value for key, value in (read_object(path) or {}).items() if value is not None}
+        return validated(cls, raw, path)
 
 
 class TokenizerFiles(NamedTuple):
@@ -52,6 +80,22 @@ def read_object(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")
     return cast("dict[str, Any]", value)
+
+
+def validated(kind: type[_Validated], raw: Mapping[str, Any], path: Path) -> _Validated:
+    """Values of a file as a model of pydantic.
+
+    Raises:
+        UnsupportedModelError: One is wrong; the message names the file and the key.
+    """
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        wrong = (
+            f"{'.'.join(map(str, e['loc']))} is {e['input']!r:.60}: {e['msg']}"
+            for e in error.errors(include_url=False)
+        )
+        raise UnsupportedModelError(f"{path}: {'; '.join(wrong)}") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -12,7 +12,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from pasta_async.backends.local.checkpoint import (
     Checkpoint,
-    File,
     ModelConfig,
     Read,
     TokenizerFiles,
@@ -22,14 +21,13 @@ from pasta_async.backends.local.checkpoint import (
     open_folder,
     open_safetensors,
     read_json,
-    validated,
     well_formed,
 )
 from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_found, model_weights, shipped_models
 from pasta_async.backends.local.stored import stored_object
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.model_folder import find_template, named_ends
+from pasta_async.model_folder import File, find_template, named_ends, validated
 from pasta_async.tokenizer import add_tags
 
 if TYPE_CHECKING:

@@ -13,21 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt
 from safetensors import SafetensorError, safe_open
 
 from pasta_async.errors import UnsupportedModelError
-from pasta_async.model_folder import TokenizerFiles, read_object
+from pasta_async.model_folder import File, GenerationDefaults, TokenizerFiles, read_object, validated
 from pasta_async.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import torch
 
-_Validated = TypeVar("_Validated", bound=BaseModel)
 
 Read: TypeAlias = "Callable[[str], torch.Tensor]"
 """Gives a tensor for its Hugging Face name, of any floating type, on the CPU."""
@@ -38,12 +37,6 @@ _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 
 # The shape ------------------------------------------------------------------------------------------------
-
-
-class File(BaseModel):
-    """Values of a file that is not trusted."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(File):
@@ -207,14 +200,6 @@ def _frequencies(theta: float, half: int) -> list[float]:
 # The folder -----------------------------------------------------------------------------------------------
 
 
-class GenerationDefaults(File):
-    """A model's default sampling, from its `generation_config.json`."""
-
-    repetition_penalty: float = Field(default=1.0, gt=0, le=2)
-    suppress_tokens: tuple[NonNegativeInt, ...] = ()
-    """Ids that are never chosen."""
-
-
 @dataclass
 class Checkpoint:
     """A model that can be loaded. All of it is checked when it is opened, before memory is taken."""
@@ -261,11 +246,11 @@ class Checkpoint:
             UnsupportedModelError: The file is malformed, the penalty not above 0 and at most 2, or an id not
                 in the vocabulary.
         """
-        path = self.generation_file
-        raw = {key: value for key, value in (read_object(path) or {}).items() if value is not None}
-        defaults = validated(GenerationDefaults, raw, path)
+        defaults = GenerationDefaults.read(self.generation_file)
         if any(token >= self.config.vocab_size for token in defaults.suppress_tokens):
-            raise UnsupportedModelError(f"{path}: suppress_tokens has ids from {self.config.vocab_size} on")
+            raise UnsupportedModelError(
+                f"{self.generation_file}: suppress_tokens has ids from {self.config.vocab_size} on"
+            )
         return defaults
 
 
@@ -312,22 +297,6 @@ def well_formed(path: Path) -> Generator[None]:
         yield
     except _MALFORMED as error:
         raise UnsupportedModelError(f"{path} is malformed: {error!r:.300}") from error
-
-
-def validated(kind: type[_Validated], raw: Mapping[str, Any], path: Path) -> _Validated:
-    """Values of a file as a model of pydantic.
-
-    Raises:
-        UnsupportedModelError: One is wrong; the message names the file and the key.
-    """
-    try:
-        return kind.model_validate(raw)
-    except ValidationError as error:
-        wrong = (
-            f"{'.'.join(map(str, e['loc']))} is {e['input']!r:.60}: {e['msg']}"
-            for e in error.errors(include_url=False)
-        )
-        raise UnsupportedModelError(f"{path}: {'; '.join(wrong)}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

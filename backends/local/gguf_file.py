@@ -77,8 +77,8 @@ class GGUFFile:
             self._header = _Header(self._data)
             self.raw: dict[str, Any] = _raw_config(self._header.metadata, self._header.tensors, self._data)
             self._config = model_config(self.raw, path)
-        # GGUF has names of its own for tensors. Shapes are compared under these, by which tensors are read: the
-        # kernels trust a shape that was compared.
+        # GGUF has names of its own for tensors. Shapes are compared under these, by which tensors are read:
+        # the kernels trust a shape that was compared.
         names = get_tensor_name_map(MODEL_ARCH[self.raw["model_type"].upper()], self._config.layers)
         expected = expected_shapes(self._config)
         self._names = {name: names.get_name(name, (".weight", ".bias")) or name for name in expected}

@@ -24,7 +24,7 @@ import anyio
 from pasta_async.backends.options import LaunchOptions
 from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
-from pasta_async.model_folder import read_object
+from pasta_async.model_folder import GenerationDefaults, read_object
 from pasta_async.protocol import Model
 from pasta_async_sglang import VARIABLE
 
@@ -98,6 +98,7 @@ def server_command(
 
     Raises:
         BackendError: SGLang is not installed.
+        UnsupportedModelError: The folder's `generation_config.json` is malformed.
     """
     if importlib.util.find_spec("sglang") is None:
         raise BackendError("SGLang is not installed here: pip install 'pasta_async[sglang]'")
@@ -105,13 +106,16 @@ def server_command(
         device = "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
     extra_flags = {argument.partition("=")[0] for argument in extra}
     chosen: dict[str, str] = {}
+    flags: list[str] = []
     settings = _COMMON | (_CUDA if device == "cuda" else _CPU) | _model_settings(model)
     for name, (value, why) in settings.items():
         flag = "--" + name.replace("_", "-")
         if flag not in extra_flags:
-            chosen[flag if value is True else f"{flag} {value}"] = why
+            parts = [flag] if value is True else [flag, str(value)]
+            flags += parts
+            chosen[" ".join(parts)] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
-    argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
+    argv = [*base, "--host", host, "--port", str(port), *flags, *extra]
     environment = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
     environment |= _direct_loopback()
     if device == "cpu":
@@ -135,17 +139,19 @@ def _model_settings(model: str) -> _Settings:
     With a repetition penalty its scheduler does not overlap: it would count a running request's last token
     again instead of the next one whenever another request, a fork say, is prefilled
     (`ScheduleBatch.cumulate_penalty_output_tokens`, 0.5.23).
+
+    Raises:
+        UnsupportedModelError: The file is malformed.
     """
-    defaults = read_object(Path(model) / "generation_config.json") or {}
-    penalty: float = defaults.get("repetition_penalty") or 1.0
-    suppressed: list[int] = defaults.get("suppress_tokens") or []
+    defaults = GenerationDefaults.read(Path(model) / "generation_config.json")
+    penalty, suppressed = defaults.repetition_penalty, defaults.suppress_tokens
     if penalty == 1 and not suppressed:
         return {}
     preferred = {
         "repetition_penalty": penalty,
         "logit_bias": dict.fromkeys(map(str, suppressed), NEVER),
     }
-    value = json.dumps(preferred, separators=(",", ":"))  # without spaces: flags are split there
+    value = json.dumps(preferred, separators=(",", ":"))
     settings: _Settings = {"preferred_sampling_params": (value, "as the model's generation_config.json says")}
     if penalty != 1:
         settings["disable_overlap_schedule"] = (

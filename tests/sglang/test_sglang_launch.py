@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.request import getproxies
 
 import pytest
@@ -58,6 +59,20 @@ def test_a_server_is_told_what_it_does_not_read_of_a_model_folder(tmp_path: Path
     preferred = json.loads(argv[argv.index("--preferred-sampling-params") + 1])
     assert preferred == {"repetition_penalty": 1.1, "logit_bias": {"7": -1e4}}
     assert "--disable-overlap-schedule" in argv
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": "1.1 --trust-remote-code"},
+        {"suppress_tokens": ["7 --host 0.0.0.0"]},
+        {"suppress_tokens": 5},
+    ],
+)
+def test_a_model_folder_adds_no_flags(settings: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UnsupportedModelError):
+        server_command(str(tmp_path), device="cpu")
 
 
 def test_a_missing_sglang_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
