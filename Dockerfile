@@ -24,6 +24,8 @@ RUN wheel=$(ls /install/wheels/*.whl) \
 USER 10001
 # In a container every address is reachable from outside, so the server insists on a key.
 ENV PASTA_SERVER_HOST=0.0.0.0 PASTA_SERVER_PORT=8000
+# A tokenizer from the hub is kept here: the user has no home.
+ENV HF_HOME=/var/tmp/huggingface
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=4)"]

@@ -75,13 +75,14 @@ class VLLMBackend(ServerBackend):
             raise UnsupportedModelError(
                 f"{self.url} does not serve {self._name!r}; there is {', '.join(names)}"
             )
-        base = next(card for card in cards if card.parent is None)
-        assert base.max_model_len is not None  # only adapters have none
+        base = next((card for card in cards if card.parent is None), None)
+        if base is None or base.max_model_len is None:
+            raise BackendProtocolError(f"{self.url}/v1/models names no base model with its max_model_len")
         tokenizer = await self._find_tokenizer(self.url, base.root or base.id)
         caches = await self._caches()
         self._engines = max(1, len(caches))
         notes: list[str] = []
-        if any(cache["enable_prefix_caching"] != "True" for cache in caches):
+        if any(cache.get("enable_prefix_caching") != "True" for cache in caches):
             notes.append(f"{self.url} computes every fork anew: start it with --enable-prefix-caching")
         if tokenizer.tags:
             notes.append("vLLM holds tags to no grammar, and a repetition penalty counts them")
@@ -118,7 +119,7 @@ class VLLMBackend(ServerBackend):
 
     async def _read_load(self) -> EngineLoad:
         metrics = await self._metrics()
-        if "num_requests_running" not in metrics:
+        if not metrics.keys() >= {"num_requests_running", "kv_cache_usage_perc"}:
             raise BackendProtocolError(f"{self.url}/metrics has none of vLLM's metrics")
         running = int(_sum(metrics, "num_requests_running"))
         queued = int(_sum(metrics, "num_requests_waiting"))

@@ -267,14 +267,14 @@ def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str
         # The same items by both methods; a difference is 100, 0 or -100 points.
         both = pairs(answers, method, "sequence")
         differences = [100.0 * (int(right(answer)) - int(right(other))) for answer, other in both]
-        all_values = [(value, answer.prompt) for answer, _ in both for value in values_right(answer)]
-        values, prompts = ([pair[i] for pair in all_values] for i in (0, 1))
+        values = {(answer.prompt, i): v for answer, _ in both for i, v in enumerate(values_right(answer))}
+        prompts = [prompt for prompt, _ in values]
         rows.append(
             {
                 "method": method,
                 "items": len(both),
                 "right, %": share([right(answer) for answer, _ in both]) if judged else None,
-                "values right, %": share(values, clusters=prompts) if judged else None,
+                "values right, %": share([*values.values()], clusters=prompts) if judged else None,
                 "difference": gain(differences) if judged else None,
                 "whole, %": share([answer.well_formed for answer, _ in both]),
                 "sooner": estimate([other.seconds / answer.seconds for answer, other in both]),

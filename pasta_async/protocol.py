@@ -75,7 +75,7 @@ class DecodeRequest:
     headers: Mapping[str, str] | None = None
     """Headers that an observer wants sent along, a trace context for instance; for backends over HTTP."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields that only some backends know, like `extra_body` of the OpenAI client. SGLang gets them in the
+    """Fields that only some backends know, like `extra_body` of the OpenAI client. Servers get them in the
     request's body (a mapping is merged into the field of that name). The embedded engine knows
     `logits_processor`: called before each choice with the ids decoded so far and the logits, a float32 array
     `[vocab]` that may be changed in place, it returns the logits to choose by; one that raises ends its own

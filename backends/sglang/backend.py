@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pasta_async.backends.http.backend import About, Call, ServerBackend, rank_of, sampling_fields
 from pasta_async.backends.http.client import HTTPClient
@@ -103,7 +103,7 @@ class _Rank(BaseModel):
 
 
 class _Loads(BaseModel):
-    loads: list[_Rank]
+    loads: list[_Rank] = Field(min_length=1)
 
 
 class SGLangBackend(ServerBackend):

@@ -34,6 +34,9 @@ LEAST_TOKENS = 8
 USUAL_ITEMS = 16
 """Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
+_MOST_FIELDS = 500  # of a plan: what is done for each, for all that it sees, has to end soon
+_LONGEST_DEFINITIONS = 100_000  # characters: the holes' schemas have them, each for itself
+_SCHEMAS_LOOKED_AT = 200  # to find the longest value of a field, whose schema may refer to itself
 _NUMBER_TOKENS = 24  # token limit of a number that nothing bounds
 _NO_MEANING = (KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly")
 _SHARED = ("$defs", "definitions")
@@ -203,7 +206,7 @@ class Plan:
         Each property is a hole, except those of a group, and lists whose items have an `After`.
 
         Raises:
-            InvalidRequestError: It is none of these, or its annotations are malformed.
+            InvalidRequestError: It is none of these, its annotations are malformed, or it is too large.
         """
         if isinstance(form, Plan):
             return form
@@ -213,6 +216,11 @@ class Plan:
             raise InvalidRequestError("a plan's schema is one of an object with properties")
         definitions = _definitions(schema)
         items = {key: item for key, field in fields.items() if (item := _item_schema(field, definitions))}
+        if len(fields) + sum(len(_properties(item)) for item in items.values()) > _MOST_FIELDS:
+            raise InvalidRequestError(f"a plan has at most {_MOST_FIELDS} fields")
+        if len(json.dumps(definitions)) > _LONGEST_DEFINITIONS:
+            raise InvalidRequestError(f"$defs have more than {_LONGEST_DEFINITIONS} characters")
+        definitions = _bare(definitions)  # which all holes share
         groups = _groups(fields, alone=items)
         hole_of = {key: _name(keys) for keys in groups for key in keys}
         holes: list[Hole] = []
@@ -584,7 +592,7 @@ def _object(fields: Mapping[str, Schema], definitions: Schema) -> Schema:
         "required": list(fields),
         "additionalProperties": False,
     }
-    return {**schema, **_bare(definitions)} if '"$ref"' in json.dumps(properties) else schema
+    return {**schema, **definitions} if '"$ref"' in json.dumps(properties) else schema
 
 
 def _bare(schema: Any, keep: tuple[str, ...] = ()) -> Any:
@@ -610,27 +618,29 @@ def _most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema
     """The token limit of a field, and False if nothing bounds it."""
     if "tokens" in settings:
         return settings["tokens"], True
-    if (most := _most_bytes(field, definitions)) is not None:  # a token has at least one byte
+    left = iter(range(_SCHEMAS_LOOKED_AT))
+    if (most := _most_bytes(field, definitions, left)) is not None:  # a token has at least one byte
         return min(most + 2, USUAL_TOKENS), most + 2 <= USUAL_TOKENS
     if field.get("type") in ("number", "integer"):
         return _NUMBER_TOKENS, True
     return USUAL_TOKENS, False
 
 
-def _most_bytes(schema: Any, definitions: Schema, depth: int = 8) -> int | None:
+def _most_bytes(schema: Any, definitions: Schema, left: Iterator[int], depth: int = 8) -> int | None:
     """Bytes of the longest JSON value of a schema; None if there is no longest one, or it is not known.
 
-    `depth` levels are looked at: a schema may refer to itself.
+    As many schemas are looked at as are `left`, on `depth` levels: a schema may refer to itself.
     """
     schema = _resolved(schema, definitions)
-    if depth == 0:
+    if depth == 0 or next(left, None) is None:
         return None
     # A list of values: the longest one.
     choices: Any = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list):
-        return max((len(json.dumps(choice, ensure_ascii=False).encode()) for choice in choices), default=0)
+        texts = [json.dumps(choice, ensure_ascii=False) for choice in cast("list[Any]", choices)]
+        return max((len(text.encode()) for text in texts), default=0)
     if isinstance(any_of := schema.get("anyOf"), list):
-        sizes = [_most_bytes(choice, definitions, depth - 1) for choice in cast("list[Any]", any_of)]
+        sizes = [_most_bytes(choice, definitions, left, depth - 1) for choice in cast("list[Any]", any_of)]
         return None if None in sizes else max((size or 0 for size in sizes), default=0)
     kind = schema.get("type")
     if kind == "null" or kind == "boolean":
@@ -646,7 +656,7 @@ def _most_bytes(schema: Any, definitions: Schema, depth: int = 8) -> int | None:
         and isinstance(schema.get("maxItems"), int)
         and isinstance(schema.get("items"), Mapping)
     ):
-        item = _most_bytes(schema["items"], definitions, depth - 1)
+        item = _most_bytes(schema["items"], definitions, left, depth - 1)
         return None if item is None else 2 + schema["maxItems"] * (item + 2)
     if kind == "string" and isinstance(schema.get("maxLength"), int):
         return 2 + 12 * schema["maxLength"]  # the quotes; a character may be written as two escapes

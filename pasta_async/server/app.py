@@ -31,7 +31,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pasta_async.backends.http.client import http_client
+from pasta_async.backends.http.client import KEEPALIVE, http_client
 from pasta_async.client import Client
 from pasta_async.errors import missing_extra
 from pasta_async.observers import Observer
@@ -88,7 +88,8 @@ def create_app(
                 url = client.backend.url if isinstance(client.backend, HttpEngine) else "http://localhost"
                 # Neither time nor connections are limited here: each answer has its own time limit, and the
                 # queue limits the number of answers.
-                async with http_client(url, timeout=None, limits=httpx.Limits()) as http:
+                unlimited = httpx.Limits(keepalive_expiry=KEEPALIVE)
+                async with http_client(url, timeout=None, limits=unlimited) as http:
                     app.state.service = Service(client, info, settings, admission, http)
                     yield
         finally:
@@ -237,7 +238,7 @@ def _path_in_app(scope: Scope) -> str:
 
 
 def _counted(app: ASGIApp, registry: CollectorRegistry, paths: Collection[str]) -> ASGIApp:
-    """Count responses by path and status; a path that the app does not have is `other`."""
+    """Count responses by path and status; a path that the app does not have, or a model's, is `other`."""
     labels = ("path", "status")
     responses = Counter("pasta_http_responses", "Responses, by path and status.", labels, registry=registry)
 

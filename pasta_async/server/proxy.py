@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import httpx
 from pydantic_core import from_json
@@ -78,11 +78,15 @@ class EngineReply:
                 ) as reply:
                     if reply.status_code != 200:
                         raise _refusal(reply, await reply.aread())
-                    async for part in reply.aiter_bytes():
+                    parts = reply.aiter_bytes()
+                    while True:  # httpx limits each wait, not all of them together
+                        left = None if seconds is None else deadline - loop.time()
+                        try:
+                            part = await asyncio.wait_for(anext(parts), left)
+                        except StopAsyncIteration:
+                            break
                         yield part
-                        if loop.time() > deadline:  # httpx limits each wait, not all of them together
-                            raise httpx.ReadTimeout("too late")
-        except httpx.TimeoutException as error:
+        except (httpx.TimeoutException, TimeoutError) as error:
             raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error
         except httpx.ConnectError as error:
             raise BackendConnectError(f"nothing answers at {self._url}: {error}") from error
@@ -91,7 +95,11 @@ class EngineReply:
 
 
 def _engine_body(service: Service, request: GenerateRequest, raw: bytes) -> dict[str, Any]:
-    """The request as it came, with this server's defaults, since the engine has other ones."""
+    """The request as it came, with this server's defaults and limits, since the engine has other ones.
+
+    Raises:
+        ApiError: A part of a message is a link, which the engine would open.
+    """
     body: dict[str, Any] = {name: value for name, value in from_json(raw).items() if value is not None}
     check_json(body, "a field of the body")  # Python reads NaN and 1e999, which JSON cannot hold
     body.pop("pasta", None)
@@ -99,9 +107,24 @@ def _engine_body(service: Service, request: GenerateRequest, raw: bytes) -> dict
     body |= {"model": service.info.name, "temperature": sampling.temperature}
     if request.token_limit is None and "max_tokens" in sampling.model_fields_set:
         body["max_tokens"] = sampling.max_tokens
+    total = answer_limits(request, service.client.limits).total_tokens
+    if total is not None and body.get("max_completion_tokens", body.get("max_tokens", total + 1)) > total:
+        body.pop("max_completion_tokens", None)
+        body["max_tokens"] = total
+    for message in body.get("messages", ()):
+        for part in message["content"] if isinstance(message.get("content"), list) else ():
+            _refuse_links(part)
     if isinstance(request, ChatRequest) and service.info.tags is not None:
         body["chat_template_kwargs"] = {"pasta": False, **(request.chat_template_kwargs or {})}
     return body
+
+
+def _refuse_links(part: Mapping[str, Any]) -> None:
+    """Refuse a part of a message whose image, sound or film is elsewhere: engines open URLs and files."""
+    for name, value in part.items():
+        link: Any = cast("Mapping[str, Any]", value).get("url") if isinstance(value, Mapping) else value
+        if name.endswith("_url") and isinstance(link, str) and not link.startswith("data:"):
+            raise ApiError("only data: URLs are taken here", param=f"messages.content.{name}")
 
 
 def _refusal(reply: httpx.Response, content: bytes) -> BackendStatusError:

@@ -263,7 +263,8 @@ class _FilledReply(_Reply):
         room = service.info.context_length // 2
         limit = request.token_limit or service.settings.max_tokens or min(_OBJECT_TOKENS, room)
         self._plan = Plan.of(schema) if in_parallel else Plan.in_sequence(schema, limit)
-        self.mode = "parallel" if in_parallel else "baseline"
+        in_turn = self._options.parallel == "never"
+        self.mode = "baseline" if not in_parallel else "sequential" if in_turn else "parallel"
 
     async def _answer(self, call: Json) -> Generation:
         return (await self._service.client.fill(**call)).generation

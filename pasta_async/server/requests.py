@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.options import Limits, Options, Parallel, Sampling
@@ -78,7 +78,7 @@ class PastaOptions(_Body):
 class NamedSchema(_Body):
     """OpenAI's wrapper around an object's JSON schema; its name and strictness change nothing."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
@@ -267,6 +267,8 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
                     raise ApiError(f"the body has more than {limit} bytes", 413, code="request_too_large")
     except TimeoutError:
         raise ApiError(f"the body took longer than {settings.body_timeout:g} s", 408) from None
+    except ClientDisconnect:
+        raise ApiError("the client has gone", 499) from None
     return bytes(raw)
 
 
@@ -337,7 +339,7 @@ def answer_limits(request: GenerateRequest, limits: Limits) -> Limits:
     for name in values:
         most = getattr(limits, name)
         if most is not None and getattr(wanted, name) > most:
-            raise ApiError(f"at most {most:g}, not {values[name]:g}", param=f"pasta.limits.{name}")
+            raise ApiError(f"at most {most:g}", param=f"pasta.limits.{name}")
     return wanted.over(limits)
 
 

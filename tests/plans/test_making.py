@@ -12,6 +12,8 @@ from pasta_async.plans import After, Plan, Together, Tokens
 from pasta_async.plans.checks import check_plan
 from tests.plans.forms import Report
 
+_X = {"$ref": "#/$defs/x"}
+
 
 def names(plan: Plan) -> list[str]:
     return [hole.name for hole in plan.holes]
@@ -112,6 +114,7 @@ def test_references_lead_into_either_place_for_shared_schemas() -> None:
         {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": True}},
         {"properties": {"a": {"anyOf": 3}}},
         {"properties": {"a": {"enum": 5}}},
+        {"properties": {"a": _X}, "$defs": {"x": {"anyOf": [_X] * 20}}},
         {"properties": {"a": {"type": "array", "items": True, "maxItems": 3}}},
     ],
 )
@@ -128,7 +131,7 @@ def test_a_hole_may_have_any_name() -> None:
 
 def _list_of(**keywords: Any) -> dict[str, Any]:
     """A schema with a list whose items have threads."""
-    item = {"properties": {"head": {}, "body": {"x-pasta": {"after": []}}}}
+    item: dict[str, Any] = {"properties": {"head": {}, "body": {"x-pasta": {"after": []}}}}
     return {"properties": {"a": {"type": "array", "items": item, **keywords}}}
 
 
@@ -150,6 +153,8 @@ def _list_of(**keywords: Any) -> dict[str, Any]:
         lambda: Plan.of({"properties": {"a": {"x-pasta": {"tokens": 0}}}}),
         lambda: Plan.of(3),  # pyright: ignore[reportArgumentType]
         lambda: Plan.of(_list_of(maxItems="3")),
+        lambda: Plan.of({"properties": {f"f{i}": {} for i in range(501)}}),
+        lambda: Plan.of({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"const": "x" * 10**5}}}),
         lambda: Plan.in_sequence({"properties": {"a": {}}}, tokens=0),
         lambda: Tokens(0),
         lambda: After(3),  # pyright: ignore[reportArgumentType]

@@ -109,6 +109,21 @@ def test_a_body_that_does_not_come() -> None:
         assert b" 408 " in connection.recv(100)
 
 
+def test_a_client_that_leaves_within_its_body_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    with running(ScriptedBackend(ANSWER)) as server:
+        with server.connect() as connection:
+            connection.sendall(http_request("/v1/chat/completions", b"{}" * 50)[:-10])
+        while 'status="499"' not in (metrics := httpx.get(f"{server.url}/metrics").text):
+            assert 'status="500"' not in metrics
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_limit_of_hundreds_of_digits_is_refused() -> None:
+    with running(ScriptedBackend(ANSWER)) as server:
+        reply = ask(server, pasta={"limits": {"max_threads": 10**400}})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "pasta.limits.max_threads")
+
+
 def test_a_full_queue_is_told_with_429_and_when_to_come_again() -> None:
     engine = stalling()
     with running(engine, max_answers=1, max_queue=1) as server, ThreadPoolExecutor() as pool:

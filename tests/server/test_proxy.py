@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from pasta_async import Limits
 from pasta_async.backends import WrappingBackend
 from pasta_async.testing import ScriptedBackend
 
@@ -118,6 +119,39 @@ def test_a_field_of_the_engine_is_not_smuggled_behind_tools(
     reply = ask(server, tools=TOOLS, **{smuggled: "x"})
     assert reply.status_code == 400 and reply.json()["error"]["param"] == smuggled
     assert not engine.bodies
+
+
+@pytest.mark.parametrize(
+    "link", ["http://10.0.0.1/", "file:/etc/passwd", "/etc/passwd", "https://x.test/cat.png"]
+)
+def test_an_engine_opens_no_link(server: LiveServer, engine: Engine, link: str) -> None:
+    engine.reply = Response(b"{}")
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": link}},
+        {"type": "image_url", "image_url": link},
+        {"type": "text", "text": "x", "video_url": {"url": link}},
+    ]
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for part in parts:
+        assert ask(server, messages=[{"role": "user", "content": [image, part]}]).status_code == 400
+    assert not engine.bodies
+    assert ask(server, messages=[{"role": "user", "content": [image]}]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, {"max_tokens": 50}), ({"max_tokens": 70}, {"max_tokens": 50}), ({"max_completion_tokens": 9}, {})],
+)
+def test_the_engine_is_asked_for_no_more_than_the_total(
+    engine: Engine, fields: dict[str, Any], expected: dict[str, int]
+) -> None:
+    engine.reply = Response(b"{}")
+    limits = Limits(total_tokens=50)
+    with serving(engine.app) as url, running(Proxied(url), model_names=("m",), limits=limits) as server:
+        assert ask(server, tools=TOOLS, **fields).status_code == 200
+    [body] = engine.bodies
+    asked = {name: body[name] for name in ("max_tokens", "max_completion_tokens") if name in body}
+    assert asked == (expected or fields)
 
 
 def test_a_stream_comes_as_it_is_and_a_client_that_leaves_ends_it(server: LiveServer, engine: Engine) -> None:

@@ -184,6 +184,14 @@ def test_long_lists(server: LiveServer, path: str, body: dict[str, Any]) -> None
     assert_refused(post(server, path, {"model": "pasta-tiny", **body}))
 
 
+def test_a_plan_that_never_ends_to_be_looked_at_stops_no_other_request(server: LiveServer) -> None:
+    x = {"$ref": "#/$defs/x"}
+    schema = {"properties": {"a": x}, "$defs": {"x": {"anyOf": [x] * 20}}}
+    chain = {f"f{i}": {"x-pasta": {"after": [f"f{i - 1}"]}} for i in range(1, 20_000)}
+    assert post(server, "/v1/plans/check", {"schema": schema}).json()["bounds"]
+    assert_refused(post(server, "/v1/plans/check", {"schema": {"properties": chain}}))
+
+
 @pytest.fixture(scope="module")
 def strict() -> Iterator[LiveServer]:
     """A server with small limits, run like `pasta-async serve`."""
