@@ -27,10 +27,9 @@ import torch
 from accelerate import Accelerator
 from pydantic import Field
 
-from pasta_async.backends.local.adapter import base_of
 from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import read_config, read_json
-from pasta_async.backends.local.pull import ADAPTER_CONFIG
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_of
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress

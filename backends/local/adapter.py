@@ -23,7 +23,7 @@ from pasta_async.backends.local.checkpoint import (
     read_json,
     well_formed,
 )
-from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_found, model_weights, shipped_models
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_of, model_weights, shipped_models
 from pasta_async.backends.local.stored import stored_object
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
@@ -103,24 +103,6 @@ def _open_gguf(path: Path) -> Checkpoint:
         tensor=lambda name: opened().tensor(name),
         tokenizer_files=tokenizer_files,
         generation_file=path / "generation_config.json",  # there is none: the path is that of a file
-    )
-
-
-def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
-    """The base of an adapter: by its `base.json`, else by the path that peft wrote.
-
-    Raises:
-        UnsupportedModelError: It is not on this machine; the message says how to get it.
-    """
-    if (base := base_found(folder)) is not None:
-        return base
-    named = config.get("base_model_name_or_path")
-    for path in (Path(str(named)), folder / str(named)) if named else ():
-        if path.exists():
-            return path
-    raise UnsupportedModelError(
-        f"{folder} is an adapter, and its base is not there: write the path of a model folder or a GGUF file "
-        f"into {folder / ADAPTER_CONFIG}, as base_model_name_or_path (it is {named!r:.80})"
     )
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -271,6 +271,24 @@ def base_found(folder: Path) -> Path | None:
             f"`pasta-async pull {name}` gets it ({source.megabytes})"
         )
     return base
+
+
+def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
+    """The base of an adapter: by its `base.json`, else by the path that peft wrote.
+
+    Raises:
+        UnsupportedModelError: It is not on this machine; the message says how to get it.
+    """
+    if (base := base_found(folder)) is not None:
+        return base
+    named = config.get("base_model_name_or_path")
+    for path in (Path(str(named)), folder / str(named)) if named else ():
+        if path.exists():
+            return path
+    raise UnsupportedModelError(
+        f"{folder} is an adapter, and its base is not there: write the path of a model folder or a GGUF file "
+        f"into {folder / ADAPTER_CONFIG}, as base_model_name_or_path (it is {named!r:.80})"
+    )
 
 
 def model_weights(path: Path) -> Path:

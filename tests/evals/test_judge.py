@@ -95,7 +95,14 @@ async def test_it_judges_answers_of_any_length_by_their_quality(trained: Path, t
 def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:
     draw = random.Random(3)
     samples = [
-        Sample(number=number, seed=1, text=answer(not number, 6, draw), finish_reason="stop", critical_path=5)
+        Sample(
+            number=number,
+            seed=1,
+            text=answer(not number, 6, draw),
+            finish_reason="stop",
+            critical_path=5,
+            text_tokens=30,
+        )
         for number in (0, 1)
     ]
     prompt = sampled(answer(True, 5, draw), *samples)
