@@ -31,6 +31,9 @@ USUAL_TOKENS = 256
 LEAST_TOKENS = 8
 """Smallest token limit of such a hole, however few tokens are left for it."""
 
+_ENOUGH_TOKENS = 64
+"""Tokens of such a hole that a list gives items away for."""
+
 USUAL_ITEMS = 16
 """Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
@@ -145,6 +148,8 @@ class ItemList:
 
     most: int
     """Largest number of items."""
+    least: int
+    """The number that `most` is not lowered below; the same if the schema bounds the list."""
     is_bounded: bool
     """False if nothing bounds the list, so that `most` is the usual number."""
     order: tuple[str, ...]
@@ -235,11 +240,17 @@ class Plan:
         return cls._of_holes(schema, holes, lists)
 
     @classmethod
-    def in_sequence(cls, form: type[BaseModel] | Schema, tokens: int = 4_096) -> Plan:
-        """A plan with a single hole, the whole object: a baseline, or for fields that need each other."""
+    def in_sequence(cls, form: type[BaseModel] | Schema, tokens: int | None = None) -> Plan:
+        """A plan with a single hole, the whole object: a baseline, or for fields that need each other.
+
+        Args:
+            form: As for `of`.
+            tokens: The object's token limit; None: 4,096, or as many as the plan may have.
+        """
         schema = _schema_of(form)
-        tokens = _checked({"tokens": tokens}, "the object")["tokens"]
-        return cls._of_holes(schema, [Hole("object", (), tokens, True, schema=_bare(schema))], {})
+        most = _checked({"tokens": 4_096 if tokens is None else tokens}, "the object")["tokens"]
+        hole = Hole("object", (), most, tokens is not None, schema=_bare(schema))
+        return cls._of_holes(schema, [hole], {})
 
     @classmethod
     def _of_holes(cls, schema: Schema | None, holes: Iterable[Hole], lists: Mapping[str, ItemList]) -> Plan:
@@ -259,24 +270,31 @@ class Plan:
     def fitted(self, max_tokens: int | None) -> Plan:
         """The plan within a token limit, as far as there is something that nothing bounds.
 
-        Such holes share the tokens that the others leave; if that is not enough, such lists get fewer items.
+        Such lists get fewer items, until such holes could have `_ENOUGH_TOKENS` each. Then these share what
+        is left.
         """
         if max_tokens is None or self.tokens <= max_tokens:
             return self
         usual = {hole.name for hole in self.holes if not hole.is_bounded}
-        bounded_tokens = sum(hole.tokens * self.copies[hole.name] for hole in self.holes if hole.is_bounded)
-        share = (max_tokens - bounded_tokens) // max(1, sum(self.copies[name] for name in usual))
-        plan = self._with(
-            replace(hole, tokens=min(hole.tokens, max(share, hole.key_tokens + LEAST_TOKENS)))
-            if hole.name in usual
-            else hole
-            for hole in self.holes
-        )
-        for key, items in self.lists.items():
-            if not items.is_bounded and (surplus := plan.tokens - max_tokens) > 0:
-                item_tokens = sum(hole.tokens for hole in plan.holes if hole.list_of == key)
-                plan = plan._with_items(key, max(1, items.most - -(-surplus // item_tokens)))
-        return plan
+
+        def limited(plan: Plan, most: int) -> Plan:
+            """The plan with so many tokens at most for each value that nothing bounds."""
+            return plan._with(
+                replace(hole, tokens=min(hole.tokens, hole.key_tokens + most)) if hole.name in usual else hole
+                for hole in plan.holes
+            )
+
+        plan = self
+        while limited(plan, _ENOUGH_TOKENS).tokens > max_tokens:
+            # The longest list gives an item away, if it has more than it must.
+            free = {key: items.most for key, items in plan.lists.items() if items.most > items.least}
+            if not free:
+                break
+            key = max(free, key=free.__getitem__)
+            plan = plan._with_items(key, free[key] - 1)
+        copies = sum(plan.copies[name] for name in usual)
+        share = (max_tokens - limited(plan, 0).tokens) // max(1, copies)
+        return limited(plan, max(share, LEAST_TOKENS))
 
     def in_rounds(self) -> Plan | None:
         """A template as the main thread of a trained model: each hole is the chunk of a promise.
@@ -489,12 +507,15 @@ def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
     """A list whose items are written in parallel.
 
     Raises:
-        InvalidRequestError: Its `maxItems` is no number.
+        InvalidRequestError: Its `maxItems` or `minItems` is no number.
     """
-    most = field.get("maxItems")
-    if not isinstance(most, int | None):
-        raise InvalidRequestError(f"maxItems of {key!r} is a number, not {most!r:.80}")
-    return ItemList(USUAL_ITEMS if most is None else most, most is not None, tuple(_properties(item)))
+    most, least = field.get("maxItems"), field.get("minItems", 1)
+    if not isinstance(most, int | None) or not isinstance(least, int):
+        raise InvalidRequestError(f"maxItems and minItems of {key!r} are numbers")
+    order = tuple(_properties(item))
+    if most is not None:
+        return ItemList(most, most, True, order)
+    return ItemList(max(USUAL_ITEMS, least), max(1, least), False, order)
 
 
 def _groups(fields: Mapping[str, Schema], alone: Iterable[str]) -> list[tuple[str, ...]]:
@@ -651,13 +672,13 @@ def _most_bytes(schema: Any, definitions: Schema, left: Iterator[int], depth: in
         numbers = [end for end in ends if isinstance(end, int)]
         return max(len(str(end)) for end in numbers) + 1 if len(numbers) >= 2 else None
     # The brackets, and each item with a comma and a space.
-    if (
-        kind == "array"
-        and isinstance(schema.get("maxItems"), int)
-        and isinstance(schema.get("items"), Mapping)
-    ):
+    if kind == "array" and _is_count(schema.get("maxItems")) and isinstance(schema.get("items"), Mapping):
         item = _most_bytes(schema["items"], definitions, left, depth - 1)
         return None if item is None else 2 + schema["maxItems"] * (item + 2)
-    if kind == "string" and isinstance(schema.get("maxLength"), int):
+    if kind == "string" and _is_count(schema.get("maxLength")):
         return 2 + 12 * schema["maxLength"]  # the quotes; a character may be written as two escapes
     return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 0

@@ -230,12 +230,12 @@ class PlanRun:
                         await self._exchange(part, request, computed)
                     break
                 except BackendError as error:
-                    part.discarded = part.tokens
                     is_shown = self._emit and part.output  # what a reader has cannot be taken back
                     again = error.retryable and failures < self._start.limits.retries
-                    if is_shown or not again or not self._has_tokens_to_retry():
+                    if is_shown or not again or not self._has_tokens_to_retry(part):
                         message = f"{part.path} failed: {error}"
                         raise ThreadFailedError(message, thread=part.number) from error
+                    part.discarded = part.tokens
                     part.output = ""
                     part.held = ""
                     await self._clock.sleep(retry_delay(failures, error))
@@ -247,10 +247,16 @@ class PlanRun:
             value = raw if part.hole.schema is None else json.loads(raw)
             await self._hand_on(FieldDone(part.key_path(key), value))
 
-    def _has_tokens_to_retry(self) -> bool:
-        """True if `Limits.total_tokens` allows all holes' tokens beside those that failed requests wrote."""
+    def _has_tokens_to_retry(self, failed: HolePart) -> bool:
+        """True if `Limits.total_tokens` lets a part begin anew, whatever the parts that are not done take."""
         total = self._start.limits.total_tokens
-        return total is None or sum(part.discarded for part in self._parts) + self._plan.tokens <= total
+        most = self._plan.tokens + failed.tokens
+        for part in self._parts:
+            if part.done.is_set():
+                most += part.tokens - part.hole.tokens
+            elif part is not failed:
+                most += part.discarded
+        return total is None or most <= total
 
     async def _request(self, part: HolePart, context: Sequence[Segment]) -> DecodeRequest:
         """The request that decodes a part.

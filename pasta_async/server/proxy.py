@@ -20,6 +20,7 @@ from pasta_async.errors import (
     BackendTransportError,
     GenerationTimeoutError,
 )
+from pasta_async.options import Limits
 from pasta_async.prompts import check_json
 from pasta_async.server.errors import ApiError
 from pasta_async.server.requests import ChatRequest, GenerateRequest, answer_limits, sampling_of
@@ -51,11 +52,12 @@ class EngineReply:
             message = f"this engine does not support {field}"
             raise ApiError(message, code="unsupported_parameter", param=field)
         self._service = service
-        self._timeout = answer_limits(request, service.client.limits).timeout
+        limits = answer_limits(request, service.client.limits)
+        self._timeout = limits.timeout
         path = "/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions"
         self._url = backend.url.rstrip("/") + path
         self._headers = backend.headers
-        self._body = _engine_body(service, request, raw)
+        self._body = _engine_body(service, request, limits, raw)
 
     async def whole(self) -> bytes:
         """The reply of a request that does not stream. Cancelling it closes the connection to the engine."""
@@ -94,7 +96,7 @@ class EngineReply:
             raise BackendTransportError(f"the connection to {self._url} broke off: {error}") from error
 
 
-def _engine_body(service: Service, request: GenerateRequest, raw: bytes) -> dict[str, Any]:
+def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw: bytes) -> dict[str, Any]:
     """The request as it came, with this server's defaults and limits, since the engine has other ones.
 
     Raises:
@@ -107,10 +109,11 @@ def _engine_body(service: Service, request: GenerateRequest, raw: bytes) -> dict
     body |= {"model": service.info.name, "temperature": sampling.temperature}
     if request.token_limit is None and "max_tokens" in sampling.model_fields_set:
         body["max_tokens"] = sampling.max_tokens
-    total = answer_limits(request, service.client.limits).total_tokens
+    total = limits.total_tokens
     if total is not None and body.get("max_completion_tokens", body.get("max_tokens", total + 1)) > total:
         body.pop("max_completion_tokens", None)
-        body["max_tokens"] = total
+        # Engines refuse more than the context leaves, and how long the prompt is only they know.
+        body["max_tokens"] = min(total, service.info.context_length // 2)
     for message in body.get("messages", ()):
         for part in message["content"] if isinstance(message.get("content"), list) else ():
             _refuse_links(part)

@@ -262,8 +262,9 @@ class _FilledReply(_Reply):
             in_parallel = f'"{KEY}"' in json.dumps(schema)
         room = service.info.context_length // 2
         limit = request.token_limit or service.settings.max_tokens or min(_OBJECT_TOKENS, room)
+        limit = min(limit, self._limits.total_tokens or limit)
         self._plan = Plan.of(schema) if in_parallel else Plan.in_sequence(schema, limit)
-        in_turn = self._options.parallel == "never"
+        in_turn = (self._options.parallel or service.settings.parallel) == "never"
         self.mode = "baseline" if not in_parallel else "sequential" if in_turn else "parallel"
 
     async def _answer(self, call: Json) -> Generation:

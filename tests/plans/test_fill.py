@@ -405,7 +405,7 @@ async def test_a_budget_is_kept() -> None:
 async def test_a_group_and_a_list_that_nothing_bounds_keep_a_budget() -> None:
     class Item(BaseModel):
         name: str
-        text: Annotated[str, After(), Tokens(9)]
+        text: Annotated[str, After(), Tokens(20)]
 
     class Form(BaseModel):
         a: Annotated[str, Together("g")]
@@ -414,8 +414,10 @@ async def test_a_group_and_a_list_that_nothing_bounds_keep_a_budget() -> None:
 
     limits = Limits(total_tokens=240)
     for options in (FillOptions(max_tokens=240), FillOptions(limits=limits)):
-        async with Client(RandomBackend(1, endless=True)) as client:
+        async with Client(RandomBackend(1, endless=True), limits=options.get("limits")) as client:
+            report = await client.check(Form, max_tokens=options.get("max_tokens"))
             filled = await client.fill("x", Form, **options)
+        assert report.bounds and 1 < report.bounds.width < 16 and report.bounds.tokens <= 240
         assert filled.usage.completion_tokens <= 240
 
 
