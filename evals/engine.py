@@ -118,6 +118,7 @@ class LlamaCpp:
         self._model = api.llama_model_load_from_file(str(path).encode(), api.llama_model_default_params())
         parameters = api.llama_context_default_params()
         parameters.n_ctx = _CONTEXT
+        parameters.n_batch = _CONTEXT  # a prompt is one batch
         parameters.n_seq_max = _SEQUENCES
         parameters.kv_unified = True
         parameters.n_threads = cpus

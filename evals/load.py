@@ -120,9 +120,9 @@ async def measure(
             due = [*islice(cycle(cases), number * count, (number + 1) * count)]
             first = (number + index) % len(methods)
             for name in (*methods[first:], *methods[:first]):
-                # Of a block that was broken off while it was stored, a part is in front of the whole one.
+                # Parts of blocks that were broken off while they were stored stand in front of the whole one.
                 block = stored.get((number, str(load), name), [])[-count:]
-                if len(block) != count:
+                if [answer.prompt for answer in block] != [case.index for case in due]:
                     block = await drive(engine, METHODS[name], due, load, number)
                     if journal:
                         for answer in block:

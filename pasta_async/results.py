@@ -189,6 +189,12 @@ class Generation(_Record):
     def _written(self, document: Document) -> str:
         return document.format()
 
+    @property
+    def first_token(self) -> float | None:
+        """Seconds to the first token of any thread; None if there is none."""
+        times = [thread.first_token for thread in self.threads if thread.first_token is not None]
+        return min(times, default=None)
+
     @computed_field
     @property
     def text_speedup(self) -> float:

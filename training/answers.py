@@ -2,7 +2,7 @@
 
 Training on answers that the model itself would give leaves its knowledge as it is, and the loss to the tags.
 They are drawn as baselines of stage 2 are (`pasta_async.training.sample`), into a file beside OUT with its
-journal: the same command resumes an interrupted run, and with other limits for what is kept nothing is drawn
+journal: the same command resumes an interrupted run, and with another `--least` nothing is drawn
 anew. An answer is kept if it ends by itself, has enough words and the form that its prompt asks for, and does
 not repeat itself.
 """

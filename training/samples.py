@@ -40,7 +40,7 @@ class Sample(StrictModel):
     """True if it ended by itself, without a fault in its tags."""
     tokens: int = Field(default=0, ge=0)
     """Tokens generated, tags included."""
-    text_tokens: int = Field(default=0, ge=0)
+    text_tokens: int = Field(ge=0)
     """Tokens of the text, without its end."""
     critical_path: int = Field(default=0, ge=0)
     """Tokens that had to be decoded one after another, tags included."""

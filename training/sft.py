@@ -51,6 +51,8 @@ def supervised(records: Sequence[Record], codec: ModelCodec, settings: SftSettin
 
     def example(number: int) -> Trie:
         record, pasta = examples[number]
+        if not record.written.strip():
+            raise InvalidRequestError(f"{record.id} has no answer")
         try:
             document = align(codec, parse(record.written, strict=True))
             prompt = codec.prompt(record.messages, pasta)

@@ -47,7 +47,8 @@ def command(
 ) -> Command:
     """Make the `main` of a module: it reads settings from the command line and does the work.
 
-    It always ends the process, with status 0, 1 for a `PastaError`, 2 for a misuse, 130 after Ctrl-C.
+    It always ends the process, with status 0, 1 for a `PastaError`, 2 for a misuse, 130 after Ctrl-C or where
+    the work returns False: it is not at its end.
 
     Args:
         settings: See `add_options`.
@@ -79,7 +80,7 @@ def command(
             result = json.dumps(result, indent=1)
         if isinstance(result, str):
             sys.stdout.write(result + "\n")
-        sys.exit(0)
+        sys.exit(130 if result is False else 0)
 
     return main
 

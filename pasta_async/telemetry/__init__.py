@@ -40,7 +40,7 @@ def figures(generation: Generation) -> dict[str, Any]:
         "threads": len(generation.threads),
         "width": generation.width,
         "seconds": round(generation.elapsed, 6),
-        "first_token": generation.threads[0].first_token,
+        "first_token": generation.first_token,
         **generation.usage.model_dump(),
         "critical_path": generation.critical_path,
         "text_speedup": round(generation.text_speedup, 3),

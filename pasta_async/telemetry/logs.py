@@ -21,7 +21,7 @@ class Logs:
 
     Args:
         logger: The logger; None: the logger `pasta_async.answers`.
-        text: True if prompts, topics, answers and the messages of errors may be logged.
+        text: True if prompts, answers and the messages of errors may be logged.
     """
 
     def __init__(self, logger: logging.Logger | None = None, *, text: bool = False) -> None:

@@ -119,7 +119,7 @@ class _AnswerMetrics(AnswerObserver):
         self._count("prefilled_tokens", generation.usage.prefilled_tokens)
         self._count("text_tokens", generation.text_tokens)
         self._count("critical_path_tokens", generation.critical_path)
-        if (first_token := generation.threads[0].first_token) is not None:
+        if (first_token := generation.first_token) is not None:
             self._observe("time_to_first_token_seconds", first_token)
         for diagnostic in generation.diagnostics:
             self._count("diagnostics", 1, diagnostic.code)

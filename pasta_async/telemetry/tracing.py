@@ -81,7 +81,7 @@ class _AnswerSpans(AnswerObserver):
             attributes |= {
                 "gen_ai.usage.input_tokens": generation.usage.prompt_tokens,
                 "gen_ai.usage.output_tokens": generation.usage.completion_tokens,
-                "gen_ai.response.time_to_first_chunk": generation.threads[0].first_token,
+                "gen_ai.response.time_to_first_chunk": generation.first_token,
                 "pasta.diagnostics": [diagnostic.code.value for diagnostic in generation.diagnostics],
                 **{f"pasta.{name}": value for name, value in figures(generation).items()},
             }

@@ -30,6 +30,7 @@ def prompt_of(
             "finish_reason": "stop",
             "well_formed": True,
             "tokens": len(trie.targets),
+            "text_tokens": len(trie.targets),
             "critical_path": len(trie.targets),
             "ids": trie.ids,
             "parents": trie.parents,

@@ -146,6 +146,10 @@ def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
         ({"conversations": [{"from": "robot", "value": "x"}, *CHAT["conversations"]]}, "robot"),
         ({"messages": [*user("x"), turn("assistant", None)]}, "content"),
         ({"written": "x"}, "messages"),
+        ({"id": "1", "messages": user("x"), "form": "x"}, "no answer"),
+        ({"instruction": "x", "output": " "}, "no answer"),
+        ({"id": "1", "messages": [turn("user", ["x"])], "written": "y"}, "content is text"),
+        ({"id": "1", "messages": user("x"), "written": "y", "form": "("}, "no regular expression"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_counted_and_named_and_the_rest_is_imported(
@@ -170,7 +174,8 @@ def test_a_line_that_is_no_object_is_refused_with_its_number(line: str, tmp_path
 
 
 def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
-    rows = [{"prompt": "x"}, {"prompt": "y", "output": "z"}, {"id": "f", "messages": user("w"), "form": "W"}]
+    rows: list[Any] = [{"prompt": "x"}, {"prompt": "y", "output": "z"}, {"prompt": "y", "output": "another"}]
+    rows.append({"id": "f", "messages": user("w"), "form": "W"})
     data = write_rows(tmp_path / "data.jsonl", rows)
     assert status(main, "--prompts-only", "--data", data, "--out", tmp_path / "out.jsonl") == 0
     records = list(read_records(tmp_path / "out.jsonl"))

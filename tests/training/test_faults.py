@@ -128,6 +128,7 @@ def test_what_ended_a_sampled_chunk_is_known() -> None:
         finish_reason="stop",
         well_formed=True,
         cut=(2,),
+        text_tokens=5,
     )
     prompt = Asked(id="x", messages=({"role": "user", "content": "Tell"},))
     assert faults_of_sample(sample, prompt) == Faults(promises=2, cut=1)

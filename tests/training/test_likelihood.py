@@ -65,7 +65,8 @@ def test_packed_texts_cost_what_they_cost_alone(folder: Path, tmp_path: Path) ->
 
 
 def sample(number: int, text: str, written: str = "", **more: Any) -> Sample:
-    fields: dict[str, Any] = {"critical_path": 10, "finish_reason": "stop", "well_formed": True, **more}
+    fields: dict[str, Any] = {"critical_path": 10, "finish_reason": "stop", "well_formed": True}
+    fields |= {"text_tokens": 5, **more}
     return Sample(number=number, seed=number, text=text, written=written or text, **fields)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def sample_of(text: str, number: int, critical_path: int = 10, **changed: Any) -> Sample:
     values: dict[str, Any] = {"seed": number, "written": text, "finish_reason": "stop", "well_formed": True}
-    values |= {"tokens": 20, "exact": True}
+    values |= {"tokens": 20, "text_tokens": 9, "exact": True}
     return Sample.model_validate(
         {"number": number, "text": text, "critical_path": critical_path, **values, **changed}
     )

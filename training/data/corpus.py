@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,8 @@ def _check_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     for message in messages:
         if set(message) != {"role", "content"} or message["role"] not in _SPEAKERS:
             raise ValueError(f"a message has a role ({', '.join(_SPEAKERS)}) and a content, not {message}")
+        if not isinstance(message["content"], str):
+            raise ValueError(f"a message's content is text, not {message['content']!r:.80}")
     if not messages or messages[-1]["role"] != "user":
         raise ValueError("the last message must be the user's")
     return messages
@@ -59,13 +62,21 @@ Prompt = Annotated[tuple[Message, ...], AfterValidator(_check_messages)]
 """A conversation: ``{"role": ..., "content": ...}``, the last one by the user."""
 
 
+def _check_form(form: str) -> str:
+    try:
+        re.compile(form)
+    except re.error as error:
+        raise ValueError(f"form is no regular expression: {error}") from error
+    return form
+
+
 class Asked(StrictModel):
     """A prompt with a name."""
 
     id: str = Field(min_length=1)
     """Unique in its file."""
     messages: Prompt
-    form: str = ""
+    form: Annotated[str, AfterValidator(_check_form)] = ""
     """A regular expression that matches an answer in the form that the prompt asks for; empty: any answer."""
 
     @property
@@ -264,12 +275,14 @@ class SourceSettings(PartSettings):
                     record = Record.model_validate(row)
                 else:
                     record = Row.model_validate(row).record(Path(self.data).name, need_answer)
+                if need_answer and not record.written.strip():
+                    raise ValueError("no answer")
             except ValueError as error:
                 reason = explain(error) if isinstance(error, ValidationError) else str(error)
                 left_out["unusable"].append(f"{self.data}:{number}: {reason}")
                 continue
             # Repetitions go first: they would leak for the same reason as the row that they repeat.
-            content = digest(record.messages, record.written)
+            content = digest(record.messages, record.written if need_answer else "")
             if content in contents:
                 left_out["repeated"].append(record.id)
                 continue
