@@ -362,7 +362,8 @@ class Machine:
     def _open(self, promise: lang.Promise, now: float) -> None:
         number = len(self.threads)
         head = self.outline.head if self.outline else None
-        make_parser = partial(ItemParser, head) if head else None
+        begins_line = self.outline is not None and self.outline.is_block
+        make_parser = partial(ItemParser, head, begins_line=begins_line) if head else None
         reader = Reader(self.model.tokenizer, self._tags, main=False, make_parser=make_parser)
         thread = Thread(number=number, reader=reader, opened=now, promise=promise, closed_by="interrupted")
         if head:

@@ -121,7 +121,8 @@ class OutlineParser(MainParser):
         """The latest head of the current list, behind which main is led on."""
         self._topics = set[str]()  # topics of the answer's heads: a topic that comes again is no new item
         self._items = 0  # number of items in the current list
-        self._is_block = False  # the items of the current list begin on lines of their own
+        self.is_block = False
+        """True if the items of the current list begin on lines of their own."""
         self._is_plain = False  # main was led on once and wrote no second head: it gets no list any more
         self._line = ""  # the beginning of the line that is being written
         self._fenced = False
@@ -150,7 +151,7 @@ class OutlineParser(MainParser):
         readings = super().feed_text(text)
         if not head or not self._is_new(head):
             return readings
-        self._is_block = recent.endswith("\n")
+        self.is_block = recent.endswith("\n")
         return [*readings, self._promise(head)]
 
     def join(self) -> None:
@@ -177,7 +178,7 @@ class OutlineParser(MainParser):
         """Keep the beginning of the current line, and whether it is inside a fence."""
         *lines, last = text.split("\n")
         for line in lines:
-            if (self._line + line).lstrip().startswith(_FENCES):
+            if _is_fence(f"{self._line}{line}\n", fenced=self._fenced):
                 self._fenced = not self._fenced
             self._line = ""
         if len(self._line) <= _LONGEST_HEAD:
@@ -188,7 +189,7 @@ class OutlineParser(MainParser):
         head = Head.read(line)
         if head and line.startswith(before.next_lead) and self._is_new(head) and self._items < MAX_ITEMS:
             # Drop the line break after a bare head, unless this list puts items on their own lines.
-            text = self._held if self._is_block else self._held.rstrip()
+            text = self._held if self.is_block else self._held.rstrip()
             self._held = ""
             return [*super().feed_text(text), self._promise(head)]
         return [] if not head and before.may_follow(line) else [Sync()]
@@ -205,12 +206,33 @@ class OutlineParser(MainParser):
         return promise
 
 
-class ItemParser(ChunkParser):
-    """Reads an item behind its head; it is over where the next item begins, or the text behind the list."""
+def _is_fence(text: str, *, fenced: bool) -> bool | None:
+    """True if a line opens a block of code, or ends the one that it is in; None if more of it has to be seen.
 
-    def __init__(self, head: Head) -> None:
+    A line with code of its own between such signs is none (CommonMark).
+    """
+    line, line_break, _ = text.partition("\n")
+    code = line.strip()
+    if not line_break and (not code or any(fence.startswith(code[:3]) for fence in _FENCES)):
+        return None
+    if not code.startswith(_FENCES):
+        return False
+    signs = code[: len(code) - len(code.lstrip(code[0]))]
+    return signs == code if fenced else code[0] not in code.removeprefix(signs)
+
+
+class ItemParser(ChunkParser):
+    """Reads an item behind its head; it is over where the next item begins, or the text behind the list.
+
+    Args:
+        head: The head.
+        begins_line: True if the head ended its line.
+    """
+
+    def __init__(self, head: Head, *, begins_line: bool = False) -> None:
         super().__init__()
         self._head = head
+        self._begins_line = begins_line
         self._held = ""  # white space, and the beginning of a line that may end the item
         self._fenced = False
         self._written = False  # True once the item has text that is no white space
@@ -222,6 +244,11 @@ class ItemParser(ChunkParser):
         if self._over:
             return []
         self._held += text
+        if self._begins_line:  # the first line may open a block of code, but cannot end the item
+            if (is_fence := _is_fence(self._held, fenced=False)) is None:
+                return []
+            self._fenced = is_fence
+            self._begins_line = False
         shown = 0  # characters that belong to the item
         while line_break := _BREAK.search(self._held, shown):
             # The line behind the break says whether the item ends in front of the break.
@@ -258,13 +285,11 @@ class ItemParser(ChunkParser):
 
     def _ends_at(self, line: str, *, blank: bool) -> bool | None:
         """True if the item ends in front of this beginning of a line; None if more of it has to be seen."""
-        code = line.lstrip(" \t")
-        if not code or code in ("`", "``", "~", "~~"):
+        if (is_fence := _is_fence(line, fenced=self._fenced)) is None:
             return None
-        if code.startswith(_FENCES):
+        if is_fence:
             self._fenced = not self._fenced
-            return False
-        if self._fenced:
+        if is_fence or self._fenced:
             return False
         return self._head.item_ends_at(line, blank=blank and self._written)
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from pasta_async import Client, Generation, Limits
-from pasta_async.lang import Promise, Sync, Text, parse
+from pasta_async.interpreter.outline import Head, ItemParser
+from pasta_async.lang import ChunkEnded, Promise, Sync, Text, parse
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.testing.tokenizer import chat_tokenizer
 from tests.interpreter.support import RICH, answer, read_by_events
@@ -108,6 +109,18 @@ async def test_the_text_does_not_depend_on_pieces_width_or_time(text: str, piece
             assert not backend.open
 
 
+@pytest.mark.parametrize("piece", [1, 3, 1000])
+def test_an_item_may_begin_with_a_block_of_code(piece: int) -> None:
+    code = "```bash\n# not a heading\n\nnot the end\n```"
+    text = f"{code}\n\n2. Next:"
+    parser = ItemParser(Head("1.", "plain", "Install"), begins_line=True)
+    readings = [
+        reading for i in range(0, len(text), piece) for reading in parser.feed_text(text[i : i + piece])
+    ]
+    assert "".join(reading for reading in readings if isinstance(reading, str)) == code
+    assert [reading for reading in readings if not isinstance(reading, str)] == [ChunkEnded("nested")]
+
+
 PLAIN = st.lists(
     st.sampled_from(["word", " and", ":", "\n", "\n\n", "1", "2. ", "- ", "**", "# ", "```", "http://", "é"]),
     max_size=30,
@@ -127,7 +140,14 @@ async def test_an_answer_without_heads_is_the_plain_answer(text: str) -> None:
 
 
 BODIES = st.sampled_from(
-    [" One line.", " Two\nlines.", ":\n- a\n- b", "\n\n   indented.", "\n```\n1. **x**: y\n```", " 3 of 4."]
+    [
+        *(" One line.", " Two\nlines.", ":\n- a\n- b", "\n\n   indented.", " 3 of 4."),
+        *(
+            "\n```\n1. **x**: y\n```",
+            " Run:\n\n   ```pip install x```",
+            "\n\n   ~~~sh\n   ls\n   ~~~\n   done",
+        ),
+    ]
 )
 
 
