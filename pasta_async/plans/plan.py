@@ -270,8 +270,8 @@ class Plan:
     def fitted(self, max_tokens: int | None) -> Plan:
         """The plan within a token limit, as far as there is something that nothing bounds.
 
-        Such lists get fewer items, until such holes could have `_ENOUGH_TOKENS` each. Then these share what
-        is left.
+        Such lists give items away, the longest first, until such holes could have `_ENOUGH_TOKENS` each. Then
+        these share what is left.
         """
         if max_tokens is None or self.tokens <= max_tokens:
             return self
@@ -284,16 +284,22 @@ class Plan:
                 for hole in plan.holes
             )
 
+        enough = limited(self, _ENOUGH_TOKENS)
+        item_tokens = dict.fromkeys(self.lists, 0)
+        for hole in enough.holes:
+            if hole.list_of:
+                item_tokens[hole.list_of] += hole.tokens
+        most = {key: items.most for key, items in self.lists.items()}
+        surplus = enough.tokens - max_tokens
+        while surplus > 0 and (free := [key for key in most if most[key] > self.lists[key].least]):
+            longest = max(free, key=most.__getitem__)
+            most[longest] -= 1
+            surplus -= item_tokens[longest]
         plan = self
-        while limited(plan, _ENOUGH_TOKENS).tokens > max_tokens:
-            # The longest list gives an item away, if it has more than it must.
-            free = {key: items.most for key, items in plan.lists.items() if items.most > items.least}
-            if not free:
-                break
-            key = max(free, key=free.__getitem__)
-            plan = plan._with_items(key, free[key] - 1)
-        copies = sum(plan.copies[name] for name in usual)
-        share = (max_tokens - limited(plan, 0).tokens) // max(1, copies)
+        for key in self.lists:
+            if most[key] < self.lists[key].most:
+                plan = plan._with_items(key, most[key])
+        share = (max_tokens - limited(plan, 0).tokens) // max(1, sum(plan.copies[name] for name in usual))
         return limited(plan, max(share, LEAST_TOKENS))
 
     def in_rounds(self) -> Plan | None:
@@ -510,8 +516,8 @@ def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
         InvalidRequestError: Its `maxItems` or `minItems` is no number.
     """
     most, least = field.get("maxItems"), field.get("minItems", 1)
-    if not isinstance(most, int | None) or not isinstance(least, int):
-        raise InvalidRequestError(f"maxItems and minItems of {key!r} are numbers")
+    if not (most is None or _is_count(most)) or not _is_count(least):
+        raise InvalidRequestError(f"maxItems and minItems of {key!r} are numbers, at least 0")
     order = tuple(_properties(item))
     if most is not None:
         return ItemList(most, most, True, order)

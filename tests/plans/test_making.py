@@ -153,6 +153,8 @@ def _list_of(**keywords: Any) -> dict[str, Any]:
         lambda: Plan.of({"properties": {"a": {"x-pasta": {"tokens": 0}}}}),
         lambda: Plan.of(3),  # pyright: ignore[reportArgumentType]
         lambda: Plan.of(_list_of(maxItems="3")),
+        lambda: Plan.of(_list_of(maxItems=-1)),
+        lambda: Plan.of(_list_of(minItems=None)),
         lambda: Plan.of({"properties": {f"f{i}": {} for i in range(501)}}),
         lambda: Plan.of({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"const": "x" * 10**5}}}),
         lambda: Plan.in_sequence({"properties": {"a": {}}}, tokens=0),
