@@ -121,7 +121,7 @@ class OutlineParser(MainParser):
         """The latest head of the current list, behind which main is led on."""
         self._topics = set[str]()  # topics of the answer's heads: a topic that comes again is no new item
         self._items = 0  # number of items in the current list
-        self.is_block = False
+        self.is_block: bool = False
         """True if the items of the current list begin on lines of their own."""
         self._is_plain = False  # main was led on once and wrote no second head: it gets no list any more
         self._line = ""  # the beginning of the line that is being written
