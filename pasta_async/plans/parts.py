@@ -83,12 +83,32 @@ class Layout:
         self._order = [*(plan.schema or {}).get("properties", ())]  # keys of the answer's object
 
     def grammar(self, hole: Hole) -> Grammar | None:
-        """The grammar of a hole's output; None for free text."""
+        """The grammar of a hole's output; None for free text.
+
+        An object of some fields may go on behind them, where `own_text` ends it: a model that knows of
+        further fields wants a comma there, and without one it goes on with a number (1200 instead of 120).
+        """
         if hole.schema is None:
             return None
-        if self._kind == "json_schema" or not hole.keys:
+        if not hole.keys:
             return Grammar.of_schema(hole.schema, compact=self._kind == "lark")
+        if self._kind == "json_schema":
+            return Grammar.of_schema({**hole.schema, "additionalProperties": True}, compact=False)
         return Grammar.of_values(hole.field_schemas)
+
+    def own_text(self, hole: Hole, output: str) -> str | None:
+        """The object of a hole's own keys, once its output goes on with other ones; None before that."""
+        if self._kind == "lark" or not hole.keys:
+            return None
+        position = 0
+        for _ in hole.keys:
+            if not (key := _KEY.match(output, position)):
+                return None
+            try:
+                _, position = _DECODER.raw_decode(output, key.end())
+            except JSONDecodeError:
+                return None
+        return f"{output[:position]}}}" if output[position:].lstrip().startswith(",") else None
 
     def key_text(self, hole: Hole) -> str:
         """The text that a hole's output has beside its values: keys, and the signs and white space around."""

@@ -332,14 +332,16 @@ class PlanRun:
         """Add decoded text to a part, and hand it on; True if that ends it."""
         if part.hole.schema is not None:
             part.output += new
+            own_text = self._layout.own_text(part.hole, part.output) if "," in new else None
+            part.output = own_text or part.output
             if self._emit is None:  # no reader: the fields are read once, at the end
-                return False
+                return own_text is not None
             # A delta for each field that the new text makes longer.
             for key, raw in part.raw_values().items():
                 if delta := value_so_far(raw)[part.shown[key] :]:
                     part.shown[key] += len(delta)
                     await self._hand_on(FieldDelta(part.key_path(key), delta))
-            return False
+            return own_text is not None
         # Free text. White space at its end, and the beginning of a text that ends the hole, are held back:
         # they are shown when more text follows.
         waiting = part.held + new if part.output else (part.held + new).lstrip()

@@ -460,6 +460,23 @@ async def test_a_value_has_all_its_tokens_whatever_its_key_takes() -> None:
     assert report.bounds and filled.usage.completion_tokens <= report.bounds.tokens
 
 
+async def test_a_field_ends_where_a_model_goes_on_with_others() -> None:
+    class Form(BaseModel):
+        price: Annotated[int, Field(ge=0, le=2000)]
+        words: Annotated[list[str], Tokens(40)]
+
+    texts = ['{"price": 120, "words": ["never', '{\n  "words": ["a, b", "c"],\n  "price"']
+    backend = Writing(*texts, grammars=("json_schema",))
+    async with Client(backend) as client, client.fill_stream("x", Form) as stream:
+        deltas = [(event.path, event.delta) async for event in stream if isinstance(event, FieldDelta)]
+    filled = await stream.result()
+    assert filled.value == Form(price=120, words=["a, b", "c"]) and filled.closed == ()
+    assert {path: "".join(text for name, text in deltas if name == path) for path, _ in deltas} == {
+        "price": "120",
+        "words": '["a, b", "c"]',
+    }
+
+
 async def test_keys_within_a_group_take_nothing_of_its_values() -> None:
     class Form(BaseModel):
         first: Annotated[bool, Together("g")]
