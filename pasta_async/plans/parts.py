@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from json.decoder import JSONDecodeError
 
 from pydantic_core import from_json
@@ -100,15 +101,10 @@ class Layout:
         """The object of a hole's own keys, once its output goes on with other ones; None before that."""
         if self._kind == "lark" or not hole.keys:
             return None
-        position = 0
-        for _ in hole.keys:
-            if not (key := _KEY.match(output, position)):
-                return None
-            try:
-                _, position = _DECODER.raw_decode(output, key.end())
-            except JSONDecodeError:
-                return None
-        return f"{output[:position]}}}" if output[position:].lstrip().startswith(",") else None
+        ends = [value.stop for _, value in islice(_fields(output), len(hole.keys))]
+        if len(ends) < len(hole.keys) or not output[ends[-1] :].lstrip().startswith(","):
+            return None
+        return f"{output[: ends[-1]]}}}"
 
     def key_text(self, hole: Hole) -> str:
         """The text that a hole's output has beside its values: keys, and the signs and white space around."""
@@ -265,6 +261,11 @@ class Layout:
 
 def split_object(text: str) -> Iterator[tuple[str, str]]:
     """The keys in the JSON text of an object whose end may be missing, with the texts of their values."""
+    return ((key, text[value]) for key, value in _fields(text))
+
+
+def _fields(text: str) -> Iterator[tuple[str, slice]]:
+    """The keys in the JSON text of an object whose end may be missing, with the places of their values."""
     position = 0
     while key := _KEY.match(text, position):
         begin = key.end()
@@ -272,7 +273,7 @@ def split_object(text: str) -> Iterator[tuple[str, str]]:
             _, position = _DECODER.raw_decode(text, begin)
         except JSONDecodeError:  # a value that cannot be read reaches to the end of the text
             position = len(text)
-        yield json.loads(key[1]), text[begin:position]
+        yield json.loads(key[1]), slice(begin, position)
 
 
 def value_so_far(raw: str) -> str:

@@ -6,7 +6,6 @@ The engine renders and encodes the prompt itself, so it may read special tokens 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -74,7 +73,7 @@ class EngineReply:
         loop = asyncio.get_running_loop()
         try:
             async with self._service.admission.enter(self._timeout) as seconds:
-                deadline = loop.time() + (math.inf if seconds is None else seconds)
+                deadline = None if seconds is None else loop.time() + seconds
                 async with http.stream(
                     "POST", self._url, json=self._body, headers=self._headers, timeout=seconds
                 ) as reply:
@@ -82,7 +81,7 @@ class EngineReply:
                         raise _refusal(reply, await reply.aread())
                     parts = reply.aiter_bytes()
                     while True:  # httpx limits each wait, not all of them together
-                        left = None if seconds is None else deadline - loop.time()
+                        left = None if deadline is None else deadline - loop.time()
                         try:
                             part = await asyncio.wait_for(anext(parts), left)
                         except StopAsyncIteration:

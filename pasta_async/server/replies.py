@@ -107,10 +107,10 @@ class _Reply:
         }
         self.mode: Literal["parallel", "sequential", "baseline"] = "parallel"
         """The way in which the answers are decoded."""
-        parallel = self._options.parallel or service.settings.parallel
-        if self._options.baseline or (service.info.tags is None and parallel != "outline"):
+        self._parallel = self._options.parallel or service.settings.parallel
+        if self._options.baseline or (service.info.tags is None and self._parallel != "outline"):
             self.mode = "baseline"
-        elif parallel == "never":
+        elif self._parallel == "never":
             self.mode = "sequential"
         self.shown: str = ""
         """Text of the first choice that a stream has sent so far."""
@@ -176,7 +176,7 @@ class _Reply:
         shared: Json = {
             "limits": self._limits.model_copy(update={"timeout": seconds}),
             "baseline": bool(self._options.baseline),
-            "parallel": self._options.parallel or settings.parallel,
+            "parallel": self._parallel,
             "sampling": sampling_of(request, settings),
         }
         if isinstance(request, ChatRequest):
@@ -264,7 +264,7 @@ class _FilledReply(_Reply):
         limit = request.token_limit or service.settings.max_tokens or min(_OBJECT_TOKENS, room)
         limit = min(limit, self._limits.total_tokens or limit)
         self._plan = Plan.of(schema) if in_parallel else Plan.in_sequence(schema, limit)
-        in_turn = (self._options.parallel or service.settings.parallel) == "never"
+        in_turn = self._parallel == "never"
         self.mode = "baseline" if not in_parallel else "sequential" if in_turn else "parallel"
 
     async def _answer(self, call: Json) -> Generation:
