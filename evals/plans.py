@@ -10,7 +10,7 @@ eight fields are to be found in texts made of templates, so that their values ar
 
     object      the whole object in one thread, its keys decoded as well
     sequence    a field after the other, each of which sees all before it; keys are given, not decoded
-    together    two neighbours in one thread, these threads at once
+    together    two neighbours one after the other, these pairs at once
     after       the first field, then all others at once, which see it
     parallel    all fields at once
 

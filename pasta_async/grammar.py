@@ -30,6 +30,11 @@ _MOST_BYTES = 100_000
 _ENDING = b'}],"'
 """Bytes that bring a JSON text nearer to its end, the best first. Inside a string only the quote does."""
 
+_ESCAPE = re.compile(r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\u[\da-fA-F]{4}|\\[^u]")
+"""An escaped character in JSON text, which may be one of two halves."""
+
+_HALF_ESCAPE = re.compile(r"\\u([\da-fA-F]{0,3})$")
+
 _LATER = b"[{ "
 """Bytes that bring no JSON text nearer to its end, the least bad first; a schema may require one."""
 
@@ -55,22 +60,13 @@ class Grammar:
         return cls("json_schema", json.dumps({**schema, **form}))
 
     @classmethod
-    def of_values(cls, schemas: Mapping[str, Mapping[str, Any]]) -> Grammar:
-        """The grammar of an object's rest, from behind `{"key":` of the first key, to a comma or brace.
+    def of_value(cls, schema: Mapping[str, Any]) -> Grammar:
+        """The grammar of a value in an object, from behind its key's colon up to a comma or brace.
 
         The space in front and the sign behind belong to it, because a model's usual tokens include them.
-
-        Args:
-            schemas: The schema of each key's value, in order.
         """
-        rules: list[str] = []
-        parts: list[str] = []
-        for number, (key, schema) in enumerate(schemas.items()):
-            if number:
-                parts.append(json.dumps(f", {json.dumps(key, ensure_ascii=False)}: "))
-            parts.append(f"value{number}")
-            rules.append(f"value{number}: %json {json.dumps({**schema, 'x-guidance': _COMPACT})}")
-        return cls("lark", "\n".join([f'start: " " {" ".join(parts)} /[,}}]/', *rules]))
+        value = json.dumps({**schema, "x-guidance": _COMPACT})
+        return cls("lark", f'start: " " value /[,}}]/\nvalue: %json {value}')
 
     def problems(self) -> list[str]:
         """The reasons why nothing can be decoded by it; empty for a sound grammar."""
@@ -80,7 +76,7 @@ class Grammar:
     def accepts(self, text: str) -> bool:
         """True if the text is whole by the grammar."""
         matcher = self.matcher(_bytes())
-        return _follow(matcher, text.encode()) and matcher.is_accepting()
+        return _follow(matcher, _as_written(text)) and matcher.is_accepting()
 
     def closing(self, text: str) -> str:
         """The text that closes one that was cut off; short, if not always the shortest. Empty if it is whole.
@@ -89,14 +85,18 @@ class Grammar:
             BackendError: The text does not follow the grammar, or too much is missing.
         """
         matcher = self.matcher(_bytes())
-        # A decoder holds an unfinished character back, so the text ends with a whole one.
-        if not _follow(matcher, text.encode()):
+        # A decoder holds an unfinished character back, so the text ends with a whole one. An unfinished
+        # escape (`\u00e`) is finished first.
+        half = _HALF_ESCAPE.search(_ESCAPE.sub("", text))
+        escape = "0020"[len(half[1]) :] if half else ""
+        written = _as_written(text + escape)
+        if not _follow(matcher, written):
             raise BackendError(f"the output {text[:80]!r} does not follow the request's grammar")
         # Add the best allowed byte until the text is whole. Counting how often each byte was used, for each
         # set of allowed bytes, keeps this from going in circles.
         ending = bytearray()
         used = Counter[tuple[bytes, int]]()
-        is_string = _ends_inside_string(text.encode())
+        is_string = _ends_inside_string(written)
         while not matcher.is_accepting() and len(ending) < _MOST_BYTES:
             mask = matcher.compute_bitmask()
             byte = _next_byte(mask, used, is_string)
@@ -105,16 +105,19 @@ class Grammar:
             if not matcher.consume_token(byte):
                 break
             if byte == ord('"'):
-                is_string = _ends_inside_string(text.encode() + ending)
+                is_string = _ends_inside_string(written + ending)
         if not matcher.is_accepting():
             raise BackendError(f"the output {text[:80]!r} was cut off, and cannot be closed by its grammar")
-        return ending.decode()
+        return escape + ending.decode()
 
     def _compiled(self) -> str:
         matcher = _guidance().LLMatcher
-        if self.kind == "lark":
-            return matcher.grammar_from_lark(self.text)
-        return matcher.grammar_from_json_schema(self.text)
+        try:
+            if self.kind == "lark":
+                return matcher.grammar_from_lark(self.text)
+            return matcher.grammar_from_json_schema(self.text)
+        except ValueError as error:
+            raise InvalidRequestError(f"the grammar cannot be read: {error}") from error
 
     def matcher(self, vocabulary: LLTokenizer) -> LLMatcher:
         """Follows an output, token by token.
@@ -152,6 +155,15 @@ class _GuidanceTokenizer:
 
     def __call__(self, text: str) -> Sequence[int]:
         return self._tokenizer.encode(text)
+
+
+def _as_written(text: str) -> bytes:
+    """JSON text with the escapes alone that JSON needs, since llguidance reads no others; servers do."""
+
+    def plain(escape: re.Match[str]) -> str:
+        return json.dumps(json.loads(f'"{escape[0]}"'), ensure_ascii=False)[1:-1]
+
+    return _ESCAPE.sub(plain, text).encode("utf-8", "surrogatepass")
 
 
 def _follow(matcher: LLMatcher, written: bytes) -> bool:
@@ -195,7 +207,7 @@ def _guidance() -> Any:
     return llguidance
 
 
-@lru_cache(1024)  # plans often have equal fields, and are filled again and again
+@lru_cache(256)  # plans often have equal fields, and are filled again and again
 def _validated(compiled: str) -> tuple[bool, list[str]]:
     return _guidance().LLMatcher.validate_grammar_with_warnings(compiled, _bytes())
 

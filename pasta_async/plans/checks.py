@@ -182,12 +182,10 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
         yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole="", message=message)
         return
     for hole in constrained:
-        # A group of fields is checked field by field, so that a finding says which one is wrong.
-        for schema in hole.field_schemas.values() or [hole.schema or {}]:
-            for problem in Grammar.of_schema(schema).problems():
-                empty = "unsatisfiable" in problem.lower()
-                code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
-                yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
+        for problem in Grammar.of_schema(hole.value_schema).problems():
+            empty = "unsatisfiable" in problem.lower()
+            code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
+            yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
 
 
 def _advice(plan: Plan) -> Iterator[Finding]:
@@ -204,11 +202,9 @@ def _advice(plan: Plan) -> Iterator[Finding]:
             yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=key, message=message)
     waited_for = {name for seen in plan.seen.values() for name in seen}
     for hole in plan.holes:
-        reasons = [key for key in hole.keys or (hole.name,) if key.lower() in _REASONS]
-        # A hole of several fields writes them in order, so that its last field alone may come too late.
-        is_last = hole.keys[-1:] == tuple(reasons[-1:]) or not hole.keys
-        if reasons and is_last and hole.name not in waited_for and len(plan.holes) > 1:
-            message = f"no field comes after {reasons[-1]!r}, so the reason has no effect on the answer"
+        key = hole.key or hole.name
+        if key.lower() in _REASONS and hole.name not in waited_for and len(plan.holes) > 1:
+            message = f"no field comes after {key!r}, so the reason has no effect on the answer"
             yield Finding(code=PlanCode.REASON_LAST, verdict="yes", hole=hole.name, message=message)
 
 
@@ -261,7 +257,8 @@ def _bounds(plan: Plan) -> Bounds:
 def _fixed_tokens(hole: Hole, is_tagged: bool) -> int:
     """The largest number of tokens of the text around a hole: a token has at least one byte."""
     tags = len(hole.name.encode()) + _TAG_TOKENS if is_tagged else 0
-    return tags + len(hole.head.encode()) + sum(len(key.encode()) + 8 for key in hole.keys)
+    key = len(hole.key.encode()) + 8 if hole.key else 0
+    return tags + len(hole.head.encode()) + key
 
 
 def _width(plan: Plan, copies: Mapping[str, int]) -> int:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FieldStarted:
-    """A hole's request was sent; `path` names its field, or the fields of its group (`street+city`)."""
+    """A hole's request was sent; `path` names its field."""
 
     path: str
     thread: int

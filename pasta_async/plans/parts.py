@@ -8,12 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from json.decoder import JSONDecodeError
 
 from pydantic_core import from_json
 
 from pasta_async.grammar import Grammar, GrammarKind
+from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.state import Decoder
 from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text
 from pasta_async.lang.views import Segment, views
@@ -49,6 +49,33 @@ class HolePart(Decoder):
     shown: Counter[str] = field(default_factory=Counter[str])
     """Characters of each key's value that a reader has seen."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def free_text(self, new: str, *, is_whole: bool = False) -> tuple[str, bool]:
+        """Take more free text. Returns the part of it that is certain, and True if the hole ends there.
+
+        White space at the end, and what may be the beginning of a text that ends the hole, is held back until
+        more follows, or the text `is_whole`.
+        """
+        waiting = self.held + new
+        if not self.output:
+            waiting = waiting.lstrip()
+        # An end may begin with the line break in front of an empty hole, or stand behind the digit before.
+        before = (self.output or self.hole.head)[-1:]
+        text = before + waiting
+        start = 0 if before == "\n" else len(before)
+        found = [find_end(text, end, start, is_whole=is_whole) for end in self.hole.ends]
+        position = min((position for position in found if position >= 0), default=-1)
+        if position >= 0:
+            certain = max(0, position - len(before))
+        elif is_whole:
+            certain = len(waiting)
+        else:
+            undecided = max((_undecided(text[start:], end, before) for end in self.hole.ends), default=0)
+            certain = max(0, len(waiting) - undecided)
+        delta = waiting[:certain].rstrip()
+        self.held = waiting[len(delta) :]
+        self.output += delta
+        return delta, position >= 0
 
     def raw_values(self) -> dict[str, str]:
         """The JSON text of each key so far; none for free text."""
@@ -86,32 +113,31 @@ class Layout:
     def grammar(self, hole: Hole) -> Grammar | None:
         """The grammar of a hole's output; None for free text.
 
-        An object of some fields may go on behind them, where `own_text` ends it: a model that knows of
-        further fields wants a comma there, and without one it goes on with a number (1200 instead of 120).
+        On a server the grammar allows further keys behind the hole's own one. A model that expects more
+        fields writes a comma there; if the grammar forbade it, the model would lengthen a number instead
+        (1200 for 120). `ended_object` cuts the output at that comma.
         """
         if hole.schema is None:
             return None
-        if not hole.keys:
+        if hole.key is None:
             return Grammar.of_schema(hole.schema, compact=self._kind == "lark")
         if self._kind == "json_schema":
             return Grammar.of_schema({**hole.schema, "additionalProperties": True}, compact=False)
-        return Grammar.of_values(hole.field_schemas)
+        return Grammar.of_value(hole.value_schema)
 
-    def own_text(self, hole: Hole, output: str) -> str | None:
-        """The object of a hole's own keys, once its output goes on with other ones; None before that."""
-        if self._kind == "lark" or not hole.keys:
+    def ended_object(self, hole: Hole, output: str) -> str | None:
+        """The object of a hole's key alone, once its output goes on with another key; None before that."""
+        if self._kind == "lark" or hole.key is None:
             return None
-        ends = [value.stop for _, value in islice(_fields(output), len(hole.keys))]
-        if len(ends) < len(hole.keys) or not output[ends[-1] :].lstrip().startswith(","):
-            return None
-        return f"{output[: ends[-1]]}}}"
+        _, value = next(_fields(output), ("", slice(0)))
+        is_ended = value.stop and output[value.stop :].lstrip().startswith(",")
+        return f"{output[: value.stop]}}}" if is_ended else None
 
     def key_text(self, hole: Hole) -> str:
-        """The text that a hole's output has beside its values: keys, and the signs and white space around."""
-        keys = [f"{json.dumps(key, ensure_ascii=False)}: " for key in hole.keys]
-        if self._kind == "lark":  # the context has the first key
-            return "".join(f", {key}" for key in keys[1:])
-        return "{\n  " + ",\n  ".join(keys) + "\n}" if keys else ""
+        """The text that a hole's output has beside its value: its key, with signs and white space."""
+        if self._kind == "lark" or hole.key is None:  # the context has the key
+            return ""
+        return f"{{\n  {json.dumps(hole.key, ensure_ascii=False)}: \n}}"
 
     def context(self, part: HolePart, visible: Sequence[HolePart]) -> tuple[str, tuple[Segment, ...]]:
         """The context of a part, without the prompt.
@@ -125,11 +151,11 @@ class Layout:
             part's full context.
         """
         if self._plan.is_tagged:
-            return "".join(part.hole.after), views(self.main(visible, part.hole))[-1].context
+            return "".join(part.hole.after), views(self.tagged_document(visible, part.hole))[-1].context
         shared, rest = self._context(part, visible)
         return shared, (Segment(shared + rest),)
 
-    def main(self, parts: Sequence[HolePart], last: Hole | None = None) -> Document:
+    def tagged_document(self, parts: Sequence[HolePart], last: Hole | None = None) -> Document:
         """The document of a template in rounds, with the tags that main and the threads would have written.
 
         Args:
@@ -169,7 +195,7 @@ class Layout:
             shared = "".join(other.hole.head + other.values[other.hole.name] for other in visible)
             head = part.hole.head.rstrip(" ")  # a word's token includes the space in front of it
             return shared, head if shared else head.lstrip("\n")
-        if not part.hole.keys:
+        if part.hole.key is None:
             return "", ""  # the whole object is one hole
         # The visible keys of the answer's object, in the order of the schema.
         keys = [key for other in visible if other.hole.list_of is None for key in other.values]
@@ -191,8 +217,8 @@ class Layout:
 
     def start(self, hole: Hole) -> str:
         """The text in front of a hole's output that makes it an object: `{"key":`, or nothing."""
-        is_inside = self._kind == "lark" and bool(hole.keys)
-        return f"{{{json.dumps(hole.keys[0], ensure_ascii=False)}:" if is_inside else ""
+        is_inside = self._kind == "lark" and hole.key is not None
+        return f"{{{json.dumps(hole.key, ensure_ascii=False)}:" if is_inside else ""
 
     def _object(self, fields: Mapping[str, str], hole: Hole) -> tuple[str, str]:
         """An object with these fields, up to a hole: the text that parts share, and the rest."""
@@ -207,7 +233,7 @@ class Layout:
         """The text of the answer in order, up to the first part that is not written yet."""
         if self._plan.is_text:
             return self._text(parts)
-        if self._plan.holes and not self._plan.holes[0].keys:  # the whole object is one hole
+        if self._plan.holes and self._plan.holes[0].key is None:  # the whole object is one hole
             return parts[0].output.strip() if parts else ""
         written = "{"
         for number, key in enumerate(self._order):
@@ -220,7 +246,7 @@ class Layout:
 
     def _value(self, key: str, parts: Sequence[HolePart]) -> tuple[str, bool]:
         """The JSON text of one of the answer's keys so far, and True if that is all of it."""
-        part = next((part for part in parts if part.item is None and key in part.hole.keys), None)
+        part = next((part for part in parts if part.item is None and part.hole.key == key), None)
         if part is None:
             return "", False
         if key in self._plan.lists:
@@ -288,3 +314,29 @@ def value_so_far(raw: str) -> str:
 
 def _listed(fields: Mapping[str, str]) -> str:
     return ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {raw}" for key, raw in fields.items())
+
+
+_NUMBER_SIGNS = ".,:"
+"""Signs that are part of a number, a time or the like between two digits."""
+
+
+def find_end(text: str, end: str, start: int, *, is_whole: bool) -> int:
+    """The position of a text that ends a hole, at or behind `start`; -1 if it is not there, or not certain.
+
+    A sign between digits ends no hole, so one behind a digit waits for the next character, unless the text
+    is whole.
+    """
+    position = text.find(end, start)
+    while position >= 0 and end in _NUMBER_SIGNS and text[:position][-1:].isdigit():
+        following = text[position + 1 : position + 2]
+        if (following and not following.isdigit()) or (is_whole and not following):
+            break
+        position = text.find(end, position + 1)
+    return position
+
+
+def _undecided(text: str, end: str, before: str) -> int:
+    """The number of characters at a text's end that may turn out to begin `end`."""
+    if end in _NUMBER_SIGNS:
+        return 1 if text.endswith(end) and (before + text)[-2:-1].isdigit() else 0
+    return overlap(text, end)

@@ -18,9 +18,11 @@ from pydantic import (
     PydanticUserError,
     ValidationError,
 )
-from pydantic_core import CoreSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.prompts import check_json
 
 KEY = "x-pasta"
 """The keyword for a field's annotations in a JSON schema: an object with `after`, `tokens`, `together`."""
@@ -38,10 +40,13 @@ USUAL_ITEMS = 16
 """Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
 _MOST_FIELDS = 500  # of a plan: what is done for each, for all that it sees, has to end soon
-_LONGEST_DEFINITIONS = 100_000  # characters: the holes' schemas have them, each for itself
+_LONGEST_SCHEMA = 100_000  # characters of JSON: servers take schemas of anybody; each hole has the $defs
 _SCHEMAS_LOOKED_AT = 200  # to find the longest value of a field, whose schema may refer to itself
 _NUMBER_TOKENS = 24  # token limit of a number that nothing bounds
-_NO_MEANING = (KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly")
+_NO_MEANING = (
+    *(KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly"),
+    "discriminator",
+)
 _SHARED = ("$defs", "definitions")
 _NAMED_SCHEMAS = ("properties", *_SHARED, "patternProperties")
 
@@ -53,7 +58,7 @@ class _Settings(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    after: list[str] = []
+    after: list[str] = Field(default=[], fail_fast=True)
     tokens: int = Field(default=USUAL_TOKENS, ge=1)
     together: str = ""
 
@@ -63,8 +68,9 @@ def _checked(settings: object, source: str) -> dict[str, Any]:
     try:
         return _Settings.model_validate(settings).model_dump(exclude_unset=True)
     except ValidationError as error:
-        reasons = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise InvalidRequestError(f"{source} cannot be used: {reasons}") from error
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise InvalidRequestError(f"{source} cannot be used: {place}: {first['msg']}") from error
 
 
 class Annotation:
@@ -102,7 +108,7 @@ class Tokens(Annotation):
 
 
 class Together(Annotation):
-    """The group of a field. One thread writes a group; each field sees the group's fields before it."""
+    """The group of a field. Its fields are written one after the other; each sees those before it."""
 
     def __init__(self, group: str) -> None:
         super().__init__(together=group)
@@ -113,7 +119,7 @@ class Hole:
     """A part of the answer that one thread writes."""
 
     name: str
-    """Unique: `stars`, `street+city` for a group, `sections[].text` for what each item has."""
+    """Unique: `stars`, or `sections[].text` for what each item has."""
     after: tuple[str, ...]
     """Names of the holes that it waits for and sees."""
     tokens: int
@@ -121,11 +127,11 @@ class Hole:
     is_bounded: bool
     """False if nothing bounds it, so that `tokens` is the usual number."""
     key_tokens: int = 0
-    """Those of `tokens` that are for the keys which it writes beside its values (`Plan.with_keys`)."""
-    keys: tuple[str, ...] = ()
-    """Keys of the object that it writes; none for free text, and for the whole of an object."""
+    """The part of `tokens` that is reserved for the key, where it is written (`Plan.with_keys`)."""
+    key: str | None = None
+    """Key of the object that it writes; None for free text, and for the whole of an object."""
     schema: Schema | None = None
-    """Schema of the object that it writes, with these keys alone. None for free text."""
+    """Schema of the object that it writes, with this key alone. None for free text."""
     list_of: str | None = None
     """The list whose items each have a copy of this hole; None for a hole of the answer itself."""
     head: str = ""
@@ -136,10 +142,10 @@ class Hole:
     """Names in its `After` that no field has."""
 
     @property
-    def field_schemas(self) -> dict[str, Schema]:
-        """The schema of each of its keys."""
+    def value_schema(self) -> Schema:
+        """The schema of its key's value, or of the whole object."""
         schema = self.schema or {}
-        return {key: {**schema["properties"][key], **_definitions(schema)} for key in self.keys}
+        return schema if self.key is None else {**schema["properties"][self.key], **_definitions(schema)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,8 @@ class Plan:
     def of(cls, form: PlanForm) -> Plan:
         """The plan of a pydantic model, or of the JSON schema of an object; a plan is returned as it is.
 
-        Each property is a hole, except those of a group, and lists whose items have an `After`.
+        Each property is a hole. A list whose items have an `After` has a hole for its outline, and more for
+        each item.
 
         Raises:
             InvalidRequestError: It is none of these, its annotations are malformed, or it is too large.
@@ -223,20 +230,22 @@ class Plan:
         items = {key: item for key, field in fields.items() if (item := _item_schema(field, definitions))}
         if len(fields) + sum(len(_properties(item)) for item in items.values()) > _MOST_FIELDS:
             raise InvalidRequestError(f"a plan has at most {_MOST_FIELDS} fields")
-        if len(json.dumps(definitions)) > _LONGEST_DEFINITIONS:
-            raise InvalidRequestError(f"$defs have more than {_LONGEST_DEFINITIONS} characters")
-        definitions = _bare(definitions)  # which all holes share
-        groups = _groups(fields, alone=items)
-        hole_of = {key: _name(keys) for keys in groups for key in keys}
+        settings = _grouped(fields, definitions)
+        bare = _bare(definitions)  # which all holes share
+        hole_of = {key: key for key in fields}
         holes: list[Hole] = []
         lists: dict[str, ItemList] = {}
-        for keys in groups:
-            key = keys[0]
+        for key, field in fields.items():
             if key in items:
-                lists[key] = _item_list(key, fields[key], items[key])
-                holes += _list_holes(key, fields[key], items[key], lists[key], hole_of, definitions)
-            else:
-                holes.append(_hole(keys, fields, hole_of, definitions))
+                lists[key] = _item_list(key, field, items[key])
+                field = _outline(field, items[key], lists[key], definitions)
+            holes.append(_hole(key, field, settings[key], hole_of, bare))
+            if key in items:
+                apart = _apart(_properties(items[key]), definitions)
+                # They may see each other, and the outline in any case.
+                item_holes = {name: f"{key}[].{name}" if name in apart else key for name in lists[key].order}
+                for name, setting in _grouped(apart, definitions).items():
+                    holes.append(_hole(name, apart[name], setting, item_holes, bare, key))
         return cls._of_holes(schema, holes, lists)
 
     @classmethod
@@ -378,18 +387,18 @@ class Plan:
             else:
                 seen.update(item_hole for name in hole.after for item_hole in item_holes.get(name, ()))
             direct[hole.name] = seen
-        # Follow them from each hole to the end; a hole in a cycle comes back to itself.
-        closed: dict[str, frozenset[str]] = {}
-        for name in direct:
-            reached: set[str] = set()
-            to_visit = [*direct[name]]
-            while to_visit:
-                other = to_visit.pop()
-                if other not in reached:
-                    reached.add(other)
-                    to_visit += direct.get(other, ())
-            closed[name] = frozenset(reached)
-        return closed
+        # Warshall's algorithm on sets of bits: through each hole in turn, those that see it see what it sees.
+        names = [*direct]
+        bit = {name: 1 << index for index, name in enumerate(names)}
+        reached = [sum(bit.get(name, 0) for name in direct[hole]) for hole in names]
+        for index, name in enumerate(names):
+            for other, mask in enumerate(reached):
+                if mask & bit[name]:
+                    reached[other] |= reached[index]
+        return {
+            hole: frozenset(name for name in names if mask & bit[name])
+            for hole, mask in zip(names, reached, strict=True)
+        }
 
     def instruction(self) -> str:
         """The sentence that tells a model the form of the answer."""
@@ -437,8 +446,11 @@ def _ends(head: str, following: str) -> tuple[str, ...]:
     heading = head.strip().rpartition("\n")[2]
     marks = re.match(r"#+ ", heading)
     next_line = following.strip().partition("\n")[0]
-    ends = [f"\n{next_line}"] if next_line else []
-    return (*ends, f"\n{marks[0]}") if marks else tuple(ends)
+    starts = [text for text in (next_line, marks and marks[0]) if text]
+    # In an indented template the model may keep the indentation.
+    indented = following.strip("\n").partition("\n")[0]
+    indent = indented[: len(indented) - len(indented.lstrip())]
+    return tuple(dict.fromkeys(f"\n{space}{text}" for space in ("", indent) for text in starts))
 
 
 def _settings(annotations: Annotation | Sequence[Annotation]) -> dict[str, Any]:
@@ -453,17 +465,33 @@ def _settings(annotations: Annotation | Sequence[Annotation]) -> dict[str, Any]:
     return merged
 
 
+class _ModelSchema(GenerateJsonSchema):
+    """JSON schemas of pydantic models."""
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+        """A number. By pydantic any string would do as well, also one that the model then refuses."""
+        value = super().decimal_schema(schema)
+        return value["anyOf"][0] if "anyOf" in value else value
+
+
 def _schema_of(form: object) -> Schema:
     if isinstance(form, Mapping):
-        return cast("Schema", form)
-    if isinstance(form, type) and issubclass(form, BaseModel):
+        schema = cast("Schema", form)
+    elif isinstance(form, type) and issubclass(form, BaseModel):
         try:
-            return form.model_json_schema()
+            schema = form.model_json_schema(schema_generator=_ModelSchema)
         except PydanticUserError as error:
             raise InvalidRequestError(f"{form.__name__} has no JSON schema: {error}") from error
-    raise InvalidRequestError(
-        f"a plan is made of a pydantic model, a JSON schema or a Plan, not {form!r:.80}"
-    )
+    else:
+        raise InvalidRequestError(
+            f"a plan is made of a pydantic model, a JSON schema or a Plan, not {form!r:.80}"
+        )
+    check_json(schema, "the schema")
+    if len(json.dumps(schema)) > _LONGEST_SCHEMA:
+        raise InvalidRequestError(f"the schema has more than {_LONGEST_SCHEMA} characters")
+    definitions = _definitions(schema)
+    # That of a recursive model is a reference to itself.
+    return {**_resolved(schema, definitions), **definitions}
 
 
 def _properties(schema: Schema) -> dict[str, Schema]:
@@ -482,9 +510,37 @@ def _definitions(schema: Schema) -> Schema:
     return {name: schema[name] for name in _SHARED if isinstance(schema.get(name), Mapping)}
 
 
-def _schema_settings(field: Schema, name: str) -> dict[str, Any]:
-    """The `x-pasta` of a field."""
-    return _checked(field.get(KEY, {}), f"{KEY} of {name!r}")
+def _schema_settings(field: Schema, name: str, definitions: Schema) -> dict[str, Any]:
+    """The `x-pasta` of a field: also where it stands in a type referred to, or in an optional one."""
+    target = _resolved(field, definitions)
+    value = _resolved(_beside_null(target), definitions)
+    settings: dict[str, Any] = {}
+    for schema in (value, target, field):
+        settings |= _checked(schema.get(KEY, {}), f"{KEY} of {name!r}")
+    return settings
+
+
+def _beside_null(schema: Schema) -> Schema:
+    """The schema of an optional value where it is not null; any other schema as it is."""
+    options: Any = schema.get("anyOf")
+    if not isinstance(options, list):
+        return schema
+    values = [option for option in cast("list[Any]", options) if option != {"type": "null"}]
+    return values[0] if len(values) == 1 and isinstance(values[0], Mapping) else schema
+
+
+def _grouped(fields: Mapping[str, Schema], definitions: Schema) -> dict[str, dict[str, Any]]:
+    """The `x-pasta` of each field. One of a group is after those of the group before it."""
+    grouped: dict[str, dict[str, Any]] = {}
+    groups: dict[str, list[str]] = {}
+    for key, field in fields.items():
+        settings = _schema_settings(field, key, definitions)
+        if "together" in settings:
+            before = groups.setdefault(settings["together"], [])
+            settings["after"] = [*settings.get("after", ()), *before]
+            before.append(key)
+        grouped[key] = settings
+    return grouped
 
 
 def _item_schema(field: Schema, definitions: Schema) -> Schema | None:
@@ -494,10 +550,17 @@ def _item_schema(field: Schema, definitions: Schema) -> Schema | None:
         return None
     item = _resolved(cast("Schema", items), definitions)
     fields = _properties(item)
-    after = {name for name, schema in fields.items() if "after" in _schema_settings(schema, name)}
-    if after and after == set(fields):
+    apart = _apart(fields, definitions)
+    if apart and len(apart) == len(fields):
         raise InvalidRequestError("the items of a list need a field without After: the outline")
-    return item if after else None
+    return item if apart else None
+
+
+def _apart(fields: Mapping[str, Schema], definitions: Schema) -> dict[str, Schema]:
+    """The fields of a list's items that have threads of their own: those with an `After`."""
+    return {
+        name: field for name, field in fields.items() if "after" in _schema_settings(field, name, definitions)
+    }
 
 
 def _resolved(schema: Any, definitions: Schema) -> Schema:
@@ -524,90 +587,43 @@ def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
     return ItemList(max(USUAL_ITEMS, least), max(1, least), False, order)
 
 
-def _groups(fields: Mapping[str, Schema], alone: Iterable[str]) -> list[tuple[str, ...]]:
-    """The keys of each hole, in the order of their first keys."""
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for key, field in fields.items():
-        group = None if key in alone else _schema_settings(field, key).get("together")
-        grouped.setdefault(("field", key) if group is None else ("group", group), []).append(key)
-    return [tuple(keys) for keys in grouped.values()]
-
-
-def _name(keys: tuple[str, ...]) -> str:
-    return "+".join(keys)
-
-
 def _hole(
-    keys: tuple[str, ...],
-    fields: Mapping[str, Schema],
+    key: str,
+    field: Schema,
+    settings: Mapping[str, Any],
     hole_of: Mapping[str, str],
     definitions: Schema,
     list_of: str | None = None,
 ) -> Hole:
-    """A hole for some fields of an object."""
-    settings = [_schema_settings(fields[key], key) for key in keys]
-    # A group's field sees the group's fields before it in any case.
-    after_fields = [
-        field
-        for index, setting in enumerate(settings)
-        for field in setting.get("after", ())
-        if field not in keys[:index]
-    ]
-    after, unknown = _holes_of(after_fields, hole_of)
-    limits = [
-        _most_tokens(fields[key], setting, definitions) for key, setting in zip(keys, settings, strict=True)
-    ]
+    """The hole of a field; `hole_of` has the names of the holes that it may see, by field."""
+    after, unknown = _holes_of(settings.get("after", ()), hole_of)
+    tokens, is_bounded = _most_tokens(field, settings, definitions)
     return Hole(
-        name=f"{list_of}[].{_name(keys)}" if list_of else _name(keys),
+        name=f"{list_of}[].{key}" if list_of else key,
         after=after,
-        tokens=sum(most for most, _ in limits),
-        is_bounded=all(is_bounded for _, is_bounded in limits),
-        keys=keys,
-        schema=_object({key: fields[key] for key in keys}, definitions),
+        tokens=tokens,
+        is_bounded=is_bounded,
+        key=key,
+        schema=_object({key: field}, definitions),
         list_of=list_of,
         unknown=unknown,
     )
 
 
-def _list_holes(
-    key: str,
-    field: Schema,
-    item: Schema,
-    items: ItemList,
-    hole_of: Mapping[str, str],
-    definitions: Schema,
-) -> Iterator[Hole]:
-    """The outline of a list, then the holes that each item has."""
-    # Fields with an `After` have threads for each item, the others are the outline.
+def _outline(field: Schema, item: Schema, items: ItemList, definitions: Schema) -> Schema:
+    """The schema of a list whose items have the fields of the outline alone."""
     fields = _properties(item)
-    apart = [name for name in fields if "after" in _schema_settings(fields[name], name)]
+    apart = _apart(fields, definitions)
     outline = {name: fields[name] for name in fields if name not in apart}
-    # The outline is a hole of the answer itself: the list, with items of these fields alone.
-    array = {
-        **{name: field[name] for name in ("minItems", KEY) if name in field},
-        "type": "array",
-        "items": _object(outline, {}),
-        "maxItems": items.most,
-    }
-    yield _hole((key,), {key: array}, hole_of, definitions)
-    # The other fields may name each other in `After`, and those of the outline.
-    groups = _groups({name: fields[name] for name in apart}, alone=())
-    item_holes = {name: f"{key}[].{_name(keys)}" for keys in groups for name in keys}
-    hole_of_field = {**dict.fromkeys(outline, key), **item_holes}
-    for keys in groups:
-        yield _hole(keys, fields, hole_of_field, definitions, key)
+    least = {"minItems": field["minItems"]} if "minItems" in field else {}
+    return {**least, "type": "array", "items": _object(outline, {}), "maxItems": items.most}
 
 
 def _holes_of(names: Iterable[str], hole_of: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The holes with these fields, and the names that no field has, for `check`."""
-    after: dict[str, None] = {}
-    unknown: list[str] = []
-    for name in names:
-        if name in hole_of:
-            after[hole_of[name]] = None
-        else:
-            unknown.append(name)
-    return tuple(after), tuple(unknown)
+    unique = dict.fromkeys(names)
+    after = dict.fromkeys(hole_of[name] for name in unique if name in hole_of)
+    return tuple(after), tuple(name for name in unique if name not in hole_of)
 
 
 def _object(fields: Mapping[str, Schema], definitions: Schema) -> Schema:
@@ -635,7 +651,9 @@ def _bare(schema: Any, keep: tuple[str, ...] = ()) -> Any:
         elif key in ("const", "enum"):
             bare[key] = value
         elif key not in _NO_MEANING or key in keep:
-            bare[key] = _bare(value, keep)
+            # The options of a union that a field's value tells apart exclude one another in any case.
+            is_told_apart = key == "oneOf" and "discriminator" in schema
+            bare["anyOf" if is_told_apart else key] = _bare(value, keep)
     if "properties" in bare and not keep:  # else a model may go on to write keys of its own
         bare.setdefault("additionalProperties", False)
     return bare
@@ -674,9 +692,9 @@ def _most_bytes(schema: Any, definitions: Schema, left: Iterator[int], depth: in
         return 5  # `false`
     # An integer between two ends has no more digits than the longer one, and perhaps a sign.
     if kind == "integer":
-        ends = [schema.get(name) for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")]
-        numbers = [end for end in ends if isinstance(end, int)]
-        return max(len(str(end)) for end in numbers) + 1 if len(numbers) >= 2 else None
+        sides = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+        ends = [[schema[name] for name in side if isinstance(schema.get(name), int)] for side in sides]
+        return max(len(str(end)) for side in ends for end in side) + 1 if all(ends) else None
     # The brackets, and each item with a comma and a space.
     if kind == "array" and _is_count(schema.get("maxItems")) and isinstance(schema.get("items"), Mapping):
         item = _most_bytes(schema["items"], definitions, left, depth - 1)

@@ -23,7 +23,6 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.grammar import Grammar
-from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.runner import Prepared, limited_group, retry_delay
 from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang.document import Document, Text
@@ -97,10 +96,13 @@ class PlanRun:
             chains[part.path] = part.tokens - part.discarded + max(seen, default=0)
         records = tuple(part.record() for part in self._parts)
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
+        document = Document((Text(text),))
+        if self._is_complete_and_tagged:
+            document = self._layout.tagged_document(self._parts)
         now = self._prepared.now()
         return Generation(
             text=text,
-            document=self._layout.main(self._parts) if self._is_tagged_whole else Document((Text(text),)),
+            document=document,
             threads=records,
             usage=Usage.of(records, len(self._prompt)),
             critical_path=max(chains.values(), default=0),
@@ -113,7 +115,7 @@ class PlanRun:
         )
 
     @property
-    def _is_tagged_whole(self) -> bool:
+    def _is_complete_and_tagged(self) -> bool:
         """True once all holes of a template with tags are written."""
         return self._tags is not None and all(
             any(part.hole is hole and part.done.is_set() for part in self._parts) for hole in self._plan.holes
@@ -332,34 +334,26 @@ class PlanRun:
         """Add decoded text to a part, and hand it on; True if that ends it."""
         if part.hole.schema is not None:
             part.output += new
-            own_text = self._layout.own_text(part.hole, part.output) if "," in new else None
-            part.output = own_text or part.output
+            ended = self._layout.ended_object(part.hole, part.output) if "," in new else None
+            part.output = ended or part.output
             if self._emit is None:  # no reader: the fields are read once, at the end
-                return own_text is not None
+                return ended is not None
             # A delta for each field that the new text makes longer.
             for key, raw in part.raw_values().items():
                 if delta := value_so_far(raw)[part.shown[key] :]:
                     part.shown[key] += len(delta)
                     await self._hand_on(FieldDelta(part.key_path(key), delta))
-            return own_text is not None
-        # Free text. White space at its end, and the beginning of a text that ends the hole, are held back:
-        # they are shown when more text follows.
-        waiting = part.held + new if part.output else (part.held + new).lstrip()
-        end_positions = [position for end in part.hole.ends if (position := waiting.find(end)) >= 0]
-        overlapping = max((overlap(waiting, end) for end in part.hole.ends), default=0)
-        certain = min(end_positions, default=len(waiting) - overlapping)
-        delta = waiting[:certain].rstrip()
-        part.held = waiting[len(delta) :]
-        part.output += delta
+            return ended is not None
+        delta, is_ended = part.free_text(new)
         if delta:
             await self._hand_on(FieldDelta(part.path, delta))
-        return bool(end_positions)
+        return is_ended
 
     async def _finish(self, part: HolePart, grammar: Grammar | None, is_ended: bool) -> None:
         """Take a part's values from its output, which is closed first if it was cut off."""
         if grammar is None:
-            if not is_ended and (rest := part.held.rstrip()):
-                part.output += rest
+            rest, _ = part.free_text("", is_whole=True)
+            if rest and not is_ended:
                 await self._hand_on(FieldDelta(part.path, rest))
             part.is_closed = part.finish_reason == "length"
             part.values = {part.hole.name: part.output}

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from decimal import Decimal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
+from typing_extensions import TypeAliasType
 
 from pasta_async import InvalidRequestError
+from pasta_async.grammar import Grammar
 from pasta_async.plans import After, Plan, Together, Tokens
 from pasta_async.plans.checks import check_plan
 from tests.plans.forms import Report
 
 _X = {"$ref": "#/$defs/x"}
+
+Kind = TypeAliasType("Kind", Annotated[Literal["hotel", "flat"], After("text")])
+
+
+class Circle(BaseModel):
+    """A member of a union that its kind tells apart."""
+
+    kind: Literal["circle"]
+    radius: int
+
+
+class Square(BaseModel):
+    """The other member."""
+
+    kind: Literal["square"]
+    side: int
+
+
+class Node(BaseModel):
+    """A model that refers to itself."""
+
+    amount: Annotated[Decimal, Field(ge=0)]
+    shape: Annotated[Circle | Square, Field(discriminator="kind")]
+    children: Annotated[list[Node], Field(max_length=2)]
 
 
 def names(plan: Plan) -> list[str]:
@@ -28,16 +55,38 @@ def test_a_list_is_an_outline_and_a_hole_for_each_item() -> None:
     assert plan.seen["summary"] == {"title", "sections", "sections[].text", "sections[].moral"}
 
 
-def test_fields_of_a_group_share_a_hole() -> None:
+def test_fields_of_a_group_see_those_before_them() -> None:
     class Address(BaseModel):
         street: Annotated[str, Together("place"), Tokens(5)]
         name: str
         city: Annotated[str, Together("place"), Tokens(7), After("name")]
 
     plan = Plan.of(Address)
-    assert names(plan) == ["street+city", "name"]
-    assert plan.by_name["street+city"].tokens == 12
-    assert plan.by_name["street+city"].after == ("name",)
+    assert names(plan) == ["street", "name", "city"]
+    assert plan.by_name["city"].tokens == 7
+    assert plan.by_name["city"].after == ("name", "street")
+    assert plan.by_name["street"].after == ()
+
+
+def test_annotations_count_in_optional_fields_and_in_types_that_are_referred_to() -> None:
+    class Form(BaseModel):
+        text: str
+        stars: Annotated[int, After("text"), Tokens(3)] | None
+        kind: Kind
+
+    plan = Plan.of(Form)
+    assert plan.by_name["stars"].after == plan.by_name["kind"].after == ("text",)
+    assert plan.by_name["stars"].tokens == 3
+
+
+def test_a_recursive_model_a_decimal_and_a_tagged_union_can_be_kept() -> None:
+    report = check_plan(Plan.of(Node))
+    assert report.verdict == "yes"
+    amount, shape = Plan.of(Node).by_name["amount"], Plan.of(Node).by_name["shape"]
+    assert (amount.tokens, amount.is_bounded) == (24, True)
+    grammar = Grammar.of_value(shape.value_schema)
+    assert grammar.accepts(' {"kind": "circle", "radius": 2}}')
+    assert not grammar.accepts(' {"kind": "square", "radius": 2}}')
 
 
 def test_a_schema_says_the_same_as_the_model() -> None:
@@ -55,6 +104,7 @@ def test_escaped_braces_are_text() -> None:
         ({"type": "boolean"}, 7, True),
         ({"enum": ["yes", "maybe"]}, 9, True),
         ({"type": "integer", "minimum": 1, "maximum": 5}, 4, True),
+        ({"type": "integer", "minimum": 1, "exclusiveMinimum": 0}, 24, True),
         ({"type": "number"}, 24, True),
         ({"type": "string", "x-pasta": {"tokens": 9}}, 9, True),
         ({"type": "string"}, 256, False),
@@ -79,10 +129,6 @@ def test_holes_that_nothing_bounds_share_what_the_others_leave() -> None:
 
 
 def test_what_nothing_bounds_is_fitted_to_the_last_token() -> None:
-    class Group(BaseModel):
-        first: Annotated[str, Together("g")]
-        second: Annotated[str, Together("g")]
-
     class Item(BaseModel):
         name: str
         text: Annotated[str, After(), Tokens(50)]
@@ -90,10 +136,9 @@ def test_what_nothing_bounds_is_fitted_to_the_last_token() -> None:
     class Items(BaseModel):
         items: Annotated[list[Item], Tokens(40)]
 
-    assert Plan.of(Group).fitted(300).tokens == 300
     fitted = Plan.of(Items).fitted(200)
     assert fitted.lists["items"].most == 3 and fitted.tokens == 190
-    assert fitted.holes[0].field_schemas["items"]["maxItems"] == 3
+    assert fitted.holes[0].value_schema["maxItems"] == 3
     assert Plan.of(Items).fitted(5).lists["items"].most == 1
 
 
@@ -102,7 +147,7 @@ def test_references_lead_into_either_place_for_shared_schemas() -> None:
         field = {"$ref": f"#/{place}/stars"}
         stars = {"type": "integer", "minimum": 1, "maximum": 5}
         [hole] = Plan.of({"properties": {"a": field}, place: {"stars": stars}}).holes
-        assert hole.is_bounded and hole.field_schemas["a"][place]["stars"] == stars
+        assert hole.is_bounded and hole.value_schema[place]["stars"] == stars
 
 
 @pytest.mark.parametrize(
