@@ -28,6 +28,6 @@ ENV PASTA_SERVER_HOST=0.0.0.0 PASTA_SERVER_PORT=8000
 ENV HF_HOME=/var/tmp/huggingface
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python", "-c", "import os; from urllib.request import urlopen; urlopen('http://127.0.0.1:' + os.environ['PASTA_SERVER_PORT'] + '/health', timeout=4)"]
 ENTRYPOINT ["pasta-async"]
 CMD ["serve"]

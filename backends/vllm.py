@@ -65,6 +65,7 @@ class VLLMBackend(ServerBackend):
         super().__init__(url, options)
         self._name = options.get("model")
         self._engines = 1  # each has a prefix cache of its own
+        self._takes_bias = True
         self._steps = StepTimes()
 
     async def _learn(self) -> Model:
@@ -79,8 +80,11 @@ class VLLMBackend(ServerBackend):
         if base is None or base.max_model_len is None:
             raise BackendProtocolError(f"{self.url}/v1/models names no base model with its max_model_len")
         tokenizer = await self._find_tokenizer(self.url, base.root or base.id)
-        caches = await self._caches()
+        metrics = await self._metrics_at_start()
+        caches = _labels(metrics, "cache_config_info")
         self._engines = max(1, len(caches))
+        # With drafts it refuses every request with a bias (sampling_params.py), also one that bans tags.
+        self._takes_bias = not any(name.startswith("spec_decode") for name in metrics)
         notes: list[str] = []
         if any(cache.get("enable_prefix_caching") != "True" for cache in caches):
             notes.append(f"{self.url} computes every fork anew: start it with --enable-prefix-caching")
@@ -98,18 +102,21 @@ class VLLMBackend(ServerBackend):
             notes=tuple(notes),
         )
 
-    async def _caches(self) -> list[dict[str, str]]:
-        """Settings of each engine's prefix cache; none from a server whose metrics are out of reach."""
+    async def _metrics_at_start(self) -> Metrics:
+        """The metrics; none from a server where they are out of reach."""
         try:
-            return _labels(await self._metrics(), "cache_config_info")
+            return await self._metrics()
         except BackendError:
-            return []
+            return {}
 
     def _call(self, request: DecodeRequest, model: Model) -> Call:
         headers = {SESSION: request.answer}
         if self._engines > 1:
             headers[RANK] = str(rank_of(request.answer, self._engines))
-        return _Completion(f"{self.url}/v1/completions", _body(request, model), headers, request, model)
+        body = _body(request, model)
+        if request.banned_ids and self._takes_bias:
+            body["logit_bias"] = dict.fromkeys(map(str, request.banned_ids), NEVER)
+        return _Completion(f"{self.url}/v1/completions", body, headers, request, model)
 
     async def _metrics(self) -> Metrics:
         samples: dict[str, list[tuple[dict[str, str], float]]] = {}
@@ -196,8 +203,6 @@ def _body(request: DecodeRequest, model: Model) -> dict[str, Any]:
         body["repetition_penalty"] = sampling.repetition_penalty
     if request.seed is not None:
         body["seed"] = request.seed
-    if request.banned_ids:
-        body["logit_bias"] = dict.fromkeys(map(str, request.banned_ids), NEVER)
     if request.grammar:
         body["structured_outputs"] = {"json": request.grammar.text}
     return body

@@ -363,6 +363,8 @@ def _checked(
 
     A template has tags where the model was trained on them.
     """
+    room = model.context_length - prompt
+    plan = plan.cut_off(room)
     layout = Layout(plan, model.grammars)
     key_tokens = {hole.name: len(model.tokenizer.encode(layout.key_text(hole))) for hole in plan.holes}
     max_tokens = min(filter(None, (max_tokens, limits.total_tokens)), default=None)
@@ -373,8 +375,9 @@ def _checked(
         fitted,
         max_tokens=max_tokens,
         max_threads=limits.max_threads,
-        context=model.context_length - prompt,
+        context=room,
         grammars=model.grammars,
+        schema_refusal=model.schema_refusal,
     )
     return fitted, report
 

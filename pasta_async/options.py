@@ -87,7 +87,7 @@ class Sampling(Options):
     """0 is greedy, and so is anything below 1e-6."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Keep the smallest set of tokens whose probability reaches this."""
-    top_k: int | None = Field(default=None, ge=1)
+    top_k: int | None = Field(default=None, ge=1, lt=2**31)  # SGLang ends at one that 32 bits do not hold
     """Keep the k likeliest tokens."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Keep tokens at least this likely, relative to the likeliest."""

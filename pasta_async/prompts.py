@@ -88,7 +88,7 @@ def most_tokens(model: Model, limits: Limits) -> int:
     return most if limits.prompt_tokens is None else min(most, limits.prompt_tokens)
 
 
-def check_length(ids: Sequence[int], model: Model, limits: Limits) -> None:
+def check_length(ids: Sequence[object], model: Model, limits: Limits) -> None:
     """Refuse, by a `PromptTooLongError`, a prompt too long for the model or for `Limits.prompt_tokens`."""
     allowed = {model.name: model.context_length - 1, "Limits.prompt_tokens": limits.prompt_tokens}
     for name, limit in allowed.items():

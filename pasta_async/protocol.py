@@ -6,7 +6,7 @@ same tokens as its parent, or the prefix cache misses.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -43,6 +43,8 @@ class Model:
     """The number format that the engine computes in, where it is known."""
     grammars: frozenset[GrammarKind] = frozenset()
     """Kinds of grammars that its requests may have."""
+    schema_refusal: Callable[[Mapping[str, Any]], str | None] | None = None
+    """The reason why the engine refuses a JSON schema that could be kept; None if it takes it."""
     notes: tuple[str, ...] = ()
     """Remarks for the `notes` of its answers."""
 

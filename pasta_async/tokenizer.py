@@ -195,7 +195,7 @@ class Tokenizer:
                 raise InvalidRequestError(
                     "this model has no chat template: give it one user message, or text"
                 )
-            return self._opening() + self._encode_rendered(text, marker)
+            return self.opening + self._encode_rendered(text, marker)
         values = {
             **self._template_tokens,
             "add_generation_prompt": True,
@@ -304,7 +304,8 @@ class Tokenizer:
             )
         return name
 
-    def _opening(self) -> list[int]:
+    @property
+    def opening(self) -> list[int]:
         """Ids that the tokenizer puts in front of every text: a beginning-of-text token, if any."""
         return [i for i in self._full.encode("", add_special_tokens=True).ids if i not in self.end_ids]
 

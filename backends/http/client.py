@@ -130,11 +130,13 @@ class HTTPClient:
             await response.aread()
         raise self._refusal(response, url)
 
-    async def tell(self, url: str, body: Any) -> None:
-        """Post JSON and ignore failures. Works while the backend is being closed, too."""
+    async def tell(self, url: str, body: Any) -> bool:
+        """Post JSON; True if the server took it. Works while the backend is being closed, too."""
         client = await self._connected()
         with suppress(httpx.HTTPError):
-            await client.post(url, json=body, headers=self.headers, timeout=self._short_timeout)
+            reply = await client.post(url, json=body, headers=self.headers, timeout=self._short_timeout)
+            return reply.is_success
+        return False
 
     @contextmanager
     def waiting(self, url: str) -> Generator[None]:

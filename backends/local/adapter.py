@@ -176,12 +176,19 @@ def open_adapter(path: Path, base: Checkpoint) -> Checkpoint:
     compare_shapes(path / ADAPTER_WEIGHTS, expected, shapes)
     needed = max((token for ids in config.rows.values() for token in ids), default=-1) + 1
     rows = grown_rows(base.config.vocab_size, needed)
+    has_head = _TABLES["lm_head"] in config.rows
+    if config.rows and not has_head and not base.config.tied:
+        raise UnsupportedModelError(
+            f"{path}: it has no rows of the output layer, which its base has apart from the embedding"
+        )
+    # One that was trained on a base with both has rows of both. On a base without, they part here.
+    tied = base.config.tied and not has_head
     adapter = _Adapter(path, base, config, rows, read, shapes.keys())
     generation_file = path / base.generation_file.name
     return Checkpoint(
         path=path,
-        raw={**base.raw, "vocab_size": rows},
-        config=base.config.model_copy(update={"vocab_size": rows}),
+        raw={**base.raw, "vocab_size": rows, "tie_word_embeddings": tied},
+        config=base.config.model_copy(update={"vocab_size": rows, "tied": tied}),
         sources=(*base.sources, path / ADAPTER_CONFIG, path / ADAPTER_WEIGHTS),
         tensor=adapter.merged,
         tokenizer_files=adapter.tokenizer_files,
@@ -205,8 +212,10 @@ class _Adapter:
 
     def merged(self, name: str) -> torch.Tensor:
         """A tensor of the base, in float32 if the adapter changes it."""
-        weight = self.base.tensor(name)
         module = name.removesuffix(".weight")
+        # An output layer that only the adapter has apart begins as the embedding.
+        is_parted = self.base.config.tied and module == _TABLES["lm_head"]
+        weight = self.base.tensor(f"{_TABLES['embed_tokens']}.weight" if is_parted else name)
         if module in _TABLES.values():
             return self._table(weight, module)
         if _lora(module, "A") not in self.names:

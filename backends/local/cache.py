@@ -11,6 +11,8 @@ import ctypes
 import heapq
 import math
 import mmap
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -287,6 +289,8 @@ def affordable_slots(
         matrices.append(config.vocab_size * config.hidden)
     weights = weight_bytes * sum(matrices)  # bytes, as `loading`, `room` and `needed`
     loading = 8 * max(*matrices, 2 * config.intermediate * config.hidden)  # two float32 copies of the largest
+    if weight_bytes == 1:  # while they are converted they are in a file, which is mapped afterwards
+        loading = max(0, loading - weights)
     slot_bytes = 2 * config.layers * config.kv_heads * config.head_dim * kv_bytes
     slots = wanted or max(min(_CACHE_BYTES // slot_bytes, _MAX_SLOTS), 256)
     room = available_memory(device)
@@ -318,6 +322,30 @@ def available_memory(device: str, root: Path = Path("/")) -> int:
 
 def _group_rooms(root: Path) -> Iterator[int]:
     """Bytes that each control group above this process leaves; cached files do not count as used."""
+    for group in _control_groups(root):
+        with suppress(OSError, ValueError):  # no limit, or a file that may not be read
+            room = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+            statistics = dict(map(str.split, (group / "memory.stat").read_text().splitlines()))
+            yield room + sum(int(statistics.get(name, 0)) for name in ("inactive_file", "active_file"))
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may use. A second thread on a core would gain nothing: the kernels fill it.
+
+    Args:
+        root: The folder with `proc` and `sys`, for the quotas of control groups, as containers have them.
+    """
+    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = [allowed, psutil.cpu_count(logical=False) or allowed]
+    for group in _control_groups(root):
+        with suppress(OSError, ValueError):  # "max": no quota
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            cores.append(max(1, quota // period))
+    return min(cores)
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """The folders of the control groups above this process."""
     top = root / "sys/fs/cgroup"
     lines: list[str] = []
     with suppress(OSError):
@@ -325,8 +353,4 @@ def _group_rooms(root: Path) -> Iterator[int]:
     names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]  # cgroup v2
     for folder in (top / name.strip("/") for name in names):
         # In a container the group may stand at the top, under another name.
-        for group in (folder, *folder.parents[: len(folder.parts) - len(top.parts)]):
-            with suppress(OSError, ValueError):  # no limit, or a file that may not be read
-                room = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-                statistics = dict(map(str.split, (group / "memory.stat").read_text().splitlines()))
-                yield room + int(statistics.get("inactive_file", 0))
+        yield from (folder, *folder.parents[: len(folder.parts) - len(top.parts)])

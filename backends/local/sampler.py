@@ -119,7 +119,7 @@ def _process(logits: Floats, samplers: Sequence[TokenSampler]) -> dict[int, Back
         try:
             if (processed := sampler.processor(sampler.generated, before)) is not before:
                 logits[row] = processed
-        except Exception as error:  # whatever users wrote: it is the failure of one request
+        except BaseException as error:  # whatever users wrote: it is the failure of one request
             errors[row] = BackendError(f"the request's logits_processor failed: {error!r}")
             errors[row].__cause__ = error
     return errors

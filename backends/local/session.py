@@ -7,8 +7,6 @@ A `Stream` is one request, as the event loop that opened it reads it.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -19,11 +17,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import psutil
 
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.batch import Entry, Floats
-from pasta_async.backends.local.cache import affordable_slots, keep_freed_memory
+from pasta_async.backends.local.cache import affordable_slots, available_cores, keep_freed_memory
 from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, Read, expected_shapes, weight_count
 from pasta_async.backends.local.int8 import BYTES, Array, choose_dtype, kv_dtype
 from pasta_async.backends.local.sampler import sample
@@ -85,7 +82,7 @@ class Engine:
         self.weights: int = weight_count(self.config)
         self._options = options
         self._device = _usable_device(options.get("device"))
-        self._threads = options.get("threads") or _cores()
+        self._threads = options.get("threads") or available_cores()
         self.dtype: DType = choose_dtype(options.get("dtype") or "auto", self.config, self._device)
         self.slots: int = affordable_slots(
             checkpoint,
@@ -206,12 +203,6 @@ class Engine:
         if finish_reason:
             self.scheduler.remove(job)
         return Output(job, token, finish_reason)
-
-
-def _cores() -> int:
-    """Cores that this process may use. A second thread on a core would gain nothing: the kernels fill it."""
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
 def _usable_device(name: str | None) -> str:
@@ -351,7 +342,7 @@ class EngineLoop:
         while True:
             try:
                 self._step_while_possible()
-            except Exception as error:
+            except BaseException as error:  # else nobody would step for those who wait
                 self._recover(error)
             with self._lock:  # a command that comes from now on starts another run
                 if not self._commands:
@@ -370,7 +361,7 @@ class EngineLoop:
                 return
             self._hand_out(outputs)
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: BaseException) -> None:
         """End all streams with the error of a step that failed, and begin with an empty engine."""
         failure = BackendError(f"the embedded engine failed: {error!r}")
         failure.__cause__ = error

@@ -33,6 +33,7 @@ _VERSION = 2
 """Raise it when arrays or objects are made in another way: older files are then not used."""
 
 _POPULATE_READ = 22  # for Linux's madvise: map all pages at once, in a tenth of the time
+_POPULATED = 2**24  # bytes at a time
 _ALIGNMENT = 64  # bytes of a line of the processor's cache
 _LARGEST_INDEX = 2**24  # bytes: some hundred for each of at most 1000 layers' arrays
 
@@ -130,7 +131,8 @@ def _opened(path: Path, origin: list[Any]) -> dict[str, Array] | None:
         return None
     if sys.platform == "linux":
         with suppress(OSError):  # older than 5.14: each page is found when it is first read
-            pages.madvise(_POPULATE_READ)
+            for start in range(0, len(pages), _POPULATED):  # Python's other threads wait for each call
+                pages.madvise(_POPULATE_READ, start, _POPULATED)
     return {
         name: np.frombuffer(pages, dtype, math.prod(shape), start).reshape(shape)
         for name, (dtype, shape, start) in index["arrays"].items()

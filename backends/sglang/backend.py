@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Unpack, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +24,7 @@ from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
     BackendStatusError,
+    InvalidRequestError,
     UnsupportedModelError,
 )
 from pasta_async.protocol import DecodeRequest, Model, Piece
@@ -35,6 +37,9 @@ NEVER = -1e4
 """Added to the logit of a banned id: its probability becomes 0. Forced decoding adds more, and wins."""
 
 
+_SPARE_TOKENS = 6
+
+
 class SGLangAbout(About):
     """The fields of `/server_info` that are used here."""
 
@@ -45,15 +50,41 @@ class SGLangAbout(About):
     disable_overlap_schedule: bool | None = None
     grammar_backend: str | None = None
     dp_size: int = 1
+    attn_dp_size: int = 1
+    """Ranks of the attention alone (`--enable-dp-attention`), for which `dp_size` is 1."""
     max_req_input_len: int
     """The longest prompt: a little less than the context, or much less if the KV cache is small."""
+    speculative_algorithm: str | None = None
+    speculative_eagle_topk: int | None = None
+    speculative_num_steps: int | None = None
+    speculative_num_draft_tokens: int | None = None
     internal_states: list[dict[str, Any]] | None = None
     """The state of each scheduler process; the plug-in adds its own to it."""
 
     @property
     def constrains(self) -> bool:
-        """True if the server can decode by a grammar, for which it needs a tokenizer."""
-        return not self.skip_tokenizer_init and self.grammar_backend != "none"
+        """True if the server can decode by a grammar, for which it needs a tokenizer.
+
+        `outlines` takes no object with keys that its schema does not name.
+        """
+        return not self.skip_tokenizer_init and self.grammar_backend not in ("none", "outlines")
+
+    @property
+    def ranks(self) -> int:
+        """The number of data-parallel ranks, each of which has a prefix cache of its own."""
+        return self.dp_size * self.attn_dp_size
+
+    @property
+    def context_length(self) -> int:
+        """Prompt and output of a request together, without what EAGLE reserves for its drafts.
+
+        SGLang leaves `_SPARE_TOKENS` of the context unused in any case (managers/tp_worker.py, utils.py).
+        """
+        reserved = 0
+        if "EAGLE" in (self.speculative_algorithm or ""):
+            drafts = (self.speculative_eagle_topk or 1) * (self.speculative_num_steps or 1)
+            reserved = max(drafts, self.speculative_num_draft_tokens or 0)
+        return self.max_req_input_len - max(0, reserved - _SPARE_TOKENS)
 
     @property
     def plugin(self) -> str | None:
@@ -143,12 +174,13 @@ class SGLangBackend(ServerBackend):
         return Model(
             name=info.served_model_name or info.model_path,
             tokenizer=tokenizer,
-            context_length=about.max_req_input_len,
+            context_length=about.context_length,
             vocab_size=tokenizer.vocab_size,
             end_ids=tokenizer.end_ids,
             tags=tokenizer.tags,
             honours_seeds=bool(about.enable_deterministic_inference),
             grammars=frozenset({"json_schema"} if about.constrains else ()),
+            schema_refusal=xgrammar_refusal if about.grammar_backend in (None, "xgrammar") else None,
             notes=tuple(self._notes()),
         )
 
@@ -172,6 +204,8 @@ class SGLangBackend(ServerBackend):
 
     def _call(self, request: DecodeRequest, model: Model) -> Call:
         about = self._about
+        if about.enable_deterministic_inference and request.sampling.min_p > 0:
+            raise InvalidRequestError("min_p ends an SGLang server with --enable-deterministic-inference")
         name = next(self._request_ids)
         # A fork that names its parent finds the tokens that the parent has decoded (`pasta_async_sglang`).
         # The parent is main's request that decodes now.
@@ -185,8 +219,8 @@ class SGLangBackend(ServerBackend):
             "sampling_params": _sampling_params(request, model, self._preferred),
             "stream": True,
         }
-        if about.dp_size > 1:
-            body["routed_dp_rank"] = rank_of(request.answer, about.dp_size)
+        if about.ranks > 1:
+            body["routed_dp_rank"] = rank_of(request.answer, about.ranks)
         return _Generate(self._http, self._engines, body, request, model, about)
 
     async def _read_load(self) -> EngineLoad:
@@ -249,9 +283,11 @@ class _Generate(Call):
 
     async def abort(self) -> None:
         """Ask every engine to end the request; closing its connection asks again."""
-        await asyncio.gather(
+        are_told = await asyncio.gather(
             *(self._http.tell(f"{engine}/abort_request", {"rid": self.id}) for engine in self._engines)
         )
+        if not any(are_told):  # with an --admin-api-key, say: the connection is all that is left
+            await super().abort()
 
 
 def _request_ids() -> Iterator[str]:
@@ -275,8 +311,46 @@ def _sampling_params(request: DecodeRequest, model: Model, preferred: PreferredS
     }
     if bias := preferred.logit_bias | dict.fromkeys(map(str, request.banned_ids), NEVER):
         params["logit_bias"] = bias
-    if model.honours_seeds and request.seed is not None:
-        params["sampling_seed"] = request.seed
+    if model.honours_seeds:  # without a seed all requests would have the same one, 42
+        params["sampling_seed"] = random.getrandbits(31) if request.seed is None else request.seed
     if request.grammar:
         params["json_schema"] = request.grammar.text
     return params
+
+
+_XGRAMMAR_IGNORES = {
+    *("contains", "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains"),
+    *("multipleOf", "not", "then", "uniqueItems"),
+}
+_XGRAMMAR_FORMATS = {
+    *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "json-pointer", "time", "uri"),
+    *("relative-json-pointer", "uri-reference", "uri-template", "uuid"),
+}
+
+
+def xgrammar_refusal(schema: Any) -> str | None:
+    """The reason why SGLang refuses a JSON schema for xgrammar, its usual grammars; None if it takes it.
+
+    These are its own rules (constrained/json_schema_validation.py, 0.5.23).
+    """
+    if isinstance(schema, list):
+        return next(filter(None, map(xgrammar_refusal, cast("list[Any]", schema))), None)
+    if not isinstance(schema, Mapping):
+        return None
+    fields = cast("Mapping[str, Any]", schema)
+    if ignored := sorted(_XGRAMMAR_IGNORES & fields.keys()):
+        return f"SGLang's xgrammar does not keep {ignored[0]}"
+    if fields.get("type", "string") == "string" or "string" in fields["type"]:
+        if fields.get("format", "date") not in _XGRAMMAR_FORMATS:
+            return f"SGLang's xgrammar does not know the format {fields['format']!r}"
+        lengths = "minLength" in fields or "maxLength" in fields
+        if ("format" in fields) + ("pattern" in fields) + lengths > 1:
+            return "SGLang's xgrammar keeps one of format, pattern and length alone"
+    # The values of these are schemas by name; their names are no keywords.
+    named = ("properties", "patternProperties", "$defs", "definitions")
+    parts = [
+        [*value.values()] if key in named else value
+        for key, value in fields.items()
+        if key not in ("enum", "const")
+    ]
+    return xgrammar_refusal(parts)

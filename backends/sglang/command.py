@@ -12,7 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
 """A program that asks Linux for SIGTERM when the thread that started it ends, and becomes another program."""
+
+_STARTER = ThreadPoolExecutor(1, "pasta-sglang")
+"""The thread that starts servers. It lasts as long as the program, since they end with it."""
 
 _POLL_SECONDS = 0.25
 """Time between two looks at a server that is not ready yet."""
@@ -86,6 +90,7 @@ def server_command(
     host: str = "127.0.0.1",
     port: int = 30000,
     extra: Sequence[str] = (),
+    without: Collection[str] = (),
 ) -> ServerCommand:
     """The command that serves `model` by SGLang.
 
@@ -95,6 +100,7 @@ def server_command(
         host: Address to listen at.
         port: Port to listen at.
         extra: Further arguments of SGLang, which win over those chosen here.
+        without: Names of settings that are not to be chosen here.
 
     Raises:
         BackendError: SGLang is not installed.
@@ -110,7 +116,7 @@ def server_command(
     settings = _COMMON | (_CUDA if device == "cuda" else _CPU) | _model_settings(model)
     for name, (value, why) in settings.items():
         flag = "--" + name.replace("_", "-")
-        if flag not in extra_flags:
+        if flag not in extra_flags and name not in without:
             parts = [flag] if value is True else [flag, str(value)]
             flags += parts
             chosen[" ".join(parts)] = why
@@ -188,6 +194,7 @@ class LaunchedBackend(SGLangBackend):
         super().__init__(f"http://127.0.0.1:{self._port}", tokenizer=path)
         self._path = Path(path)
         self._flags = [*_flags({"log_level": "error", **server_args})]
+        self._without = [name for name, value in server_args.items() if value is None or value is False]
         self._process: subprocess.Popen[bytes] | None = None
 
     async def _learn(self) -> Model:
@@ -211,15 +218,22 @@ class LaunchedBackend(SGLangBackend):
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the server in a process group of its own, which ends if this program is killed."""
-        command = server_command(str(self._path), device=self._device, port=self._port, extra=self._flags)
+        command = server_command(
+            str(self._path),
+            device=self._device,
+            port=self._port,
+            extra=self._flags,
+            without=self._without,
+        )
         guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())]
-        self._process = subprocess.Popen(
+        self._process = _STARTER.submit(
+            subprocess.Popen[bytes],
             [*(guard if sys.platform == "linux" else []), *command.argv],
             env={**os.environ, **command.environment},
             stdin=subprocess.DEVNULL,
             stdout=2,  # standard output is the program's
             start_new_session=True,
-        )
+        ).result()
         atexit.register(self._stop)
         return self._process
 

@@ -144,7 +144,6 @@ class Machine:
             banned = (tags.open_async, tags.close_async, *([tags.promise] if self._repeats else []))
         if thread.started is None:
             self._tell(ev.ThreadStarted(number, now))
-        thread.begin_request(len(ids), now)
         return DecodeRequest(
             answer=self.start.answer,
             thread=number,
@@ -317,7 +316,7 @@ class Machine:
                 self._close(thread, "stop", reading.closed_by, now)
             elif isinstance(reading, lang.Promise):
                 topic = plain_topic(reading.topic)
-                if self._tags and topic in self._topics and not self._repeats:
+                if self._tags and topic and topic in self._topics and not self._repeats:
                     self._take_promise_back(self._tags)
                 else:
                     self._topics.add(topic)

@@ -179,7 +179,11 @@ class Runner:
             self.machine.transcript.notes += (self._slots.trouble,)
         generation = self.machine.finish(finish_reason, self._prepared.now())
         if wait := self._hand_on():
-            await wait
+            self._slots.paused += 1  # an answer whose reader is slow counts as one that needs no engine
+            try:
+                await wait
+            finally:
+                self._slots.paused -= 1
         return generation
 
     # Threads ----------------------------------------------------------------------------------------------
@@ -262,6 +266,8 @@ class Runner:
 
     async def _exchange(self, request: DecodeRequest) -> None:
         """Send a request, feed its tokens to the machine, and keep its record, however it ends."""
+        thread = self.machine.threads[request.thread]
+        thread.begin_request(len(request.ids), self._prepared.now())
         if headers := self._observer.request(request):
             request = replace(request, headers=headers)
         finish_reason: FinishReason = "abort"  # if it is cancelled
@@ -272,7 +278,7 @@ class Runner:
             self._observer.request_failed(request, error)
             raise
         finally:
-            self.machine.threads[request.thread].end_request(finish_reason, self._prepared.now())
+            thread.end_request(finish_reason, self._prepared.now())
 
     async def _decode(self, request: DecodeRequest) -> FinishReason:
         """Feed the machine until the request ends or is not wanted any more; returns the reason."""

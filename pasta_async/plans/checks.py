@@ -6,7 +6,7 @@ backend does not fail ends with a valid object within the bounds. Validators in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import ClassVar, Literal
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import Grammar, has_guidance
-from pasta_async.plans.plan import Hole, Plan
+from pasta_async.plans.plan import Hole, Plan, Schema
 
 PlanVerdict = Literal["yes", "no"]
 
@@ -133,6 +133,7 @@ def check_plan(
     max_threads: int | None = None,
     context: int | None = None,
     grammars: frozenset[str] | None = None,
+    schema_refusal: Callable[[Schema], str | None] | None = None,
 ) -> PlanReport:
     """Check a plan without running it.
 
@@ -142,8 +143,9 @@ def check_plan(
         max_threads: Holes that may be written at once; more wait for one another.
         context: Tokens that the model's context has for the plan, the prompt taken off.
         grammars: Kinds of grammars that the backend takes; None: it is not known.
+        schema_refusal: `Model.schema_refusal` of the backend.
     """
-    findings = [*_names(plan), *_schemas(plan, grammars), *_advice(plan)]
+    findings = [*_names(plan), *_schemas(plan, grammars, schema_refusal), *_advice(plan)]
     bounds = None
     if not any(finding.code == PlanCode.CYCLE for finding in findings):
         bounds = _bounds(plan)
@@ -171,7 +173,9 @@ def _names(plan: Plan) -> Iterator[Finding]:
         yield Finding(code=PlanCode.CYCLE, verdict="no", hole=circle[0], message=message)
 
 
-def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
+def _schemas(
+    plan: Plan, grammars: frozenset[str] | None, refusal: Callable[[Schema], str | None] | None
+) -> Iterator[Finding]:
     """Findings about schemas that no value meets, or that cannot be kept while decoding."""
     constrained = [hole for hole in plan.holes if hole.schema is not None]
     if constrained and grammars is not None and not grammars:
@@ -186,6 +190,8 @@ def _schemas(plan: Plan, grammars: frozenset[str] | None) -> Iterator[Finding]:
             empty = "unsatisfiable" in problem.lower()
             code = PlanCode.SCHEMA_EMPTY if empty else PlanCode.SCHEMA_UNSUPPORTED
             yield Finding(code=code, verdict="no", hole=hole.name, message=problem)
+        if refusal and (problem := refusal(hole.value_schema)):
+            yield Finding(code=PlanCode.SCHEMA_UNSUPPORTED, verdict="no", hole=hole.name, message=problem)
 
 
 def _advice(plan: Plan) -> Iterator[Finding]:

@@ -311,6 +311,12 @@ class Plan:
         share = (max_tokens - limited(plan, 0).tokens) // max(1, sum(plan.copies[name] for name in usual))
         return limited(plan, max(share, LEAST_TOKENS))
 
+    def cut_off(self, room: int) -> Plan:
+        """The plan of a whole object in sequence, which ends where the context does; any other as it is."""
+        if len(self.holes) != 1 or self.is_text or self.holes[0].key is not None:
+            return self
+        return self._with(replace(hole, tokens=max(1, min(hole.tokens, room))) for hole in self.holes)
+
     def in_rounds(self) -> Plan | None:
         """A template as the main thread of a trained model: each hole is the chunk of a promise.
 
@@ -526,7 +532,7 @@ def _beside_null(schema: Schema) -> Schema:
     if not isinstance(options, list):
         return schema
     values = [option for option in cast("list[Any]", options) if option != {"type": "null"}]
-    return values[0] if len(values) == 1 and isinstance(values[0], Mapping) else schema
+    return cast("Schema", values[0]) if len(values) == 1 and isinstance(values[0], Mapping) else schema
 
 
 def _grouped(fields: Mapping[str, Schema], definitions: Schema) -> dict[str, dict[str, Any]]:

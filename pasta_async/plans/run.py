@@ -63,6 +63,7 @@ class PlanRun:
         self._layout = Layout(plan, model.grammars)
         self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[HolePart] = []
+        self._finish_reason: FinishReason = "abort"  # until it ends in another way
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         # For each context that parts share: set once a part's request has computed it.
         self._computed: dict[str, asyncio.Event] = {}
@@ -82,11 +83,12 @@ class PlanRun:
                 top = [hole for hole in self._plan.holes if hole.list_of is None]
                 await asyncio.wait([self._group.create_task(self._top_hole(hole)) for hole in top])
         except PastaError as error:
-            error.partial = self.partial("error")
+            self._finish_reason = "error"
+            error.partial = self.partial()
             raise
         return self._filled()
 
-    def partial(self, finish_reason: FinishReason = "abort") -> Generation:
+    def partial(self) -> Generation:
         """The answer as far as it is written: its text ends at the first gap."""
         text = self._layout.document(self._parts)
         # Tokens on the longest chain that ends with each part; the parts that it sees come first.
@@ -107,7 +109,7 @@ class PlanRun:
             usage=Usage.of(records, len(self._prompt)),
             critical_path=max(chains.values(), default=0),
             text_tokens=tokens,
-            finish_reason=finish_reason,
+            finish_reason=self._finish_reason,
             elapsed=now,
             timeline=tuple(span for part in self._parts for span in part.spans),
             width="full",
@@ -146,8 +148,8 @@ class PlanRun:
         else:
             value = json.loads(text)
         closed = [part.path for part in self._parts if part.is_closed]
-        generation = self.partial("length" if closed else "stop")
-        return Filled(value=value, text=text, closed=tuple(closed), generation=generation)
+        self._finish_reason = "length" if closed else "stop"
+        return Filled(value=value, text=text, closed=tuple(closed), generation=self.partial())
 
     # Order ------------------------------------------------------------------------------------------------
 
@@ -301,7 +303,7 @@ class PlanRun:
         part.finish_reason = "abort"
         try:
             await self._decode(part, request, computed)
-        except BackendError as error:
+        except Exception as error:
             part.finish_reason = "error"
             self._observer.request_failed(request, error)
             raise

@@ -26,6 +26,8 @@ _LOG = logging.getLogger("pasta_async.server")
 _UNION_MEMBERS = ("str", "int", "constrained-str")
 """Pydantic puts the member of a union into an error's location: `content.str`, or `content.list[Part]`."""
 
+_MOST_MISTAKES = 1000
+
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -121,6 +123,8 @@ def log_failure(error: Exception, *, text: bool) -> ApiError:
 
 def invalid_body(error: ValidationError) -> ApiError:
     """The error for a malformed body: its outermost mistake, which says the most."""
+    if error.error_count() > _MOST_MISTAKES:  # a dict of each would take gigabytes
+        return ApiError(f"Invalid body: it has {error.error_count()} mistakes", code="invalid_value")
     mistakes = error.errors(include_url=False, include_context=False, include_input=False)
     first = min(mistakes, key=lambda mistake: len(mistake["loc"]))
     parts = (str(part) for part in first["loc"] if part not in _UNION_MEMBERS)

@@ -106,13 +106,14 @@ def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw
     body.pop("pasta", None)
     sampling = sampling_of(request, service.settings)
     body |= {"model": service.info.name, "temperature": sampling.temperature}
+    # Engines refuse more than the context leaves, and how long the prompt is only they know.
+    room = service.info.context_length // 2
     if request.token_limit is None and "max_tokens" in sampling.model_fields_set:
-        body["max_tokens"] = sampling.max_tokens
+        body["max_tokens"] = min(sampling.max_tokens, room)
     total = limits.total_tokens
     if total is not None and body.get("max_completion_tokens", body.get("max_tokens", total + 1)) > total:
         body.pop("max_completion_tokens", None)
-        # Engines refuse more than the context leaves, and how long the prompt is only they know.
-        body["max_tokens"] = min(total, service.info.context_length // 2)
+        body["max_tokens"] = min(total, room)
     for message in body.get("messages", ()):
         for part in message["content"] if isinstance(message.get("content"), list) else ():
             _refuse_links(part)

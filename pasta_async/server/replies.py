@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
 from pasta_async.plans.plan import KEY
+from pasta_async.prompts import check_length
 from pasta_async.results import Generation
 from pasta_async.server.errors import ApiError, log_failure, stopping
 from pasta_async.server.proxy import EngineReply
@@ -41,9 +42,6 @@ _EVENTS: TypeAdapter[Event | FillEvent] = TypeAdapter(Event | FillEvent)
 
 _SUMMARY = {"critical_path", "text_speedup", "elapsed", "width", "notes"}
 """Fields of a generation that a reply has for each choice, beside its number of threads."""
-
-_OBJECT_TOKENS = 4_096
-"""Token limit of an object that nothing bounds."""
 
 _BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, FieldDelta, AnswerDone)
 """Events with which a reply as a stream begins; an error before the first one has an HTTP status."""
@@ -182,9 +180,13 @@ class _Reply:
         if isinstance(request, ChatRequest):
             shared["chat_template_kwargs"] = request.chat_template_kwargs
         calls: list[Json] = []
+        model = self._service.info
         for prompt in request.prompts:
-            if isinstance(prompt, str):  # a text is encoded once for all its choices
-                prompt = await self._service.client.encode(prompt)
+            # A text is encoded once for all its choices, behind what its tokenizer puts in front of each.
+            if isinstance(prompt, str):
+                prompt = [*model.tokenizer.opening, *await self._service.client.encode(prompt)]
+            if not isinstance(request, ChatRequest):
+                check_length(prompt, model, self._limits)
             for index in range(request.choices):
                 seed = {} if request.seed is None else {"seed": (request.seed + index) % 2**63}
                 calls.append({**shared, **seed, "prompt": prompt})
@@ -260,9 +262,8 @@ class _FilledReply(_Reply):
         in_parallel = self._options.plan
         if in_parallel is None:
             in_parallel = f'"{KEY}"' in json.dumps(schema)
-        room = service.info.context_length // 2
-        limit = request.token_limit or service.settings.max_tokens or min(_OBJECT_TOKENS, room)
-        limit = min(limit, self._limits.total_tokens or limit)
+        limits = (request.token_limit or service.settings.max_tokens, self._limits.total_tokens)
+        limit = min(filter(None, limits), default=None)
         self._plan = Plan.of(schema) if in_parallel else Plan.in_sequence(schema, limit)
         in_turn = self._parallel == "never"
         self.mode = "baseline" if not in_parallel else "sequential" if in_turn else "parallel"

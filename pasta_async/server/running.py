@@ -102,6 +102,7 @@ class _HttpProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` comes with the first unsent byte
         connection = transport.get_extra_info("socket")
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > _SEND_BUFFER:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,7 @@ async def test_a_failing_step_ends_every_request_and_the_engine_recovers(
 
 PROCESSORS: dict[str, Callable[[Any, Any], Any]] = {
     "raises": raising,
+    "ends the process": lambda _, __: sys.exit(),
     "of another shape": lambda _, logits: logits[:5],
     "no array": lambda _, __: None,
     "one not a number": lambda _, logits: np.where(np.arange(512) == 7, np.nan, logits),

@@ -15,7 +15,7 @@ import torch
 
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.local.cache import available_memory
+from pasta_async.backends.local.cache import available_cores, available_memory
 from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
@@ -147,6 +147,8 @@ MACHINE = {  # files in which Linux tells the memory, in kB and in bytes
     "sys/fs/cgroup/user/memory.stat": "anon 1000000\ninactive_file 500000\n",
     "sys/fs/cgroup/user/shell/memory.max": "max\n",
     "sys/fs/cgroup/user/shell/memory.current": "1000\n",
+    "sys/fs/cgroup/user/cpu.max": "100000 100000\n",
+    "sys/fs/cgroup/user/shell/cpu.max": "max 100000\n",
 }
 
 
@@ -158,5 +160,6 @@ def test_available_memory_is_the_least_that_anybody_leaves(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert available_memory("cpu", tmp_path) == 1_024_000
+    assert available_cores(tmp_path) == 1
     shutil.rmtree(tmp_path / "sys")
     assert available_memory("cpu", tmp_path) == 4096 * 1024

@@ -19,10 +19,10 @@ from commands_run import status
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.backends.local import export as exporting
-from pasta_async.backends.local.adapter import open_checkpoint
+from pasta_async.backends.local.adapter import open_adapter, open_checkpoint
 from pasta_async.backends.local.checkpoint import expected_shapes
 from pasta_async.backends.local.export import export_folder
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.training import ship
 
 CHAT = [{"role": "user", "content": "Tell 0: 12 <sync/> 漢字"}]
@@ -54,6 +54,26 @@ def test_an_adapter_and_its_base_are_the_merged_model(kind: str, tied: bool, tmp
         assert (ours.tags, ours.end_ids, ours.vocab_size) == (theirs.tags, theirs.end_ids, theirs.vocab_size)
         for kwargs in ({}, {"pasta": False}):
             assert ours.encode_chat(CHAT, kwargs) == theirs.encode_chat(CHAT, kwargs)
+
+
+def test_an_adapter_with_rows_of_both_tables_parts_a_base_that_has_one(tmp_path: Path) -> None:
+    run = adapter_run(tmp_path / "apart", tied=False)
+    base = Path(shutil.copytree(run.base, tmp_path / "tied"))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    adapted, apart = open_adapter(run.adapter, open_checkpoint(base)), open_checkpoint(run.adapter)
+    assert not adapted.config.tied and not adapted.raw["tie_word_embeddings"]
+    head, embedding = adapted.tensor("lm_head.weight"), adapted.tensor("model.embed_tokens.weight")
+    tags = [*(apart.tokenizer().tags or ())]
+    torch.testing.assert_close(head[tags], apart.tensor("lm_head.weight")[tags])
+    torch.testing.assert_close(head[:20], embedding[:20])
+
+
+def test_an_adapter_without_rows_of_the_output_layer_needs_a_base_without_one(tmp_path: Path) -> None:
+    run = adapter_run(tmp_path / "tied", tied=True)
+    other = adapter_run(tmp_path / "apart", tied=False)
+    with pytest.raises(UnsupportedModelError):
+        open_adapter(run.adapter, open_checkpoint(other.base))
 
 
 # Export ----------------------------------------------------------------------------------------------------
