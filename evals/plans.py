@@ -39,7 +39,7 @@ from pasta_async.evals.report import markdown_table
 from pasta_async.evals.speed import pairs
 from pasta_async.evals.statistics import estimate, gain, share
 from pasta_async.plans import Plan
-from pasta_async.plans.plan import KEY
+from pasta_async.plans.schema import KEY
 from pasta_async.training.jobs import Journal
 
 METHODS = ("object", "sequence", "together", "after", "parallel")

@@ -23,8 +23,9 @@ from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Se
 from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
 from pasta_async.plans.events import EmitFill, Filled, ValidationFailedError
 from pasta_async.plans.parts import Layout
-from pasta_async.plans.plan import Plan, PlanForm, Schema
+from pasta_async.plans.plan import Plan, PlanForm
 from pasta_async.plans.run import FillStream, FillWork, PlanRun
+from pasta_async.plans.schema import Schema
 from pasta_async.prompts import Prompt, check_ids, check_json, check_length, most_tokens, read_prompt
 from pasta_async.protocol import Backend, Message, Model
 from pasta_async.results import Generation

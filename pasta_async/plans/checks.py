@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import Grammar, has_guidance
-from pasta_async.plans.plan import Hole, Plan, Schema
+from pasta_async.plans.plan import Hole, Plan
+from pasta_async.plans.schema import Schema
 
 PlanVerdict = Literal["yes", "no"]
 
@@ -36,6 +37,7 @@ class PlanCode(StrEnum):
     CONTEXT = "context"
     WIDTH = "width"
     REASON_LAST = "reason-last"
+    NO_EFFECT = "no-effect"
 
 
 class Finding(BaseModel):
@@ -206,6 +208,9 @@ def _advice(plan: Plan) -> Iterator[Finding]:
                 f"nothing bounds the list, so it ends after {items.most} items; max_length says how many"
             )
             yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=key, message=message)
+    for path in plan.unused:
+        message = "its annotations have no effect: it is no field of the object, nor of items with an After"
+        yield Finding(code=PlanCode.NO_EFFECT, verdict="yes", hole=path, message=message)
     waited_for = {name for seen in plan.seen.values() for name in seen}
     for hole in plan.holes:
         key = hole.key or hole.name

@@ -38,7 +38,10 @@ class FieldDelta:
 
 @dataclass(frozen=True, slots=True)
 class FieldDone:
-    """A field is whole, and meets its schema. The pydantic model's own validators run at the end."""
+    """A field is whole, and meets its schema. The pydantic model's own validators run at the end.
+
+    For a list whose items have threads it is the list's outline: the items' other fields are done later.
+    """
 
     path: str
     value: Any

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.decoder import JSONDecodeError
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -254,6 +255,11 @@ class Layout:
         if part.values:
             return part.values[key], True
         return part.raw_values().get(key, ""), False
+
+    def list_value(self, key: str, parts: Sequence[HolePart]) -> list[Any] | None:
+        """The value of a list whose items have threads; None until all of them are written."""
+        text, is_whole = self._value(key, parts)
+        return json.loads(text) if is_whole else None
 
     def _list(self, key: str, outline: HolePart, parts: Sequence[HolePart]) -> tuple[str, bool]:
         """The text of a list: items put together from outline and parts, up to the first gap."""

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from string import Formatter
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    PydanticUserError,
-    ValidationError,
-)
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import BaseModel, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.prompts import check_json
-
-KEY = "x-pasta"
-"""The keyword for a field's annotations in a JSON schema: an object with `after`, `tokens`, `together`."""
-
-USUAL_TOKENS = 256
-"""Token limit of a hole that neither `Tokens` nor its schema bounds."""
+from pasta_async.plans.schema import (
+    KEY,
+    USUAL_TOKENS,
+    Schema,
+    annotated_below,
+    annotation_settings,
+    bare_schema,
+    definitions_of,
+    field_settings,
+    is_count,
+    most_tokens,
+    object_schema,
+    properties_of,
+    resolved,
+    schema_of,
+)
 
 LEAST_TOKENS = 8
-"""Smallest token limit of such a hole, however few tokens are left for it."""
+"""Smallest token limit of a hole that nothing bounds, however few tokens are left for it."""
 
 _ENOUGH_TOKENS = 64
 """Tokens of such a hole that a list gives items away for."""
@@ -40,44 +41,13 @@ USUAL_ITEMS = 16
 """Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
 _MOST_FIELDS = 500  # of a plan: what is done for each, for all that it sees, has to end soon
-_LONGEST_SCHEMA = 100_000  # characters of JSON: servers take schemas of anybody; each hole has the $defs
-_SCHEMAS_LOOKED_AT = 200  # to find the longest value of a field, whose schema may refer to itself
-_NUMBER_TOKENS = 24  # token limit of a number that nothing bounds
-_NO_MEANING = (
-    *(KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly"),
-    "discriminator",
-)
-_SHARED = ("$defs", "definitions")
-_NAMED_SCHEMAS = ("properties", *_SHARED, "patternProperties")
-
-Schema = Mapping[str, Any]
-
-
-class _Settings(BaseModel):
-    """The object that stands under `x-pasta`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
-    after: list[str] = Field(default=[], fail_fast=True)
-    tokens: int = Field(default=USUAL_TOKENS, ge=1)
-    together: str = ""
-
-
-def _checked(settings: object, source: str) -> dict[str, Any]:
-    """Annotations as `x-pasta` has them, those that are given; `source` names them in the error."""
-    try:
-        return _Settings.model_validate(settings).model_dump(exclude_unset=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InvalidRequestError(f"{source} cannot be used: {place}: {first['msg']}") from error
 
 
 class Annotation:
     """A field's annotation: for `typing.Annotated`, or by name beside a template."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings: dict[str, Any] = _checked(settings, type(self).__name__)
+        self.settings: dict[str, Any] = annotation_settings(settings, type(self).__name__)
         """Its part of `x-pasta`."""
 
     def __get_pydantic_json_schema__(
@@ -145,7 +115,7 @@ class Hole:
     def value_schema(self) -> Schema:
         """The schema of its key's value, or of the whole object."""
         schema = self.schema or {}
-        return schema if self.key is None else {**schema["properties"][self.key], **_definitions(schema)}
+        return schema if self.key is None else {**schema["properties"][self.key], **definitions_of(schema)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +157,8 @@ class Plan:
     """JSON schema of the whole object; None for a template."""
     tail: str = ""
     """Fixed text behind the last hole."""
+    unused: tuple[str, ...] = ()
+    """Paths of fields whose annotations have no effect: none is a hole."""
     is_tagged: bool = False
     """True for a template with tags, `in_rounds`."""
 
@@ -222,16 +194,16 @@ class Plan:
         """
         if isinstance(form, Plan):
             return form
-        schema = _schema_of(form)
-        fields = _properties(schema)
+        schema = schema_of(form)
+        fields = properties_of(schema)
         if not fields:
             raise InvalidRequestError("a plan's schema is one of an object with properties")
-        definitions = _definitions(schema)
+        definitions = definitions_of(schema)
         items = {key: item for key, field in fields.items() if (item := _item_schema(field, definitions))}
-        if len(fields) + sum(len(_properties(item)) for item in items.values()) > _MOST_FIELDS:
+        if len(fields) + sum(len(properties_of(item)) for item in items.values()) > _MOST_FIELDS:
             raise InvalidRequestError(f"a plan has at most {_MOST_FIELDS} fields")
         settings = _grouped(fields, definitions)
-        bare = _bare(definitions)  # which all holes share
+        bare = bare_schema(definitions)  # which all holes share
         hole_of = {key: key for key in fields}
         holes: list[Hole] = []
         lists: dict[str, ItemList] = {}
@@ -241,12 +213,15 @@ class Plan:
                 field = _outline(field, items[key], lists[key], definitions)
             holes.append(_hole(key, field, settings[key], hole_of, bare))
             if key in items:
-                apart = _apart(_properties(items[key]), definitions)
+                apart = _apart(properties_of(items[key]), definitions)
                 # They may see each other, and the outline in any case.
                 item_holes = {name: f"{key}[].{name}" if name in apart else key for name in lists[key].order}
                 for name, setting in _grouped(apart, definitions).items():
                     holes.append(_hole(name, apart[name], setting, item_holes, bare, key))
-        return cls._of_holes(schema, holes, lists)
+        plan = cls._of_holes(schema, holes, lists)
+        annotated = [path for key in fields for path in annotated_below(fields[key], definitions, key)]
+        plan.unused = tuple(path for path in annotated if path not in plan.by_name)
+        return plan
 
     @classmethod
     def in_sequence(cls, form: type[BaseModel] | Schema, tokens: int | None = None) -> Plan:
@@ -256,9 +231,9 @@ class Plan:
             form: As for `of`.
             tokens: The object's token limit; None: 4,096, or as many as the plan may have.
         """
-        schema = _schema_of(form)
-        most = _checked({"tokens": 4_096 if tokens is None else tokens}, "the object")["tokens"]
-        hole = Hole("object", (), most, tokens is not None, schema=_bare(schema))
+        schema = schema_of(form)
+        most = annotation_settings({"tokens": 4_096 if tokens is None else tokens}, "the object")["tokens"]
+        hole = Hole("object", (), most, tokens is not None, schema=bare_schema(schema))
         return cls._of_holes(schema, [hole], {})
 
     @classmethod
@@ -341,6 +316,7 @@ class Plan:
     def _with(self, holes: Iterable[Hole]) -> Plan:
         plan = self._of_holes(self.schema, holes, self.lists)
         plan.tail = self.tail
+        plan.unused = self.unused
         return plan
 
     def _with_items(self, key: str, most: int) -> Plan:
@@ -409,7 +385,7 @@ class Plan:
     def instruction(self) -> str:
         """The sentence that tells a model the form of the answer."""
         if self.schema is not None:
-            shown = json.dumps(_bare(self.schema, keep=("description",)), ensure_ascii=False)
+            shown = json.dumps(bare_schema(self.schema, keep=("description",)), ensure_ascii=False)
             return f"Answer with one JSON object of this JSON schema, and nothing else:\n{shown}"
         form = "".join(f"{hole.head}[{hole.name}]" for hole in self.holes) + self.tail
         return f"Write the answer in exactly this form:\n\n{form}"
@@ -471,76 +447,12 @@ def _settings(annotations: Annotation | Sequence[Annotation]) -> dict[str, Any]:
     return merged
 
 
-class _ModelSchema(GenerateJsonSchema):
-    """JSON schemas of pydantic models."""
-
-    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """A number. By pydantic any string would do as well, also one that the model then refuses."""
-        value = super().decimal_schema(schema)
-        return value["anyOf"][0] if "anyOf" in value else value
-
-
-def _schema_of(form: object) -> Schema:
-    if isinstance(form, Mapping):
-        schema = cast("Schema", form)
-    elif isinstance(form, type) and issubclass(form, BaseModel):
-        try:
-            schema = form.model_json_schema(schema_generator=_ModelSchema)
-        except PydanticUserError as error:
-            raise InvalidRequestError(f"{form.__name__} has no JSON schema: {error}") from error
-    else:
-        raise InvalidRequestError(
-            f"a plan is made of a pydantic model, a JSON schema or a Plan, not {form!r:.80}"
-        )
-    check_json(schema, "the schema")
-    if len(json.dumps(schema)) > _LONGEST_SCHEMA:
-        raise InvalidRequestError(f"the schema has more than {_LONGEST_SCHEMA} characters")
-    definitions = _definitions(schema)
-    # That of a recursive model is a reference to itself.
-    return {**_resolved(schema, definitions), **definitions}
-
-
-def _properties(schema: Schema) -> dict[str, Schema]:
-    fields: Any = schema.get("properties")
-    if not isinstance(fields, Mapping):
-        return {}
-    named = cast("Mapping[str, Any]", fields)
-    for key, field in named.items():
-        if not isinstance(field, Mapping):
-            raise InvalidRequestError(f"the schema of {key!r} is an object, not {field!r:.80}")
-    return dict(named)
-
-
-def _definitions(schema: Schema) -> Schema:
-    """The part of a schema that references lead to."""
-    return {name: schema[name] for name in _SHARED if isinstance(schema.get(name), Mapping)}
-
-
-def _schema_settings(field: Schema, name: str, definitions: Schema) -> dict[str, Any]:
-    """The `x-pasta` of a field: also where it stands in a type referred to, or in an optional one."""
-    target = _resolved(field, definitions)
-    value = _resolved(_beside_null(target), definitions)
-    settings: dict[str, Any] = {}
-    for schema in (value, target, field):
-        settings |= _checked(schema.get(KEY, {}), f"{KEY} of {name!r}")
-    return settings
-
-
-def _beside_null(schema: Schema) -> Schema:
-    """The schema of an optional value where it is not null; any other schema as it is."""
-    options: Any = schema.get("anyOf")
-    if not isinstance(options, list):
-        return schema
-    values = [option for option in cast("list[Any]", options) if option != {"type": "null"}]
-    return cast("Schema", values[0]) if len(values) == 1 and isinstance(values[0], Mapping) else schema
-
-
 def _grouped(fields: Mapping[str, Schema], definitions: Schema) -> dict[str, dict[str, Any]]:
     """The `x-pasta` of each field. One of a group is after those of the group before it."""
     grouped: dict[str, dict[str, Any]] = {}
     groups: dict[str, list[str]] = {}
     for key, field in fields.items():
-        settings = _schema_settings(field, key, definitions)
+        settings = field_settings(field, key, definitions)
         if "together" in settings:
             before = groups.setdefault(settings["together"], [])
             settings["after"] = [*settings.get("after", ()), *before]
@@ -554,8 +466,8 @@ def _item_schema(field: Schema, definitions: Schema) -> Schema | None:
     items: Any = field.get("items") if field.get("type") == "array" else None
     if not isinstance(items, Mapping):
         return None
-    item = _resolved(cast("Schema", items), definitions)
-    fields = _properties(item)
+    item = resolved(cast("Schema", items), definitions)
+    fields = properties_of(item)
     apart = _apart(fields, definitions)
     if apart and len(apart) == len(fields):
         raise InvalidRequestError("the items of a list need a field without After: the outline")
@@ -565,17 +477,8 @@ def _item_schema(field: Schema, definitions: Schema) -> Schema | None:
 def _apart(fields: Mapping[str, Schema], definitions: Schema) -> dict[str, Schema]:
     """The fields of a list's items that have threads of their own: those with an `After`."""
     return {
-        name: field for name, field in fields.items() if "after" in _schema_settings(field, name, definitions)
+        name: field for name, field in fields.items() if "after" in field_settings(field, name, definitions)
     }
-
-
-def _resolved(schema: Any, definitions: Schema) -> Schema:
-    """The schema that one refers to, or itself; an empty one for `true`, which every value meets."""
-    if isinstance(schema, Mapping):
-        _, _, path = str(cast("Schema", schema).get("$ref", "")).partition("#/")
-        place, _, name = path.partition("/")
-        schema = definitions.get(place, {}).get(name, cast("Schema", schema))
-    return cast("Schema", schema) if isinstance(schema, Mapping) else {}
 
 
 def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
@@ -585,9 +488,9 @@ def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
         InvalidRequestError: Its `maxItems` or `minItems` is no number.
     """
     most, least = field.get("maxItems"), field.get("minItems", 1)
-    if not (most is None or _is_count(most)) or not _is_count(least):
+    if not (most is None or is_count(most)) or not is_count(least):
         raise InvalidRequestError(f"maxItems and minItems of {key!r} are numbers, at least 0")
-    order = tuple(_properties(item))
+    order = tuple(properties_of(item))
     if most is not None:
         return ItemList(most, most, True, order)
     return ItemList(max(USUAL_ITEMS, least), max(1, least), False, order)
@@ -603,14 +506,14 @@ def _hole(
 ) -> Hole:
     """The hole of a field; `hole_of` has the names of the holes that it may see, by field."""
     after, unknown = _holes_of(settings.get("after", ()), hole_of)
-    tokens, is_bounded = _most_tokens(field, settings, definitions)
+    tokens, is_bounded = most_tokens(field, settings, definitions)
     return Hole(
         name=f"{list_of}[].{key}" if list_of else key,
         after=after,
         tokens=tokens,
         is_bounded=is_bounded,
         key=key,
-        schema=_object({key: field}, definitions),
+        schema=object_schema({key: field}, definitions),
         list_of=list_of,
         unknown=unknown,
     )
@@ -618,11 +521,11 @@ def _hole(
 
 def _outline(field: Schema, item: Schema, items: ItemList, definitions: Schema) -> Schema:
     """The schema of a list whose items have the fields of the outline alone."""
-    fields = _properties(item)
+    fields = properties_of(item)
     apart = _apart(fields, definitions)
     outline = {name: fields[name] for name in fields if name not in apart}
     least = {"minItems": field["minItems"]} if "minItems" in field else {}
-    return {**least, "type": "array", "items": _object(outline, {}), "maxItems": items.most}
+    return {**least, "type": "array", "items": object_schema(outline, {}), "maxItems": items.most}
 
 
 def _holes_of(names: Iterable[str], hole_of: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -630,85 +533,3 @@ def _holes_of(names: Iterable[str], hole_of: Mapping[str, str]) -> tuple[tuple[s
     unique = dict.fromkeys(names)
     after = dict.fromkeys(hole_of[name] for name in unique if name in hole_of)
     return tuple(after), tuple(name for name in unique if name not in hole_of)
-
-
-def _object(fields: Mapping[str, Schema], definitions: Schema) -> Schema:
-    """The schema of an object with these fields and no others."""
-    properties = {key: _bare(field) for key, field in fields.items()}
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(fields),
-        "additionalProperties": False,
-    }
-    return {**schema, **definitions} if '"$ref"' in json.dumps(properties) else schema
-
-
-def _bare(schema: Any, keep: tuple[str, ...] = ()) -> Any:
-    """A schema without the keywords that mean nothing to a grammar, except for those to `keep`."""
-    if isinstance(schema, list):
-        return [_bare(item, keep) for item in cast("list[Any]", schema)]
-    if not isinstance(schema, Mapping):
-        return schema
-    bare: dict[str, Any] = {}
-    for key, value in cast("Schema", schema).items():
-        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):  # its keys are names, not keywords
-            bare[key] = {name: _bare(field, keep) for name, field in cast("Schema", value).items()}
-        elif key in ("const", "enum"):
-            bare[key] = value
-        elif key not in _NO_MEANING or key in keep:
-            # The options of a union that a field's value tells apart exclude one another in any case.
-            is_told_apart = key == "oneOf" and "discriminator" in schema
-            bare["anyOf" if is_told_apart else key] = _bare(value, keep)
-    if "properties" in bare and not keep:  # else a model may go on to write keys of its own
-        bare.setdefault("additionalProperties", False)
-    return bare
-
-
-def _most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema) -> tuple[int, bool]:
-    """The token limit of a field, and False if nothing bounds it."""
-    if "tokens" in settings:
-        return settings["tokens"], True
-    left = iter(range(_SCHEMAS_LOOKED_AT))
-    if (most := _most_bytes(field, definitions, left)) is not None:  # a token has at least one byte
-        return min(most + 2, USUAL_TOKENS), most + 2 <= USUAL_TOKENS
-    if field.get("type") in ("number", "integer"):
-        return _NUMBER_TOKENS, True
-    return USUAL_TOKENS, False
-
-
-def _most_bytes(schema: Any, definitions: Schema, left: Iterator[int], depth: int = 8) -> int | None:
-    """Bytes of the longest JSON value of a schema; None if there is no longest one, or it is not known.
-
-    As many schemas are looked at as are `left`, on `depth` levels: a schema may refer to itself.
-    """
-    schema = _resolved(schema, definitions)
-    if depth == 0 or next(left, None) is None:
-        return None
-    # A list of values: the longest one.
-    choices: Any = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(choices, list):
-        texts = [json.dumps(choice, ensure_ascii=False) for choice in cast("list[Any]", choices)]
-        return max((len(text.encode()) for text in texts), default=0)
-    if isinstance(any_of := schema.get("anyOf"), list):
-        sizes = [_most_bytes(choice, definitions, left, depth - 1) for choice in cast("list[Any]", any_of)]
-        return None if None in sizes else max((size or 0 for size in sizes), default=0)
-    kind = schema.get("type")
-    if kind == "null" or kind == "boolean":
-        return 5  # `false`
-    # An integer between two ends has no more digits than the longer one, and perhaps a sign.
-    if kind == "integer":
-        sides = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
-        ends = [[schema[name] for name in side if isinstance(schema.get(name), int)] for side in sides]
-        return max(len(str(end)) for side in ends for end in side) + 1 if all(ends) else None
-    # The brackets, and each item with a comma and a space.
-    if kind == "array" and _is_count(schema.get("maxItems")) and isinstance(schema.get("items"), Mapping):
-        item = _most_bytes(schema["items"], definitions, left, depth - 1)
-        return None if item is None else 2 + schema["maxItems"] * (item + 2)
-    if kind == "string" and _is_count(schema.get("maxLength")):
-        return 2 + 12 * schema["maxLength"]  # the quotes; a character may be written as two escapes
-    return None
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 0

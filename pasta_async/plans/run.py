@@ -128,11 +128,17 @@ class PlanRun:
         return self._layout.document(self._parts)
 
     def snapshot(self) -> dict[str, Any]:
-        """The values so far, by path. A string may be a beginning; fields that are not begun are left out."""
+        """The values so far, by path. A string may be a beginning; fields that are not begun are left out.
+
+        A list whose items have threads is its outline until they are written.
+        """
         values: dict[str, Any] = {}
         for part in self._parts:
             for key, text in part.values.items():
                 values[part.key_path(key)] = text if self._plan.is_text else json.loads(text)
+            if part.hole.name in self._plan.lists:
+                whole = self._layout.list_value(part.hole.name, self._parts)
+                values |= {} if whole is None else {part.hole.name: whole}
             if self._plan.is_text and part.output:
                 values.setdefault(part.path, part.output)
             for key, raw in part.raw_values().items():

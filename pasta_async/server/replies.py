@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
-from pasta_async.plans.plan import KEY
+from pasta_async.plans.schema import KEY
 from pasta_async.prompts import check_length
 from pasta_async.results import Generation
 from pasta_async.server.errors import ApiError, log_failure, stopping

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from pasta_async import Client
+from pasta_async import Client, InvalidRequestError
+from pasta_async.backends.sglang.backend import xgrammar_refusal
 from pasta_async.plans import After, InvalidPlanError, Plan, PlanCode, PlanReport, Tokens
 from pasta_async.plans.checks import check_plan
 from pasta_async.testing import RandomBackend, ScriptedBackend
@@ -145,3 +146,59 @@ async def test_what_the_prompt_takes_of_the_context_counts() -> None:
         assert (await client.check(Small)).verdict == "yes"
         with pytest.raises(InvalidPlanError):
             await client.fill(prompt, Small)
+
+
+def test_annotations_that_have_no_effect_are_named() -> None:
+    class Place(BaseModel):
+        city: Annotated[str, After("name"), Tokens(5)]
+
+    class Form(BaseModel):
+        name: Annotated[str, Tokens(5)]
+        place: Annotated[Place, Tokens(30)]
+        places: Annotated[list[Place] | None, Tokens(30)]
+
+    report = check_plan(Plan.of(Form))
+    assert {finding.hole for finding in report.findings} == {"place.city", "places[].city"}
+    assert codes(report) == {(PlanCode.NO_EFFECT, "yes", finding.hole) for finding in report.findings}
+
+
+def test_a_schema_that_the_engine_refuses_is_no_plan() -> None:
+    refused = (
+        {"type": "integer", "multipleOf": 5},
+        {"type": "string", "format": "uri", "maxLength": 20},
+        {"type": "string", "format": "color"},
+        {
+            "type": "array",
+            "items": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "a", "minLength": 1}]},
+        },
+    )
+    for schema in refused:
+        report = check({"a": schema, "b": text()}, schema_refusal=xgrammar_refusal)
+        assert (PlanCode.SCHEMA_UNSUPPORTED, "no", "a") in codes(report)
+    taken = {
+        "type": "object",
+        "properties": {"format": {"enum": ["if"]}, "pattern": {"type": "string", "format": "date"}},
+    }
+    assert check({"a": {**taken, "x-pasta": {"tokens": 9}}}, schema_refusal=xgrammar_refusal).findings == ()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"a": {"const": float("nan")}},
+        {"a": {"enum": ["x" * 200_000]}},
+        {"a": {"type": "string", "x-pasta": {"after": [1] * 20_000}}},
+    ],
+    ids=["no JSON", "too long", "many mistakes"],
+)
+def test_a_schema_from_anybody_is_refused_in_few_words(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Plan.of({"type": "object", "properties": fields})
+    assert len(str(caught.value)) < 300
+
+
+def test_a_plan_in_which_all_see_all_is_checked_soon() -> None:
+    fields = {f"f{i}": text(*(f"f{j}" for j in range(i))) for i in range(150)}
+    report = check(fields)
+    assert report.bounds
+    assert report.bounds.critical_path == 10 * len(fields)
