@@ -421,6 +421,14 @@ async def test_a_group_and_a_list_that_nothing_bounds_keep_a_budget() -> None:
         assert filled.usage.completion_tokens <= 240
 
 
+async def test_an_object_in_sequence_ends_where_the_context_does() -> None:
+    plan = Plan.in_sequence({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+    async with Client(RandomBackend(1, endless=True, context_length=200)) as client:
+        filled = await client.fill([5] * 150, plan)
+    assert filled.usage.completion_tokens == 50
+    assert filled.closed == ("object",)
+
+
 async def test_a_budget_below_the_annotations_is_refused() -> None:
     class Form(BaseModel):
         a: Annotated[str, Tokens(200)]

@@ -9,6 +9,7 @@ import pytest
 from live_server import MESSAGES, PROMPT, WatchedBackend, read
 
 from pasta_async import Client, Sampling
+from pasta_async.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionChunk
@@ -143,6 +144,17 @@ async def test_a_text_is_continued_without_a_chat_template(
     chunks = await read(complete(client, prompt=PROMPT, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
     assert chunks[-1].choices[0].finish_reason
+
+
+async def test_a_text_begins_as_its_tokenizer_begins_texts(
+    client: openai.AsyncOpenAI, library: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = (await library.connect()).tokenizer.encode(PROMPT)
+    monkeypatch.setattr(Tokenizer, "opening", property(lambda _: [7]))
+    for prompt, begun in ((PROMPT, [7, *ids]), (ids, ids)):
+        expected = await library.generate(begun, sampling=Sampling(max_tokens=16))
+        reply = await complete(client, prompt=prompt)
+        assert (reply.choices[0].text, reply.usage.prompt_tokens) == (expected.text, len(begun))
 
 
 async def test_several_prompts_with_several_choices(client: openai.AsyncOpenAI) -> None:
