@@ -19,7 +19,7 @@ from pasta_async.grammar import Grammar
 from pasta_async.lang.checks import ParseError
 from pasta_async.lang.diagnostics import Code, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
-from pasta_async.observers import AnswerObserver, AnswerStart, Observer, Turn
+from pasta_async.observers import AnswerObserver, AnswerStart, Observer, ThreadState
 from pasta_async.options import AnswerOptions, FillOptions, Limits, Parallel, Sampling
 from pasta_async.plans import *
 from pasta_async.prompts import Prompt
@@ -66,7 +66,7 @@ __all__: list[str] = [
     "Sampling",
     "TagIds",
     "Tokenizer",
-    "Turn",
+    "ThreadState",
     "__version__",
     "fill",
     "generate",

@@ -312,7 +312,7 @@ class Client:
             observation.begin(model)
             began = self._clock.time()
             # A plan with tags has them whatever the load.
-            is_tagged = plan is not None and plan.in_rounds() is not None
+            is_tagged = plan is not None and plan.tagged() is not None
             tags = None if start.baseline and not is_tagged else model.tags
             notes = _notes(model, start)
             check_ids(ids, model.vocab_size)
@@ -339,7 +339,7 @@ class Client:
             start=start,
             observer=observation,
             slots=slots,
-            turns=asyncio.Semaphore(1 if start.parallel == "never" else limits.max_threads),
+            thread_limit=asyncio.Semaphore(1 if start.parallel == "never" else limits.max_threads),
             model=model,
             prompt=tuple(ids),
             tags=tags,
@@ -370,7 +370,7 @@ def _checked(
     key_tokens = {hole.name: len(model.tokenizer.encode(layout.key_text(hole))) for hole in plan.holes}
     max_tokens = min(filter(None, (max_tokens, limits.total_tokens)), default=None)
     fitted = plan.with_keys(key_tokens).fitted(max_tokens)
-    tagged = fitted.in_rounds() if model.tags else None  # None, too, where the template has no such form
+    tagged = fitted.tagged() if model.tags else None  # None, too, where the template has no such form
     fitted = tagged or fitted
     report = check_plan(
         fitted,

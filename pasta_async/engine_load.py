@@ -19,12 +19,12 @@ from math import inf
 THREADS_PER_DOUBLING = 1.25
 """Threads up to which parallel decoding pays, for each request that it takes to double a step's time.
 
-An annotated reference answer of AlpacaEval saves 160 steps and adds 63 tokens. So among n answers parallel
-decoding pays while 160 steps are worth more than 63 tokens in everybody's steps: up to 2.5 answers for each
-request that doubles a step. Each of them has two threads, on average over its time, which makes five. A
-quarter of that is taken. The prefill of forks and joins makes everybody wait besides; and a small batch is
-computed while the weights are read, so that steps take longer from some size on, and the line through them
-puts that size too high (docs/results.md has measurements).
+Counted on annotated reference answers of AlpacaEval, an answer saves 160 steps and adds 63 tokens. With n
+answers at once parallel decoding pays while 160 steps cost more than these 63 n tokens do: up to n = 2.5 for
+each request that doubles a step's time. An answer has two threads on average, so that is 5 threads. A quarter
+is used, for two reasons. The prefill of forks and joins makes everybody wait, too. And a small batch is
+computed while the weights are read: steps take longer only from some size on, which the line through their
+times puts too high (docs/results.md has measurements).
 """
 
 LIGHT_THREADS = 16

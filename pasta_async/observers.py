@@ -22,7 +22,7 @@ from pasta_async.results import Generation
 
 _T = TypeVar("_T")
 
-Turn = Literal["waiting", "decoding", "over"]
+ThreadState = Literal["waiting", "decoding", "over"]
 """The state of a thread: it waits for a slot of its answer and of its client, decodes, or needs no slot."""
 
 
@@ -47,7 +47,7 @@ class AnswerStart(Options):
 class AnswerObserver:
     """Observes one answer. Each method does nothing until it is overridden."""
 
-    def turn(self, thread: int, turn: Turn) -> None:
+    def thread_state(self, thread: int, state: ThreadState) -> None:
         """Called when a thread begins to wait for a slot, gets it, or needs none any more.
 
         The main thread does this again for each stretch between syncs. A thread that waits for its reader, or
@@ -61,7 +61,7 @@ class AnswerObserver:
         """Called when a request failed. It may be sent again."""
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
-        """Called when the answer is over, and with it all turns and requests.
+        """Called when the answer is over, and with it all threads and requests.
 
         Args:
             generation: The answer, or the part of it that there is; None if nothing was sent.
@@ -112,9 +112,9 @@ class Observation(AnswerObserver):
             self.begin(None)
         self.ended(self.generation, error)
 
-    def turn(self, thread: int, turn: Turn) -> None:
+    def thread_state(self, thread: int, state: ThreadState) -> None:
         """See `AnswerObserver`."""
-        _each(self._answers, lambda observer: observer.turn(thread, turn))
+        _each(self._answers, lambda observer: observer.thread_state(thread, state))
 
     def request(self, request: DecodeRequest) -> Mapping[str, str] | None:
         """The headers of all observers together."""

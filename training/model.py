@@ -126,7 +126,7 @@ _ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 
 @dataclass(frozen=True, slots=True)
-class BaseModel:
+class ModelMaker:
     """Makes the model of a run."""
 
     folder: Path
@@ -141,7 +141,7 @@ class BaseModel:
     unused: frozenset[int] = frozenset()
     """Ids of the tags that are in no example."""
 
-    def loaded(self) -> Any:
+    def make(self) -> Any:
         """The model with the base weights, float32, on the CPU, and rows for tags that are new.
 
         Raises:
@@ -214,7 +214,7 @@ class BaseModel:
 
 
 def export_model(
-    model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, start_share: float = 0.0
+    model: Any, base: ModelMaker, tokenizer: Path, end: int, out: Path, start_share: float = 0.0
 ) -> None:
     """Write a trained model to the folder `out` in float32, adapters merged.
 
@@ -223,14 +223,14 @@ def export_model(
     format.
 
     Args:
-        model: Trained, from `base.loaded()`.
+        model: Trained, from `base.make()`.
         base: The base that the model was made from.
         tokenizer: Folder of the model's tokenizer.
         end: Id that ends an answer: it stands before the end-of-text ids of the base.
         out: Folder to write.
         start_share: Share of the base's weights in those that are written.
     """
-    whole = base.loaded()
+    whole = base.make()
     trained = {name: param.detach().cpu() for name, param in model.named_parameters() if param.requires_grad}
     if start_share:
         start = dict(whole.named_parameters())

@@ -114,7 +114,7 @@ def row_length(used: int, capacity: int, few: bool) -> int:
     need more), its half, and so on.
     """
     if not few:
-        return max(16, -(-used // 16) * 16)
+        return max(16, 16 * math.ceil(used / 16))
     while capacity < used:
         capacity *= 2
     while capacity % 256 == 0 and capacity // 2 >= used:

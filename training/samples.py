@@ -16,7 +16,7 @@ from pasta_async.training.views import Trie
 
 
 class Plain(StrictModel):
-    """A plain answer: greedy, without tags."""
+    """An answer without tags."""
 
     text: str
     tokens: int = Field(ge=0)

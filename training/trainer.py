@@ -34,7 +34,7 @@ from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
 from pasta_async.training.endpoint import model_digest
-from pasta_async.training.model import BaseModel, ModelCodec, export_model, write_tokenizer
+from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
 from pasta_async.training.rows import Row, deal_rows, log_probabilities, pack_row, row_length
 from pasta_async.training.views import Trie
 
@@ -196,7 +196,7 @@ class Loop:
         settings: TrainerSettings,
         task: Task,
         sizes: Mapping[int, int],
-        base: BaseModel,
+        base: ModelMaker,
         pad: int,
         accelerator: Accelerator,
     ) -> None:
@@ -210,7 +210,7 @@ class Loop:
         self._asked_to_leave = False  # this process was told to
         self._leaving = False  # all processes know it
         torch.manual_seed(settings.seed)
-        self.model: Any = base.loaded()
+        self.model: Any = base.make()
         if settings.recompute:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
         on_gpu = accelerator.device.type == "cuda"
@@ -453,7 +453,7 @@ def train(
         accelerator.end_training()
 
 
-def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, BaseModel]:
+def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, ModelMaker]:
     """The model that is trained, and the settings with nothing left open."""
     folder, rank, alpha = settings.model, settings.lora_rank, settings.lora_alpha
     adapter = None
@@ -466,7 +466,7 @@ def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSe
         rank, alpha = config["r"], config["lora_alpha"]
     if settings.tag_rate and not rank:
         raise InvalidRequestError("--tag-rate is for adapters: they have the tags' rows in a table")
-    base = BaseModel(folder, codec.tag_ids, rank, alpha, adapter)
+    base = ModelMaker(folder, codec.tag_ids, rank, alpha, adapter)
     rates = {
         "lr": settings.lr or (settings.adapter_lr if rank else 1e-5),
         "tag_rate": settings.tag_rate or (20.0 if rank and adapter is None and base.new_tags() else 1.0),
@@ -490,7 +490,7 @@ def _in_half(_module: Any, _inputs: Any, tables: tuple[torch.Tensor, ...]) -> tu
     return tuple(table.to(torch.bfloat16) for table in tables)
 
 
-def _unused_rows(model: Any, base: BaseModel) -> list[tuple[torch.nn.Parameter, list[int]]]:
+def _unused_rows(model: Any, base: ModelMaker) -> list[tuple[torch.nn.Parameter, list[int]]]:
     """The parameters that have rows of tags, and the rows of those tags that are in no example.
 
     Without a gradient they stay at the mean of all rows; AdamW would move them as far as any other.

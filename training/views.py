@@ -10,6 +10,7 @@ and its position is its depth: logits are exactly those of each view alone.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -249,7 +250,9 @@ def rough_tokens(text: str) -> int:
     A word is one token for every 8 letters begun, three digits are one, so is a run of punctuation or of line
     breaks. Ratios of lengths, such as a speed-up, hardly depend on the tokenizer.
     """
-    return sum(-(-len(piece) // _LETTERS) if piece[0].isalpha() else 1 for piece in _PIECE.findall(text))
+    return sum(
+        math.ceil(len(piece) / _LETTERS) if piece[0].isalpha() else 1 for piece in _PIECE.findall(text)
+    )
 
 
 def token_counter(folder: Path | str | None) -> CountTokens:
@@ -270,7 +273,7 @@ def recount(document: Document, count: CountTokens | None) -> Document:
     An estimate is rounded up to tens, at least ten. Without `count` promises have none.
     """
     nodes = [
-        replace(node, tokens=count and 10 * max(1, -(-count(node.chunk.text) // 10)), source="")
+        replace(node, tokens=count and 10 * max(1, math.ceil(count(node.chunk.text) / 10)), source="")
         if isinstance(node, Promise) and node.chunk is not None
         else node
         for node in document.nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -108,7 +109,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 def grown_rows(rows: int, needed: int) -> int:
     """Rows of a vocabulary that has `rows` and needs `needed`: the same if they fit, else rounded up."""
-    return rows if needed <= rows else -(-needed // _ROW_MULTIPLE) * _ROW_MULTIPLE
+    return rows if needed <= rows else _ROW_MULTIPLE * math.ceil(needed / _ROW_MULTIPLE)
 
 
 class _AdapterConfig(File):

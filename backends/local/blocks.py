@@ -7,6 +7,7 @@ shared part are read once, and one product serves all threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -57,7 +58,7 @@ class BatchMaker:
     """Lays out batches for a pool of `slots`; masks have the `dtype` of keys and values."""
 
     def __init__(self, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._column = np.empty(-(-slots // PAGE) * PAGE, np.int64)  # the mask column of each slot
+        self._column = np.empty(PAGE * math.ceil(slots / PAGE), np.int64)  # the mask column of each slot
         self._device = device
         self._dtype = dtype
 

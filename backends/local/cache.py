@@ -40,7 +40,7 @@ def kv_shape(config: ModelConfig, slots: int) -> tuple[int, int, int, int]:
 
     The slots of a head are contiguous, as batched products need them, and rounded up to whole pages.
     """
-    return config.layers, 2 * config.kv_heads, -(-slots // PAGE) * PAGE, config.head_dim
+    return config.layers, 2 * config.kv_heads, PAGE * math.ceil(slots / PAGE), config.head_dim
 
 
 def mapped(size: int) -> mmap.mmap:

@@ -226,7 +226,7 @@ def _product(
 
 def _padded(array: Array, dtype: Any, size: int | None = None) -> Array:
     """The array with zeros behind it, up to whole groups."""
-    padded = -(-(size or len(array)) // OUTPUT_GROUP) * OUTPUT_GROUP
+    padded = OUTPUT_GROUP * math.ceil((size or len(array)) / OUTPUT_GROUP)
     if len(array) == padded:  # no copy: the largest is a vocabulary's
         return array.astype(dtype, copy=False)
     result = np.zeros((padded, *array.shape[1:]), dtype)

@@ -158,7 +158,7 @@ class _Header:
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int:
             raise TypeError(f"general.alignment is {alignment!r}, not an integer")
-        start = -(-self._at // alignment) * alignment
+        start = alignment * math.ceil(self._at / alignment)
         self.tensors: dict[str, _Tensor] = {
             name: self._checked(name, shape, kind, start + offset) for name, shape, kind, offset in entries
         }

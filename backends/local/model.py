@@ -219,7 +219,7 @@ def pad_rows(rows: int) -> int:
     if rows <= _FEW_ROWS:
         return rows
     step = 8 if rows <= 64 else 32
-    return -(-rows // step) * step
+    return step * math.ceil(rows / step)
 
 
 def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

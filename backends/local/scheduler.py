@@ -13,39 +13,41 @@ from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.engine_load import EngineLoad
 
 _HEADROOM = 8  # slots left for each running job when another is admitted
-_REMEMBERED = 4096  # answers that count as started
+_MAX_STARTED_ANSWERS = 4096  # beyond it the oldest answer counts as not started
 
 
 class Job:
     """A sequence being decoded: its tokens, and the slots of those that have keys and values.
 
     Args:
-        group: The answer that it belongs to.
+        answer: The answer that it belongs to.
         ids: The context, at least one token.
         max_tokens: Most tokens to decode, at least one.
         sampler: Chooses them.
-        stops: Tokens after which it ends.
+        stop_ids: Tokens after which it ends.
     """
 
     def __init__(
         self,
-        group: Hashable,
+        answer: Hashable,
         ids: Sequence[int] | Ids,
         max_tokens: int,
         sampler: TokenSampler,
-        stops: Collection[int],
+        stop_ids: Collection[int],
     ) -> None:
-        self.group: Hashable = group
+        self.answer: Hashable = answer
         self.sampler: TokenSampler = sampler
-        self.stops: frozenset[int] = frozenset(stops)
-        self.prompt: int = len(ids)
+        self.stop_ids: frozenset[int] = frozenset(stop_ids)
+        self.prompt_length: int = len(ids)
         self.length: int = len(ids)
-        self.limit: int = len(ids) + max_tokens
-        self.ids: Ids = np.empty(self.limit, np.int64)
+        self.max_length: int = len(ids) + max_tokens
+        self.ids: Ids = np.empty(self.max_length, np.int64)
         self.ids[: self.length] = ids
-        self.slots: Ids = np.empty(self.limit, np.int64)
-        self.filled = 0  # tokens that have keys and values
-        self.shared = 0  # tokens of these whose slots the radix tree owns; the other slots are this job's own
+        self.slots: Ids = np.empty(self.max_length, np.int64)
+        self.computed = 0  # tokens that have keys and values
+        self.published = (
+            0  # tokens of these whose slots the radix tree owns; the other slots are this job's own
+        )
         self.last_slot: int | None = None  # the latest slot that it got since it was admitted
         self.node: Node | None = None  # where it stands in the tree, locked; None while it waits
         self.cached: int | None = None  # tokens of the prompt that the cache had when it was first admitted
@@ -53,9 +55,9 @@ class Job:
         self.paused = False  # its reader is behind: the job keeps its slots but is not computed
 
     @property
-    def missing(self) -> int:
+    def uncomputed(self) -> int:
         """Tokens without keys and values: 1 while it decodes, more before."""
-        return self.length - self.filled
+        return self.length - self.computed
 
 
 class Task(NamedTuple):
@@ -82,7 +84,7 @@ class Scheduler:
         self.running: list[Job] = []
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
-        self._started: OrderedDict[Hashable, None] = OrderedDict()
+        self._started_answers: OrderedDict[Hashable, None] = OrderedDict()
         self._arrivals = 0
 
     def add(self, job: Job) -> None:
@@ -104,17 +106,17 @@ class Scheduler:
         # Every job that decodes gets its one token. Prompts share the rest of the step's budget, in the order
         # of admission; the last one that fits gets a part.
         active = [job for job in self.running if not job.paused]
-        tasks = [Task(job, 1) for job in active if job.missing == 1]
+        tasks = [Task(job, 1) for job in active if job.uncomputed == 1]
         budget = max(self._max_prefill_tokens - len(tasks), 1)
         for job in active:
-            if job.missing > 1 and budget:
-                tasks.append(Task(job, min(job.missing, budget)))
+            if job.uncomputed > 1 and budget:
+                tasks.append(Task(job, min(job.uncomputed, budget)))
                 budget -= tasks[-1].tokens
         # Preemption for want of slots may take tasks away again. The slots go to the tasks that are left.
         tasks = self._make_room(tasks)
         for job, count in tasks:
             taken = self.pool.take(count, job.last_slot)
-            job.slots[job.filled : job.filled + count] = taken
+            job.slots[job.computed : job.computed + count] = taken
             job.last_slot = int(taken[-1])
         return tasks
 
@@ -126,26 +128,26 @@ class Scheduler:
 
     def publish(self, job: Job) -> None:
         """Give the tree the tokens that a running job has computed since, so that other jobs find them."""
-        if job.filled == job.shared or job.node is None:
+        if job.computed == job.published or job.node is None:
             return
-        new = slice(job.shared, job.filled)
+        new = slice(job.published, job.computed)
         node, tree_slots = self.radix.insert(job.node, job.ids[new], job.slots[new])
         if len(tree_slots):  # another job computed the same tokens: use its slots, free the job's own
-            duplicate = slice(job.shared, job.shared + len(tree_slots))
+            duplicate = slice(job.published, job.published + len(tree_slots))
             self.pool.give(job.slots[duplicate])
             job.slots[duplicate] = tree_slots
         # The job now stands further down in the tree: lock the new path before the old one is unlocked.
         self.radix.lock(node)
         self.radix.unlock(job.node)
         job.node = node
-        job.shared = job.filled
+        job.published = job.computed
 
     def _admit(self) -> None:
         """Let waiting jobs in, those of answers that have started first, until one does not fit."""
         if len(self.running) >= self._max_running and not any(job.paused for job in self.running):
             return
         ready = [job for job in self.waiting if not job.paused]
-        ready.sort(key=lambda job: (job.group not in self._started, job.arrival))
+        ready.sort(key=lambda job: (job.answer not in self._started_answers, job.arrival))
         for job in ready:
             if len(self.running) >= self._max_running and not self._preempt_paused():
                 return
@@ -156,7 +158,7 @@ class Scheduler:
         """Admit a job if there is room for its prompt; False if there is none."""
         # Threads of the same answer share most of their context: make all of it known to the tree.
         for other in self.running:
-            if other.group == job.group:
+            if other.answer == job.answer:
                 self.publish(other)
         # The last token is always computed, for its logits. The lock keeps the prefix from being evicted.
         node, slots = self.radix.match(job.ids[: job.length - 1])
@@ -170,15 +172,15 @@ class Scheduler:
                 return False
         job.slots[: len(slots)] = slots
         job.node = node
-        job.filled = len(slots)
-        job.shared = len(slots)
+        job.computed = len(slots)
+        job.published = len(slots)
         job.cached = len(slots) if job.cached is None else job.cached
         self.waiting.remove(job)
         self.running.append(job)
-        self._started[job.group] = None
-        self._started.move_to_end(job.group)
-        if len(self._started) > _REMEMBERED:
-            self._started.popitem(last=False)
+        self._started_answers[job.answer] = None
+        self._started_answers.move_to_end(job.answer)
+        if len(self._started_answers) > _MAX_STARTED_ANSWERS:
+            self._started_answers.popitem(last=False)
         return True
 
     def _leave(self, job: Job) -> None:
@@ -188,8 +190,8 @@ class Scheduler:
         self.radix.unlock(job.node)
         self.running.remove(job)
         job.node = None
-        job.filled = 0
-        job.shared = 0
+        job.computed = 0
+        job.published = 0
         job.last_slot = None
 
     def _preempt(self, job: Job) -> None:

@@ -133,12 +133,15 @@ class Engine:
             return None
         # 2. One forward pass over all of them; row i of the logits is of the last token of task i.
         logits = self._model.forward(
-            [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
+            [
+                Entry(job.answer, job.ids, job.computed, job.slots[: job.computed + count])
+                for job, count in tasks
+            ]
         )
         for job, count in tasks:
-            job.filled += count
+            job.computed += count
         # 3. A job whose whole context is computed now gets its next token; a prompt may need more steps.
-        ready = [i for i, (job, _) in enumerate(tasks) if not job.missing]
+        ready = [i for i, (job, _) in enumerate(tasks) if not job.uncomputed]
         if not ready:
             return []
         if len(ready) < len(tasks):
@@ -191,14 +194,14 @@ class Engine:
         if isinstance(token, BackendError):
             self.scheduler.remove(job)
             return Output(job, None, None, token)
-        if job.length == job.prompt:  # its first token: forks of it may come any time now
+        if job.length == job.prompt_length:  # its first token: forks of it may come any time now
             self.scheduler.publish(job)
         job.ids[job.length] = token
         job.length += 1
         finish_reason: RequestEnd | None = None
-        if token in job.stops or job.sampler.over:
+        if token in job.stop_ids or job.sampler.over:
             finish_reason = "stop"
-        elif job.length == job.limit:
+        elif job.length == job.max_length:
             finish_reason = "length"
         if finish_reason:
             self.scheduler.remove(job)

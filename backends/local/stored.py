@@ -1,4 +1,4 @@
-"""The part of the cache that is made of models' files, once, since that takes long.
+"""Cached conversions of model files: the kernels' int8 arrays, and the config and tokenizer of GGUF files.
 
 The kernels' arrays are mapped into memory from a file, so that processes share them. It has the arrays one
 behind the other, each at a multiple of 64 bytes, then a JSON index, its SHA-256 and its length in 8 bytes.

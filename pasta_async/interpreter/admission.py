@@ -85,19 +85,19 @@ class Admission:
 
     async def take(self, slot: Slot) -> None:
         """Wait until a slot is granted. Cancelling it gives up the place in the queue."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = slot
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting[granted] = slot
         try:
             if slot.needs_room and slot.answer.held:  # else it needs no room, whatever the load
                 await self._read_load(slot.answer)
             self._admit()
-            if slot.needs_room and slot.answer.held and not turn.done():
+            if slot.needs_room and slot.answer.held and not granted.done():
                 answers = self._active + self._foreign
                 threads = min(self._slots, self._room)
                 slot.waited = f"{answers} answers at once, and room for {threads:.0f} threads"
-            await turn
+            await granted
         except BaseException:
-            self._waiting.pop(turn, None)
+            self._waiting.pop(granted, None)
             self.give_back(slot)  # it may have been granted in the moment of the cancellation
             raise
 
@@ -110,10 +110,10 @@ class Admission:
 
     def _admit(self) -> None:
         """Grant the free slots to the threads that are next."""
-        while self._held < self._slots and (turn := self._next()):
-            slot = self._waiting.pop(turn)
-            if not turn.done():  # a thread that is being cancelled takes none
-                turn.set_result(None)
+        while self._held < self._slots and (granted := self._next()):
+            slot = self._waiting.pop(granted)
+            if not granted.done():  # a thread that is being cancelled takes none
+                granted.set_result(None)
                 slot.held = True
                 slot.answer.held += 1
                 slot.answer.begun = True
@@ -125,16 +125,18 @@ class Admission:
         """
         # First come answers without any slot: each may have one thread whatever the load. Among them, answers
         # that have begun go before new ones.
-        idle = [turn for turn, slot in self._waiting.items() if not slot.answer.held]
+        idle = [granted for granted, slot in self._waiting.items() if not slot.answer.held]
         if idle:
-            return next((turn for turn in idle if self._waiting[turn].answer.begun), idle[0])
+            return next((granted for granted in idle if self._waiting[granted].answer.begun), idle[0])
         # Every active answer keeps a slot in reserve; further threads share the rest.
         extra = sum(max(0, answer.held - 1) for answer in self._answers)
         if self._active + extra >= self._slots:
             return None
         # While the engine has no room, threads that need it go on waiting and others pass them.
         full = self._active + extra + self._foreign >= self._room
-        return next((turn for turn, slot in self._waiting.items() if not (full and slot.needs_room)), None)
+        return next(
+            (granted for granted, slot in self._waiting.items() if not (full and slot.needs_room)), None
+        )
 
     @property
     def _room(self) -> float:

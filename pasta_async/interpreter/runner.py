@@ -73,8 +73,8 @@ class Prepared:
     start: AnswerStart
     observer: AnswerObserver
     slots: AnswerSlots
-    turns: asyncio.Semaphore
-    """The turns to decode that its threads share."""
+    thread_limit: asyncio.Semaphore
+    """Held by each of its threads that decodes."""
     model: Model
     prompt: tuple[int, ...]
     """Ids of the prompt."""
@@ -91,15 +91,15 @@ class Prepared:
         return self.clock.time() - self.began
 
     @asynccontextmanager
-    async def turn(self, number: int) -> AsyncGenerator[Slot]:
-        """Hold one of the turns, and a slot of the client, while a thread decodes."""
-        self.observer.turn(number, "waiting")
+    async def decoding(self, number: int) -> AsyncGenerator[Slot]:
+        """Hold a place within the thread limit, and a slot of the client, while a thread decodes."""
+        self.observer.thread_state(number, "waiting")
         try:
-            async with self.turns, self.slots.thread() as slot:
-                self.observer.turn(number, "decoding")
+            async with self.thread_limit, self.slots.thread() as slot:
+                self.observer.thread_state(number, "decoding")
                 yield slot
         finally:
-            self.observer.turn(number, "over")
+            self.observer.thread_state(number, "over")
 
 
 @asynccontextmanager
@@ -219,7 +219,7 @@ class Runner:
         """Decode a thread until it is done or, main, has to wait."""
         if not self.machine.wants(number):
             return
-        async with self._prepared.turn(number) as slot:
+        async with self._prepared.decoding(number) as slot:
             transcript = self.machine.transcript
             if slot.waited and transcript.width == "full":
                 transcript.width = "limited"
@@ -235,10 +235,10 @@ class Runner:
         if number not in self._slot_of:
             await wait
             return
-        self._observer.turn(number, "waiting")
+        self._observer.thread_state(number, "waiting")
         async with self._slot_of[number].released():
             await wait
-        self._observer.turn(number, "decoding")
+        self._observer.thread_state(number, "decoding")
 
     # Requests ---------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ class Lane:
     origin: int = 0
     """Main's token count up to the promise; 0 for main."""
     pending: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-    """Pieces of text that are not shown yet, each with its end in the document as a token count: main's
-    tokens in front of the lane and the thread's own. Chunks in front of the lane are not counted."""
+    """Pieces of text that are not shown yet, each with the token count at its end: main's tokens up to the
+    lane and the thread's own, without the chunks in front of it."""
     done: bool = False
     tokens: int = 0
     """Tokens of the chunk, once it is done."""

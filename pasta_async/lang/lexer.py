@@ -7,6 +7,7 @@ most `MAX_TAG` characters long. With backslashes behind the `<` it is text, whic
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -149,5 +150,5 @@ def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
     readable = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MAX_ESTIMATE))
     if not readable or (number := int(digits)) > MAX_ESTIMATE:
         return None, Code.TOKENS_BAD
-    rounded = -(-number // 10) * 10  # up to the next multiple of ten
+    rounded = 10 * math.ceil(number / 10)
     return rounded, None if rounded == number else Code.TOKENS_NOT_TENS

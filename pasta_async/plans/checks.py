@@ -108,7 +108,7 @@ class PlanReport(BaseModel):
         nodes = [f'  {number[name]}["{name}<br/>{self.tokens[name]} tokens"]' for name in self.sees]
         edges: list[str] = []
         for name, seen in self.sees.items():
-            # A hole that another one of those that it sees sees, too, needs no edge of its own.
+            # Leave out an edge that others imply: where a sees b and b sees c, c -> a is not drawn.
             indirect = {far for near in seen for far in self.sees[near]}
             edges += [f"  {number[near]} --> {number[name]}" for near in seen if near not in indirect]
         return "\n".join(["flowchart LR", *nodes, *edges])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -60,18 +61,19 @@ class HolePart(Decoder):
         waiting = self.held + new
         if not self.output:
             waiting = waiting.lstrip()
-        # An end may begin with the line break in front of an empty hole, or stand behind the digit before.
+        # The character in front counts: the line break before an empty hole may begin an end that is longer,
+        # and a sign behind a digit may be part of a number.
         before = (self.output or self.hole.head)[-1:]
         text = before + waiting
-        start = 0 if before == "\n" else len(before)
-        found = [find_end(text, end, start, is_whole=is_whole) for end in self.hole.ends]
-        position = min((position for position in found if position >= 0), default=-1)
+        starts = {end: 0 if before == "\n" != end else len(before) for end in self.hole.ends}
+        positions = [find_end(text, end, start, is_whole=is_whole) for end, start in starts.items()]
+        position = min((position for position in positions if position >= 0), default=-1)
         if position >= 0:
             certain = max(0, position - len(before))
         elif is_whole:
             certain = len(waiting)
         else:
-            undecided = max((_undecided(text[start:], end, before) for end in self.hole.ends), default=0)
+            undecided = max((_undecided(text, end, start) for end, start in starts.items()), default=0)
             certain = max(0, len(waiting) - undecided)
         delta = waiting[:certain].rstrip()
         self.held = waiting[len(delta) :]
@@ -181,7 +183,7 @@ class Layout:
                 inside = (Text(hole.head[len(head) :] + (values[hole.name] or "")),)
             elif hole is last:
                 inside = ()
-            estimate = 10 * -(-hole.tokens // 10)  # up to the next multiple of ten
+            estimate = 10 * math.ceil(hole.tokens / 10)
             chunk = None if inside is None else Chunk(inside)
             nodes.append(Promise(hole.name.replace("_", " "), estimate, chunk))
             if hole is last:
@@ -322,7 +324,7 @@ def _listed(fields: Mapping[str, str]) -> str:
     return ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {raw}" for key, raw in fields.items())
 
 
-_NUMBER_SIGNS = ".,:"
+_NUMBER_SIGNS = (".", ",", ":")
 """Signs that are part of a number, a time or the like between two digits."""
 
 
@@ -341,8 +343,8 @@ def find_end(text: str, end: str, start: int, *, is_whole: bool) -> int:
     return position
 
 
-def _undecided(text: str, end: str, before: str) -> int:
-    """The number of characters at a text's end that may turn out to begin `end`."""
+def _undecided(text: str, end: str, start: int) -> int:
+    """The number of characters at a text's end, from `start` on, that may turn out to begin `end`."""
     if end in _NUMBER_SIGNS:
-        return 1 if text.endswith(end) and (before + text)[-2:-1].isdigit() else 0
-    return overlap(text, end)
+        return 1 if text[start:].endswith(end) and text[-2:-1].isdigit() else 0
+    return overlap(text[start:], end)

@@ -160,7 +160,7 @@ class Plan:
     unused: tuple[str, ...] = ()
     """Paths of fields whose annotations have no effect: none is a hole."""
     is_tagged: bool = False
-    """True for a template with tags, `in_rounds`."""
+    """True for a template with tags, `tagged`."""
 
     def __init__(self, template: str, /, **annotations: Annotation | Sequence[Annotation]) -> None:
         parts = _parse(template)
@@ -252,10 +252,10 @@ class Plan:
         )
 
     def fitted(self, max_tokens: int | None) -> Plan:
-        """The plan within a token limit, as far as there is something that nothing bounds.
+        """The plan, made to fit a token limit. Only what nothing bounds shrinks.
 
-        Such lists give items away, the longest first, until such holes could have `_ENOUGH_TOKENS` each. Then
-        these share what is left.
+        First unbounded lists lose items, the longest one first, until each unbounded hole could have
+        `_ENOUGH_TOKENS`. Then these holes share what is left, each with at least `LEAST_TOKENS`.
         """
         if max_tokens is None or self.tokens <= max_tokens:
             return self
@@ -292,7 +292,7 @@ class Plan:
             return self
         return self._with(replace(hole, tokens=max(1, min(hole.tokens, room))) for hole in self.holes)
 
-    def in_rounds(self) -> Plan | None:
+    def tagged(self) -> Plan | None:
         """A template as the main thread of a trained model: each hole is the chunk of a promise.
 
         A sync stands in front of a hole that is after one of its round. So a hole sees every hole up to the

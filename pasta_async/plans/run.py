@@ -236,7 +236,7 @@ class PlanRun:
                 await computed.wait()
             while True:
                 try:
-                    async with self._prepared.turn(part.number):
+                    async with self._prepared.decoding(part.number):
                         await self._exchange(part, request, computed)
                     break
                 except BackendError as error:
@@ -321,7 +321,6 @@ class PlanRun:
         detokenizer = Detokenizer(self._model.tokenizer)
         ends = {*self._model.end_ids, *request.stop_ids}
         finished: FinishReason | None = None
-        is_ended = False
         async with aclosing(self._prepared.backend.decode(request)) as pieces:
             async for piece in pieces:
                 computed.set()
@@ -329,14 +328,14 @@ class PlanRun:
                 part.tokens += len(piece.ids)
                 new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
                 finished = piece.finish_reason
-                if is_ended := await self._add(part, new):
+                if await self._add(part, new):
                     finished = "stop"
                 if finished:
                     break
         if finished is None:
             raise BackendProtocolError("the backend's stream ended without saying why")
         part.finish_reason = finished
-        await self._finish(part, request.grammar, is_ended)
+        await self._finish(part, request.grammar)
 
     async def _add(self, part: HolePart, new: str) -> bool:
         """Add decoded text to a part, and hand it on; True if that ends it."""
@@ -357,11 +356,11 @@ class PlanRun:
             await self._hand_on(FieldDelta(part.path, delta))
         return is_ended
 
-    async def _finish(self, part: HolePart, grammar: Grammar | None, is_ended: bool) -> None:
+    async def _finish(self, part: HolePart, grammar: Grammar | None) -> None:
         """Take a part's values from its output, which is closed first if it was cut off."""
         if grammar is None:
             rest, _ = part.free_text("", is_whole=True)
-            if rest and not is_ended:
+            if rest:
                 await self._hand_on(FieldDelta(part.path, rest))
             part.is_closed = part.finish_reason == "length"
             part.values = {part.hole.name: part.output}

@@ -41,7 +41,7 @@ from pasta_async.server.errors import ApiError
 from pasta_async.server.proxy import HttpEngine
 from pasta_async.server.replies import check, respond
 from pasta_async.server.requests import ChatRequest, CompletionRequest
-from pasta_async.server.service import Admission, Service, service_of
+from pasta_async.server.service import RequestQueue, Service, service_of
 from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import Logs
 from pasta_async.telemetry.metrics import Metrics
@@ -71,8 +71,8 @@ def create_app(
         InvalidRequestError: A setting or the backend's name is bad.
     """
     settings = settings or ServerSettings()
-    admission = Admission(settings)
-    registry = _registry(settings, admission)
+    queue = RequestQueue(settings)
+    registry = _registry(settings, queue)
     observers: list[Observer] = [Metrics(registry), Logs(text=settings.log_text)]
     middleware: list[Middleware] = []
     provider: TracerProvider | None = None
@@ -90,7 +90,7 @@ def create_app(
                 # queue limits the number of answers.
                 unlimited = httpx.Limits(keepalive_expiry=KEEPALIVE)
                 async with http_client(url, timeout=None, limits=unlimited) as http:
-                    app.state.service = Service(client, info, settings, admission, http)
+                    app.state.service = Service(client, info, settings, queue, http)
                     yield
         finally:
             if provider:  # send the spans that are left: a signal ends the process right then
@@ -113,14 +113,14 @@ def create_app(
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
-def _registry(settings: ServerSettings, admission: Admission) -> CollectorRegistry:
+def _registry(settings: ServerSettings, queue: RequestQueue) -> CollectorRegistry:
     """A registry of the app's own, with the metrics of its process and its queue."""
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     for name, text, number in (
-        ("in_flight", "Requests that decode.", lambda: admission.in_flight),
-        ("queued", "Requests that wait for a place.", lambda: admission.queued),
+        ("in_flight", "Requests that decode.", lambda: queue.in_flight),
+        ("queued", "Requests that wait for a place.", lambda: queue.queued),
         ("limit", "Places there are.", lambda: settings.max_answers),
     ):
         Gauge(f"pasta_server_answers_{name}", text, registry=registry).set_function(number)
@@ -173,7 +173,7 @@ async def _metrics(request: Request, registry: CollectorRegistry) -> Response:
 async def _health(request: Request) -> Response:
     """The model, and the number of answers that decode or wait."""
     service = service_of(request)
-    counts = {"in_flight": service.admission.in_flight, "queued": service.admission.queued}
+    counts = {"in_flight": service.queue.in_flight, "queued": service.queue.queued}
     return JSONResponse({"status": "ok", "model": service.info.name, **counts})
 
 

@@ -72,7 +72,7 @@ class EngineReply:
         http = self._service.http
         loop = asyncio.get_running_loop()
         try:
-            async with self._service.admission.enter(self._timeout) as seconds:
+            async with self._service.queue.enter(self._timeout) as seconds:
                 deadline = None if seconds is None else loop.time() + seconds
                 async with http.stream(
                     "POST", self._url, json=self._body, headers=self._headers, timeout=seconds

@@ -115,7 +115,7 @@ class _Reply:
 
     async def whole(self) -> bytes:
         """The reply of a request that does not stream; the first choice that fails ends the others."""
-        async with self._service.admission.enter(self._limits.timeout) as seconds:
+        async with self._service.queue.enter(self._limits.timeout) as seconds:
             calls = await self._calls(seconds)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -141,7 +141,7 @@ class _Reply:
             held += [self._chunk(self._choice(i, role="assistant", content="")) for i in range(count)]
         done: dict[int, Generation] = {}
         begun = False
-        async with self._service.admission.enter(self._limits.timeout) as seconds:
+        async with self._service.queue.enter(self._limits.timeout) as seconds:
             answers = [self._events(call) for call in await self._calls(seconds)]
             async with aclosing(_merged(answers)) as events:
                 async for index, event in events:

@@ -25,7 +25,7 @@ class Service:
     client: Client
     info: Model
     settings: ServerSettings
-    admission: Admission
+    queue: RequestQueue
     http: httpx.AsyncClient
     """The client for the engine's own endpoint."""
 
@@ -40,7 +40,7 @@ def service_of(request: Request) -> Service:
     return request.app.state.service
 
 
-class Admission:
+class RequestQueue:
     """Lets some requests decode at once; others wait in a bounded queue, first come first served."""
 
     def __init__(self, settings: ServerSettings) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from pasta_async.observers import AnswerObserver, AnswerStart, Turn
+from pasta_async.observers import AnswerObserver, AnswerStart, ThreadState
 from pasta_async.protocol import DecodeRequest
 from pasta_async.results import Generation
 from pasta_async.telemetry import error_type, figures, outcome
@@ -17,7 +17,7 @@ class Logs:
     """An observer that logs; `Client(observers=[Logs()])`.
 
     An answer that ends is INFO, or WARNING if it failed; a request that fails is WARNING; the beginning of an
-    answer and the turns of its threads are DEBUG.
+    answer and the states of its threads are DEBUG.
 
     Args:
         logger: The logger; None: the logger `pasta_async.answers`.
@@ -42,8 +42,8 @@ class _AnswerLog(AnswerObserver):
         prompt = {"prompt": start.prompt} if text else {}
         self._log(logging.DEBUG, "answer begins", model=self._model, streamed=start.streamed, **prompt)
 
-    def turn(self, thread: int, turn: Turn) -> None:
-        self._log(logging.DEBUG, f"thread {turn}", thread_id=thread)
+    def thread_state(self, thread: int, state: ThreadState) -> None:
+        self._log(logging.DEBUG, f"thread {state}", thread_id=thread)
 
     def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
         self._log(logging.WARNING, "request failed", thread_id=request.thread, **self._failure(error))

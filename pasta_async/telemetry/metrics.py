@@ -10,7 +10,7 @@ from __future__ import annotations
 from time import monotonic
 
 from pasta_async.errors import missing_extra
-from pasta_async.observers import AnswerObserver, AnswerStart, Turn
+from pasta_async.observers import AnswerObserver, AnswerStart, ThreadState
 from pasta_async.protocol import DecodeRequest
 from pasta_async.results import Generation
 from pasta_async.telemetry import error_type, outcome
@@ -84,19 +84,19 @@ class _AnswerMetrics(AnswerObserver):
         self._metrics = metrics
         self._model = model
         self._began = monotonic()
-        self._turns: dict[int, tuple[Turn, float]] = {}  # the state of each thread, and its beginning
+        self._states: dict[int, tuple[ThreadState, float]] = {}  # the state of each thread, and its beginning
         self._gauge("answers_in_flight", 1)
 
-    def turn(self, thread: int, turn: Turn) -> None:
+    def thread_state(self, thread: int, state: ThreadState) -> None:
         now = monotonic()
-        before, since = self._turns.pop(thread, ("over", now))
+        before, since = self._states.pop(thread, ("over", now))
         if before != "over":
             self._gauge(f"threads_{before}", -1)
         if before == "waiting":
             self._observe("thread_wait_seconds", now - since)
-        if turn != "over":
-            self._gauge(f"threads_{turn}", 1)
-            self._turns[thread] = (turn, now)
+        if state != "over":
+            self._gauge(f"threads_{state}", 1)
+            self._states[thread] = (state, now)
 
     def request_failed(self, request: DecodeRequest, error: BaseException) -> None:
         self._count("request_errors", 1, error_type(error))

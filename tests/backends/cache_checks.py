@@ -14,7 +14,7 @@ from pasta_async.backends.local.scheduler import Scheduler
 
 def check_scheduler(scheduler: Scheduler) -> None:
     """Verify a scheduler between steps."""
-    private = [job.slots[job.shared : job.filled] for job in scheduler.running]
+    private = [job.slots[job.published : job.computed] for job in scheduler.running]
     nodes = [job.node for job in scheduler.running if job.node is not None]
     pool = deepcopy(scheduler.pool)  # whose free slots are all that it gives
     free = pool.take(pool.free) if pool.free else np.empty(0, np.int64)
@@ -24,7 +24,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert job.node is not None
         slots = [step.slots for step in job.node.path()][::-1]
         expected = np.concatenate(slots) if slots else np.empty(0, np.int64)
-        assert np.array_equal(expected, job.slots[: job.shared]), "a job's slots are not those of its path"
+        assert np.array_equal(expected, job.slots[: job.published]), "a job's slots are not those of its path"
 
 
 def check_tree(tree: RadixCache, standing: Sequence[Node], owned: NDArray[np.int64], total: int) -> None:

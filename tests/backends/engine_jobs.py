@@ -38,7 +38,7 @@ def run(engine: Engine, *jobs: Job) -> None:
 
 
 def decoded(task: Job) -> list[int]:
-    return task.ids[task.prompt : task.length].tolist()
+    return task.ids[task.prompt_length : task.length].tolist()
 
 
 def watched(engine: Engine, *prompts: Sequence[int], count: int) -> list[Watched]:

@@ -117,8 +117,8 @@ def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, engine:
     assert [fork.cached for fork in forks] == [len(context) - 1] * 2  # the last token was not computed yet
     assert free - engine.scheduler.pool.free <= 2 * (2 + 20) + 40
     for task in (parent, *forks):
-        ids = task.ids[: task.prompt].tolist()
-        assert decoded(task) == local_models.greedy(original, ids, task.limit - task.prompt)
+        ids = task.ids[: task.prompt_length].tolist()
+        assert decoded(task) == local_models.greedy(original, ids, task.max_length - task.prompt_length)
 
 
 def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
     engine.step()
     engine.add(long)
     steps = 0
-    while long.length == long.prompt:
+    while long.length == long.prompt_length:
         before = running.length
         engine.step()
         steps += 1
@@ -166,7 +166,7 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(
         elif action == "fork" and alive + done:
             parent = data.draw(st.sampled_from(alive + done))
             ids = [*parent.ids[: parent.length].tolist(), data.draw(st.integers(0, 511))]
-            task = job(ids[-60:] if len(ids) > 60 else ids, 8, group=parent.group)
+            task = job(ids[-60:] if len(ids) > 60 else ids, 8, group=parent.answer)
         else:
             task = None
         if task is not None:
@@ -187,7 +187,9 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(
     while engine.step() is not None:
         check_scheduler(engine.scheduler)
     for task in alive + done:
-        assert decoded(task) == _greedy(original, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
+        assert decoded(task) == _greedy(
+            original, task.ids[: task.prompt_length].tolist(), task.max_length - task.prompt_length
+        )
 
 
 _known: dict[tuple[int, ...], list[int]] = {}

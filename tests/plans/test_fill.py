@@ -490,6 +490,9 @@ async def test_a_hole_at_the_start_of_a_line_ends_where_the_line_goes_on() -> No
     async with Client(Writing("Tea is older than coffee.", "coffee. And better.")) as client:
         filled = await client.fill("x", plan)
     assert filled.text == "Tea is older than coffee."
+    plan = Plan("Intro:\n{first} is older.", first=Tokens(40))
+    async with Client(Writing("Tea is older. Yes.")) as client:
+        assert (await client.fill("x", plan)).text == "Intro:\nTea is older."
 
 
 async def test_a_field_of_a_group_takes_nothing_of_the_next_one() -> None:

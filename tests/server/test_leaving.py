@@ -114,7 +114,7 @@ async def test_a_client_that_leaves_as_its_stream_begins_leaves_no_place_behind(
             await asyncio.sleep(0)
         gone.set()
         await answer
-        assert app.state.service.admission.in_flight == 0
+        assert app.state.service.queue.in_flight == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

@@ -128,10 +128,10 @@ class Broken(AnswerObserver):
     def answer(self, start: AnswerStart) -> AnswerObserver:
         return self
 
-    def turn(self, *arguments: object, **named: object) -> None:
+    def thread_state(self, *arguments: object, **named: object) -> None:
         raise RuntimeError("broken")
 
-    request = ended = turn  # pyright: ignore[reportAssignmentType]
+    request = ended = thread_state  # pyright: ignore[reportAssignmentType]
 
 
 async def test_headers_reach_the_backend_and_the_answer_its_observer() -> None:

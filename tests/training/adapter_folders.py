@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from finetune_folders import base_folder
 
-from pasta_async.training.model import BaseModel, ModelCodec, export_model, write_tokenizer
+from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
 
 
 class AdapterRun(NamedTuple):
@@ -26,8 +26,8 @@ def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: i
     base_folder(run.base, kind, tie_word_embeddings=tied)
     write_tokenizer(run.base, folder / "tokenizer", both=True)
     codec = ModelCodec(folder / "tokenizer")
-    base = BaseModel(run.base, codec.tag_ids, lora_rank=rank)
-    model: Any = base.loaded()
+    base = ModelMaker(run.base, codec.tag_ids, lora_rank=rank)
+    model: Any = base.make()
     torch.manual_seed(1)  # pyright: ignore[reportUnknownMemberType]
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -16,7 +16,7 @@ from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.lang.views import views
 from pasta_async.tokenizer import Tokenizer
-from pasta_async.training.model import MARK, BaseModel, ModelCodec, write_tokenizer
+from pasta_async.training.model import MARK, ModelCodec, ModelMaker, write_tokenizer
 from pasta_async.training.views import align, encode_views
 
 CHAT = [
@@ -25,10 +25,10 @@ CHAT = [
 ]
 
 
-def with_tags(base: Path, out: Path, **options: Any) -> tuple[BaseModel, ModelCodec]:
+def with_tags(base: Path, out: Path, **options: Any) -> tuple[ModelMaker, ModelCodec]:
     write_tokenizer(base, out, **options)
     codec = ModelCodec(out)
-    return BaseModel(base, codec.tag_ids), codec
+    return ModelMaker(base, codec.tag_ids), codec
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -38,7 +38,7 @@ def test_tags_start_as_long_as_other_rows_and_apart_from_each_other(tied: bool, 
     rows = old.config.vocab_size
     base, codec = with_tags(folder, tmp_path / "tokenizer")
     assert codec.tag_ids == tuple(range(rows, rows + 6))
-    new = base.loaded()
+    new = base.make()
     assert new.config.vocab_size % 64 == 0
     assert new.config.vocab_size == new.get_input_embeddings().weight.shape[0] >= rows + 6
     for before, after in (
@@ -51,7 +51,7 @@ def test_tags_start_as_long_as_other_rows_and_apart_from_each_other(tied: bool, 
         directions = torch.nn.functional.normalize(tags, dim=1)
         assert (directions @ directions.T - torch.eye(6)).max() < 0.75
         torch.testing.assert_close(after[-1], before.mean(0))
-    again = base.loaded().get_input_embeddings().weight
+    again = base.make().get_input_embeddings().weight
     assert torch.equal(again, new.get_input_embeddings().weight)
     assert (new.get_input_embeddings().weight is new.get_output_embeddings().weight) == tied
 
@@ -66,7 +66,7 @@ def test_a_tag_that_is_a_word_of_the_vocabulary_keeps_its_row(tmp_path: Path) ->
     old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     base, codec = with_tags(folder, tmp_path / "tokenizer")
     assert codec.tag_ids[2] == tag_id
-    new = base.loaded().model.embed_tokens.weight
+    new = base.make().model.embed_tokens.weight
     changed = (new[:448] != old.model.embed_tokens.weight).any(-1).nonzero().flatten()
     assert changed.tolist() == [tag for tag in codec.tag_ids if tag != tag_id]
 
@@ -77,7 +77,7 @@ def test_a_model_that_knows_the_tags_is_left_as_it_is(tmp_path: Path) -> None:
     tags = Tokenizer.from_folder(folder).tags
     assert tags is not None and codec.tag_ids == tuple(tags)
     old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    assert torch.equal(base.loaded().model.embed_tokens.weight, old.model.embed_tokens.weight)
+    assert torch.equal(base.make().model.embed_tokens.weight, old.model.embed_tokens.weight)
 
 
 def test_what_is_encoded_is_the_written_form_and_user_text_is_data(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
     with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel"):
-        BaseModel(folder, tuple(range(6))).loaded()
+        ModelMaker(folder, tuple(range(6))).make()
 
 
 def test_templates_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_mask
 
 from pasta_async.lang import parse
-from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
+from pasta_async.training.model import ModelCodec, ModelMaker, write_tokenizer
 from pasta_async.training.rows import (
     Row,
     block_mask,
@@ -31,7 +31,7 @@ def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
     base = base_folder(folder / "base", kind, **changes)
     write_tokenizer(base, folder / "tokenizer")
     codec = ModelCodec(folder / "tokenizer")
-    return BaseModel(base, codec.tag_ids).loaded(), codec
+    return ModelMaker(base, codec.tag_ids).make(), codec
 
 
 def alone(model: Any, codec: ModelCodec, prompt: list[int], written: str) -> torch.Tensor:
@@ -128,7 +128,7 @@ def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:
     )
     write_tokenizer(base, folder / "tokenizer")
     codec = ModelCodec(folder / "tokenizer")
-    model = BaseModel(base, codec.tag_ids, lora_rank=2).loaded()
+    model = ModelMaker(base, codec.tag_ids, lora_rank=2).make()
     for param in model.parameters():
         if param.requires_grad:
             torch.nn.init.normal_(param, std=0.1)

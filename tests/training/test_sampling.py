@@ -24,7 +24,7 @@ from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.training import sample as sampling
 from pasta_async.training.data.corpus import Record, read_records, write_records
-from pasta_async.training.model import BaseModel, ModelCodec
+from pasta_async.training.model import ModelCodec, ModelMaker
 from pasta_async.training.rows import log_probabilities, pack_row
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.samples import read_samples
@@ -91,7 +91,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
 ) -> None:
     """Also at a temperature at which the model writes words in tokens that no tokenizer would choose."""
     codec, backend = ModelCodec(PASTA_TINY), Listening()
-    model = BaseModel(PASTA_TINY, codec.tag_ids).loaded().eval()
+    model = ModelMaker(PASTA_TINY, codec.tag_ids).make().eval()
     usual = promises = 0
     async with Client(backend):
         for seed, record in enumerate(asked(5)):

@@ -25,7 +25,7 @@ from two_processes import run_in_two
 from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
 from pasta_async.training import trainer
 from pasta_async.training.data.corpus import read_records
-from pasta_async.training.model import BaseModel, ModelCodec, write_tokenizer
+from pasta_async.training.model import ModelCodec, ModelMaker, write_tokenizer
 from pasta_async.training.sft import SftSettings, sft, supervised
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -143,7 +143,7 @@ def test_the_rows_of_the_tags_learn_at_a_rate_of_their_own(tmp_path: Path) -> No
     fast = slow.model_copy(update={"out": tmp_path / "fast", "tag_rate": 20})
     assert sft(slow) and sft(fast)
     codec = ModelCodec(tmp_path / "run" / "model")
-    start = BaseModel(tmp_path / "base", codec.tag_ids).loaded().state_dict()
+    start = ModelMaker(tmp_path / "base", codec.tag_ids).make().state_dict()
     moved = [
         {name: value - start[name] for name, value in load_file(run.out / "model/model.safetensors").items()}
         for run in (slow, fast)
