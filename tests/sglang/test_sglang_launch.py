@@ -48,6 +48,8 @@ def test_every_flag_has_its_reason_and_gives_way_to_ones_own() -> None:
     assert words.endswith("--page-size=16 --schedule-policy fcfs")
     assert all(flag in words and reason for flag, reason in command.reasons.items())
     assert not any("--page-size" in flag for flag in command.reasons)
+    without = server_command("m", device="cpu", without=["schedule_policy"])
+    assert "--schedule-policy" not in without.argv
 
 
 def test_a_server_is_told_what_it_does_not_read_of_a_model_folder(tmp_path: Path) -> None:

@@ -10,7 +10,12 @@ import httpx
 import pytest
 from odd_server import ABOUT, END, STOP, TAGS, OddServer, backend, encode, event, good, pieces_of, sse, stream
 
-from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
+from pasta_async.errors import (
+    BackendError,
+    BackendProtocolError,
+    BackendStatusError,
+    InvalidRequestError,
+)
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Piece
 
@@ -23,7 +28,7 @@ ONE = DecodeRequest("a", 0, (11,), 50, Sampling())
 
 
 async def test_everything_a_server_could_default_is_spelled_out() -> None:
-    server = OddServer({"/server_info": ABOUT | {"enable_deterministic_inference": True}})
+    server = OddServer()
     server.decoding = [stream([sse([event([CLOSE], finish_reason={"type": "stop", "matched": CLOSE})])])]
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
     engine = backend(server)
@@ -43,8 +48,27 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
         "skip_special_tokens": False,
         "stop_token_ids": [CLOSE, END],
         "logit_bias": {"13": -1e4, str(CLOSE): -1e4},
-        "sampling_seed": 7,
     }
+
+
+async def test_a_server_with_seeds_gets_one_each_time_and_no_min_p() -> None:
+    server = OddServer({"/server_info": ABOUT | {"enable_deterministic_inference": True}})
+    server.decoding = [good() for _ in range(4)]
+    engine = backend(server)
+    for seed in (7, None, None, None):
+        await pieces_of(engine, seed=seed)
+    first, *others = [body["sampling_params"]["sampling_seed"] for body in server.sent("/generate")]
+    assert first == 7
+    assert len({*others}) > 1  # without one, all requests would draw the same
+    with pytest.raises(InvalidRequestError):
+        await pieces_of(engine, sampling=Sampling(min_p=0.1))
+
+
+async def test_the_drafts_of_speculative_decoding_take_room_of_the_context() -> None:
+    eagle = {"speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 4, "speculative_num_steps": 5}
+    for about, length in ((eagle, 100 - (20 - 6)), ({"speculative_algorithm": "NGRAM"}, 100)):
+        server = OddServer({"/server_info": ABOUT | about | {"speculative_num_draft_tokens": 8}})
+        assert (await backend(server).connect()).context_length == length
 
 
 async def test_what_the_server_prefers_for_its_model_holds_unless_a_request_says_otherwise() -> None:
@@ -72,16 +96,17 @@ async def test_extra_fields_of_a_request_are_merged_into_its_body() -> None:
     assert body["sampling_params"]["min_new_tokens"] == 2 and body["sampling_params"]["top_p"] == 1.0
 
 
-async def test_all_threads_of_an_answer_meet_one_cache() -> None:
-    server = OddServer({"/server_info": ABOUT | {"dp_size": 4}})
+@pytest.mark.parametrize("ranks", [{"dp_size": 4}, {"dp_size": 1, "attn_dp_size": 4}], ids=str)
+async def test_all_threads_of_an_answer_meet_one_cache(ranks: dict[str, int]) -> None:
+    server = OddServer({"/server_info": ABOUT | ranks})
     answers = [f"answer {number}" for number in range(20)]
     server.decoding = [good() for _ in range(60)]
     engine = backend(server)
     for thread in range(3):
         for answer in answers:
             await pieces_of(engine, answer=answer, thread=thread)
-    ranks = [body["routed_dp_rank"] for body in server.sent("/generate")]
-    assert ranks[:20] == ranks[20:40] == ranks[40:] and set(ranks) == {0, 1, 2, 3}
+    sent = [body["routed_dp_rank"] for body in server.sent("/generate")]
+    assert sent[:20] == sent[20:40] == sent[40:] and set(sent) == {0, 1, 2, 3}
 
 
 # What comes back ------------------------------------------------------------------------------------------

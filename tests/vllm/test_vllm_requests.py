@@ -100,6 +100,14 @@ async def test_everything_a_server_could_default_is_spelled_out_but_the_models_o
     assert not second.keys() & {"repetition_penalty", "seed", "logit_bias"}
 
 
+async def test_a_server_with_drafts_is_asked_without_a_bias() -> None:
+    plain = metrics().text
+    drafts = httpx.Response(200, text=f'{plain}\nvllm:spec_decode_num_drafts_total{{engine="0"}} 0.0')
+    server = served(good(), metrics=drafts)
+    await pieces_of(backend(server), banned_ids=(13,))
+    assert "logit_bias" not in server.sent("/v1/completions")[0]
+
+
 @pytest.mark.parametrize("size", [1, 10_000])
 async def test_the_last_piece_waits_for_what_was_cached(size: int) -> None:
     events = [event([A]), event([B, END], "stop"), LAST]
