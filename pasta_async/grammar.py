@@ -30,10 +30,13 @@ _MOST_BYTES = 100_000
 _ENDING = b'}],"'
 """Bytes that bring a JSON text nearer to its end, the best first. Inside a string only the quote does."""
 
-_ESCAPE = re.compile(r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}|\\u[\da-fA-F]{4}|\\[^u]")
-"""An escaped character in JSON text, which may be one of two halves."""
+_PAIR = r"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
+_SIMPLE = r'\\["\\/bfnrt]'
+_ESCAPE = re.compile(rf"{_PAIR}|\\u[\da-fA-F]{{4}}|{_SIMPLE}")
+"""An escaped character in JSON text, which may be a pair of halves."""
 
-_HALF_ESCAPE = re.compile(r"\\u([\da-fA-F]{0,3})$")
+_WHOLE_ESCAPE = re.compile(rf"{_PAIR}|\\u(?![dD][89abAB])[\da-fA-F]{{4}}|{_SIMPLE}")
+"""One that is not the first half of a pair."""
 
 _LATER = b"[{ "
 """Bytes that bring no JSON text nearer to its end, the least bad first; a schema may require one."""
@@ -87,8 +90,7 @@ class Grammar:
         matcher = self.matcher(_bytes())
         # A decoder holds an unfinished character back, so the text ends with a whole one. An unfinished
         # escape (`\u00e`) is finished first.
-        half = _HALF_ESCAPE.search(_ESCAPE.sub("", text))
-        escape = "0020"[len(half[1]) :] if half else ""
+        escape = _rest_of_escape(text)
         written = _as_written(text + escape)
         if not _follow(matcher, written):
             raise BackendError(f"the output {text[:80]!r} does not follow the request's grammar")
@@ -161,9 +163,18 @@ def _as_written(text: str) -> bytes:
     """JSON text with the escapes alone that JSON needs, since llguidance reads no others; servers do."""
 
     def plain(escape: re.Match[str]) -> str:
-        return json.dumps(json.loads(f'"{escape[0]}"'), ensure_ascii=False)[1:-1]
+        written = json.dumps(json.loads(f'"{escape[0]}"'), ensure_ascii=False)[1:-1]
+        return written.replace("\x7f", r"\u007f")  # for llguidance that is a control character, too
 
     return _ESCAPE.sub(plain, text).encode("utf-8", "surrogatepass")
+
+
+def _rest_of_escape(text: str) -> str:
+    r"""The end of an escape in which a JSON text breaks off: in `\u00e`, or between the halves of a pair."""
+    _, backslash, begun = _WHOLE_ESCAPE.sub("", text).partition("\\")
+    is_pair = re.match("u[dD][89abAB]", begun)
+    whole = r"\ud800\udc00" if is_pair else r"\u0020"
+    return whole[len(backslash + begun) :] if begun else ""
 
 
 def _follow(matcher: LLMatcher, written: bytes) -> bool:

@@ -43,6 +43,8 @@ class Model:
     """The number format that the engine computes in, where it is known."""
     grammars: frozenset[GrammarKind] = frozenset()
     """Kinds of grammars that its requests may have."""
+    takes_min_p: bool = True
+    """False if a request with `min_p` would do harm."""
     schema_refusal: Callable[[Mapping[str, Any]], str | None] | None = None
     """The reason why the engine refuses a JSON schema that could be kept; None if it takes it."""
     notes: tuple[str, ...] = ()

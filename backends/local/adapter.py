@@ -178,10 +178,6 @@ def open_adapter(path: Path, base: Checkpoint) -> Checkpoint:
     needed = max((token for ids in config.rows.values() for token in ids), default=-1) + 1
     rows = grown_rows(base.config.vocab_size, needed)
     has_head = _TABLES["lm_head"] in config.rows
-    if config.rows and not has_head and not base.config.tied:
-        raise UnsupportedModelError(
-            f"{path}: it has no rows of the output layer, which its base has apart from the embedding"
-        )
     # One that was trained on a base with both has rows of both. On a base without, they part here.
     tied = base.config.tied and not has_head
     adapter = _Adapter(path, base, config, rows, read, shapes.keys())
@@ -229,6 +225,14 @@ class _Adapter:
         base = self.base.tokenizer_files()
         complete = (self.path / "tokenizer.json").is_file()
         files = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
+        tokens = files.tokenizer.get("added_tokens", ())
+        tags = {entry["id"] for entry in tokens if entry["content"] in TAG_TOKENS}
+        embedded = {*self.config.rows.get(_TABLES["embed_tokens"], ())}
+        if tags & embedded and _TABLES["lm_head"] not in self.config.rows and not self.base.config.tied:
+            raise UnsupportedModelError(
+                f"{self.path}: the tags have no rows of the output layer, which its base has apart from the "
+                "embedding"
+            )
         ends = tuple(dict.fromkeys([*files.end_ids, *base.end_ids]))
         return files._replace(template=files.template or base.template, end_ids=ends)
 

@@ -29,7 +29,7 @@ from pasta_async.backends.local.pull import cache_folder
 
 _LOG = logging.getLogger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 """Raise it when arrays or objects are made in another way: older files are then not used."""
 
 _POPULATE_READ = 22  # for Linux's madvise: map all pages at once, in a tenth of the time

@@ -81,7 +81,7 @@ class SGLangAbout(About):
         SGLang leaves `_SPARE_TOKENS` of the context unused in any case (managers/tp_worker.py, utils.py).
         """
         reserved = 0
-        if "EAGLE" in (self.speculative_algorithm or ""):
+        if self.speculative_algorithm in ("EAGLE", "EAGLE3", "FROZEN_KV_MTP"):
             drafts = (self.speculative_eagle_topk or 1) * (self.speculative_num_steps or 1)
             reserved = max(drafts, self.speculative_num_draft_tokens or 0)
         return self.max_req_input_len - max(0, reserved - _SPARE_TOKENS)
@@ -180,6 +180,7 @@ class SGLangBackend(ServerBackend):
             tags=tokenizer.tags,
             honours_seeds=bool(about.enable_deterministic_inference),
             grammars=frozenset({"json_schema"} if about.constrains else ()),
+            takes_min_p=not about.enable_deterministic_inference,
             schema_refusal=xgrammar_refusal if about.grammar_backend in (None, "xgrammar") else None,
             notes=tuple(self._notes()),
         )
@@ -204,7 +205,7 @@ class SGLangBackend(ServerBackend):
 
     def _call(self, request: DecodeRequest, model: Model) -> Call:
         about = self._about
-        if about.enable_deterministic_inference and request.sampling.min_p > 0:
+        if not model.takes_min_p and request.sampling.min_p > 0:
             raise InvalidRequestError("min_p ends an SGLang server with --enable-deterministic-inference")
         name = next(self._request_ids)
         # A fork that names its parent finds the tokens that the parent has decoded (`pasta_async_sglang`).
@@ -322,10 +323,23 @@ _XGRAMMAR_IGNORES = {
     *("contains", "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains"),
     *("multipleOf", "not", "then", "uniqueItems"),
 }
-_XGRAMMAR_FORMATS = {
+_XGRAMMAR_FORMATS = (
     *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "json-pointer", "time", "uri"),
     *("relative-json-pointer", "uri-reference", "uri-template", "uuid"),
-}
+)
+# Keywords of schemas: with one schema, or a list of some, and with some by name.
+_HOLD_SCHEMAS = (
+    *(
+        "additionalProperties",
+        "additionalItems",
+        "contentSchema",
+        "items",
+        "propertyNames",
+        "unevaluatedItems",
+    ),
+    *("unevaluatedProperties", "allOf", "anyOf", "oneOf", "prefixItems"),
+)
+_HOLD_NAMED_SCHEMAS = ("$defs", "definitions", "dependencies", "patternProperties", "properties")
 
 
 def xgrammar_refusal(schema: Any) -> str | None:
@@ -340,17 +354,15 @@ def xgrammar_refusal(schema: Any) -> str | None:
     fields = cast("Mapping[str, Any]", schema)
     if ignored := sorted(_XGRAMMAR_IGNORES & fields.keys()):
         return f"SGLang's xgrammar does not keep {ignored[0]}"
-    if fields.get("type", "string") == "string" or "string" in fields["type"]:
-        if fields.get("format", "date") not in _XGRAMMAR_FORMATS:
+    kind = fields.get("type", "string")
+    if kind == "string" or (isinstance(kind, list) and "string" in kind):
+        if "format" in fields and fields["format"] not in _XGRAMMAR_FORMATS:
             return f"SGLang's xgrammar does not know the format {fields['format']!r}"
-        lengths = "minLength" in fields or "maxLength" in fields
-        if ("format" in fields) + ("pattern" in fields) + lengths > 1:
+        has_length = "minLength" in fields or "maxLength" in fields
+        if ("format" in fields) + ("pattern" in fields) + has_length > 1:
             return "SGLang's xgrammar keeps one of format, pattern and length alone"
-    # The values of these are schemas by name; their names are no keywords.
-    named = ("properties", "patternProperties", "$defs", "definitions")
-    parts = [
-        [*value.values()] if key in named else value
-        for key, value in fields.items()
-        if key not in ("enum", "const")
-    ]
+    parts = [fields[name] for name in _HOLD_SCHEMAS if name in fields]
+    for name in _HOLD_NAMED_SCHEMAS:
+        if isinstance(named := fields.get(name), Mapping):
+            parts += cast("Mapping[str, Any]", named).values()
     return xgrammar_refusal(parts)

@@ -12,11 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, Unpack, cast
 from urllib.request import getproxies
 
@@ -42,9 +44,6 @@ if os.getppid() == int(sys.argv[1]):
     os.execvp(sys.argv[2], sys.argv[2:])
 """
 """A program that asks Linux for SIGTERM when the thread that started it ends, and becomes another program."""
-
-_STARTER = ThreadPoolExecutor(1, "pasta-sglang")
-"""The thread that starts servers. It lasts as long as the program, since they end with it."""
 
 _POLL_SECONDS = 0.25
 """Time between two looks at a server that is not ready yet."""
@@ -226,14 +225,18 @@ class LaunchedBackend(SGLangBackend):
             without=self._without,
         )
         guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())]
-        self._process = _STARTER.submit(
+        start = partial(
             subprocess.Popen[bytes],
             [*(guard if sys.platform == "linux" else []), *command.argv],
             env={**os.environ, **command.environment},
             stdin=subprocess.DEVNULL,
             stdout=2,  # standard output is the program's
             start_new_session=True,
-        ).result()
+        )
+        process: Future[subprocess.Popen[bytes]] = Future()
+        # The server ends with the thread that starts it: with one that waits for it, not the caller's.
+        Thread(target=_start_and_wait, args=(start, process), name="pasta-sglang", daemon=True).start()
+        self._process = process.result()
         atexit.register(self._stop)
         return self._process
 
@@ -257,6 +260,18 @@ class LaunchedBackend(SGLangBackend):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _start_and_wait(
+    start: Callable[[], subprocess.Popen[bytes]], process: Future[subprocess.Popen[bytes]]
+) -> None:
+    """Start a process, hand it over, or the error, and wait until it ends."""
+    try:
+        process.set_result(start())
+    except BaseException as error:
+        process.set_exception(error)
+    else:
+        process.result().wait()
 
 
 def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:

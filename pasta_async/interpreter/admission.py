@@ -49,7 +49,7 @@ class Admission:
             yield slots
         finally:
             self._answers.remove(slots)
-            self._admit()
+            self.admit()
 
     async def _read_load(self, answer: AnswerSlots) -> None:
         """Read the engine's load; if that fails, the answer gets the reason. Cancelling it is safe."""
@@ -90,7 +90,7 @@ class Admission:
         try:
             if slot.needs_room and slot.answer.held:  # else it needs no room, whatever the load
                 await self._read_load(slot.answer)
-            self._admit()
+            self.admit()
             if slot.needs_room and slot.answer.held and not granted.done():
                 answers = self._active + self._foreign
                 threads = min(self._slots, self._room)
@@ -106,9 +106,9 @@ class Admission:
         if slot.held:
             slot.held = False
             slot.answer.held -= 1
-            self._admit()
+            self.admit()
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Grant the free slots to the threads that are next."""
         while self._held < self._slots and (granted := self._next()):
             slot = self._waiting.pop(granted)
@@ -182,6 +182,16 @@ class AnswerSlots:
         finally:
             self.admission.give_back(slot)
 
+    @asynccontextmanager
+    async def idle(self) -> AsyncGenerator[None]:
+        """Wait for a reader without a slot. If nothing of the answer decodes, others have its room."""
+        self.paused += 1
+        self.admission.admit()
+        try:
+            yield
+        finally:
+            self.paused -= 1
+
 
 class Slot:
     """The slot of one thread.
@@ -205,11 +215,8 @@ class Slot:
         The thread's request may still be open, so it needs no room on the engine when it goes on. Cancelling
         it leaves the thread without a slot.
         """
-        self.answer.paused += 1
         self.answer.admission.give_back(self)
-        try:
+        async with self.answer.idle():
             yield
-        finally:
-            self.answer.paused -= 1
         self.needs_room = False
         await self.answer.admission.take(self)

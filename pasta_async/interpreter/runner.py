@@ -179,11 +179,8 @@ class Runner:
             self.machine.transcript.notes += (self._slots.trouble,)
         generation = self.machine.finish(finish_reason, self._prepared.now())
         if wait := self._hand_on():
-            self._slots.paused += 1  # an answer whose reader is slow counts as one that needs no engine
-            try:
+            async with self._slots.idle():
                 await wait
-            finally:
-                self._slots.paused -= 1
         return generation
 
     # Threads ----------------------------------------------------------------------------------------------
@@ -233,7 +230,8 @@ class Runner:
     async def _without_slot(self, number: int, wait: Awaitable[None]) -> None:
         """Wait for a reader or a retry; meanwhile another thread, or answer, has the slot."""
         if number not in self._slot_of:
-            await wait
+            async with self._slots.idle():
+                await wait
             return
         self._observer.thread_state(number, "waiting")
         async with self._slot_of[number].released():

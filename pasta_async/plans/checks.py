@@ -209,7 +209,7 @@ def _advice(plan: Plan) -> Iterator[Finding]:
             )
             yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=key, message=message)
     for path in plan.unused:
-        message = "its annotations have no effect: it is no field of the object, nor of items with an After"
+        message = "its annotations have no effect: it is within a field, or in the outline of a list"
         yield Finding(code=PlanCode.NO_EFFECT, verdict="yes", hole=path, message=message)
     waited_for = {name for seen in plan.seen.values() for name in seen}
     for hole in plan.holes:

@@ -63,17 +63,18 @@ class HolePart(Decoder):
             waiting = waiting.lstrip()
         # The character in front counts: the line break before an empty hole may begin an end that is longer,
         # and a sign behind a digit may be part of a number.
-        before = (self.output or self.hole.head)[-1:]
+        before = (self.output or self.hole.head.rstrip(" \t"))[-1:]
         text = before + waiting
         starts = {end: 0 if before == "\n" != end else len(before) for end in self.hole.ends}
-        positions = [find_end(text, end, start, is_whole=is_whole) for end, start in starts.items()]
+        signs = _NUMBER_SIGNS if self.hole.keeps_numbers else ()
+        positions = [_find_end(text, end, start, signs, is_whole=is_whole) for end, start in starts.items()]
         position = min((position for position in positions if position >= 0), default=-1)
         if position >= 0:
             certain = max(0, position - len(before))
         elif is_whole:
             certain = len(waiting)
         else:
-            undecided = max((_undecided(text, end, start) for end, start in starts.items()), default=0)
+            undecided = max((_undecided(text, end, start, signs) for end, start in starts.items()), default=0)
             certain = max(0, len(waiting) - undecided)
         delta = waiting[:certain].rstrip()
         self.held = waiting[len(delta) :]
@@ -328,14 +329,14 @@ _NUMBER_SIGNS = (".", ",", ":")
 """Signs that are part of a number, a time or the like between two digits."""
 
 
-def find_end(text: str, end: str, start: int, *, is_whole: bool) -> int:
+def _find_end(text: str, end: str, start: int, signs: Sequence[str], *, is_whole: bool) -> int:
     """The position of a text that ends a hole, at or behind `start`; -1 if it is not there, or not certain.
 
-    A sign between digits ends no hole, so one behind a digit waits for the next character, unless the text
-    is whole.
+    One of the `signs` between digits ends no hole, so one behind a digit waits for the next character, unless
+    the text is whole.
     """
     position = text.find(end, start)
-    while position >= 0 and end in _NUMBER_SIGNS and text[:position][-1:].isdigit():
+    while position >= 0 and end in signs and text[:position][-1:].isdigit():
         following = text[position + 1 : position + 2]
         if (following and not following.isdigit()) or (is_whole and not following):
             break
@@ -343,8 +344,8 @@ def find_end(text: str, end: str, start: int, *, is_whole: bool) -> int:
     return position
 
 
-def _undecided(text: str, end: str, start: int) -> int:
+def _undecided(text: str, end: str, start: int, signs: Sequence[str]) -> int:
     """The number of characters at a text's end, from `start` on, that may turn out to begin `end`."""
-    if end in _NUMBER_SIGNS:
+    if end in signs:
         return 1 if text[start:].endswith(end) and text[-2:-1].isdigit() else 0
     return overlap(text[start:], end)

@@ -108,6 +108,8 @@ class Hole:
     """Fixed text in front of free text."""
     ends: tuple[str, ...] = ()
     """Texts that end free text."""
+    keeps_numbers: bool = False
+    """True if a point, comma or colon that ends free text does not do so between two digits."""
     unknown: tuple[str, ...] = ()
     """Names in its `After` that no field has."""
 
@@ -173,12 +175,21 @@ class Plan:
         # The fixed text behind each hole, which ends it.
         behind = [text for text, _ in parts[1:]] + [self.tail]
         holes: list[Hole] = []
-        for (head, name), following in zip(parts, behind, strict=True):
+        for number, ((head, name), following) in enumerate(zip(parts, behind, strict=True), 1):
             settings = _settings(annotations.get(str(name), ()))
             tokens = settings.get("tokens", USUAL_TOKENS)
             after, unknown = _holes_of(settings.get("after", ()), {key: key for key in names})
-            ends = _ends(head, following)
-            hole = Hole(str(name), after, tokens, "tokens" in settings, head=head, ends=ends, unknown=unknown)
+            hole = Hole(
+                str(name),
+                after,
+                tokens,
+                "tokens" in settings,
+                head=head,
+                ends=_ends(head, following),
+                # In `{hours}:{minutes}` digits are expected behind the sign, at a line's end they are not.
+                keeps_numbers="\n" in following or number == len(parts),
+                unknown=unknown,
+            )
             holes.append(hole)
         self.holes = tuple(holes)
 

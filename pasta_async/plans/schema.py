@@ -132,10 +132,14 @@ def annotated_below(
     if id(schema) in visited:  # a schema may refer to itself
         return
     visited.add(id(schema))
-    parts = {f"{path}.{name}": part for name, part in properties_of(schema).items()}
-    if isinstance(schema.get("items"), Mapping):
-        parts[f"{path}[]"] = schema["items"]
+    fields: Any = schema.get("properties")
+    parts = {f"{path}[]": schema.get("items")}
+    if isinstance(fields, Mapping):
+        parts |= {f"{path}.{name}": part for name, part in cast("Schema", fields).items()}
     for name, part in parts.items():
+        if not isinstance(part, Mapping):  # `true`, say
+            continue
+        part = cast("Schema", part)
         if field_settings(part, name, definitions):
             yield name
         yield from annotated_below(part, definitions, name, visited)

@@ -105,6 +105,8 @@ def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw
     check_json(body, "a field of the body")  # Python reads NaN and 1e999, which JSON cannot hold
     body.pop("pasta", None)
     sampling = sampling_of(request, service.settings)
+    if sampling.min_p > 0 and not service.info.takes_min_p:
+        raise ApiError("this engine takes no min_p", code="unsupported_parameter", param="min_p")
     body |= {"model": service.info.name, "temperature": sampling.temperature}
     # Engines refuse more than the context leaves, and how long the prompt is only they know.
     room = service.info.context_length // 2

@@ -144,7 +144,7 @@ MACHINE = {  # files in which Linux tells the memory, in kB and in bytes
     "proc/self/cgroup": "0::/user/shell\n",
     "sys/fs/cgroup/user/memory.max": "2048000\n",
     "sys/fs/cgroup/user/memory.current": "1524000\n",
-    "sys/fs/cgroup/user/memory.stat": "anon 1000000\ninactive_file 500000\n",
+    "sys/fs/cgroup/user/memory.stat": "anon 1000000\ninactive_file 300000\nactive_file 200000\n",
     "sys/fs/cgroup/user/shell/memory.max": "max\n",
     "sys/fs/cgroup/user/shell/memory.current": "1000\n",
     "sys/fs/cgroup/user/cpu.max": "100000 100000\n",

@@ -514,6 +514,12 @@ async def test_a_point_within_a_number_ends_no_hole() -> None:
         assert (await client.fill("x", plan)).value["tax"] == "2"
 
 
+async def test_a_sign_between_two_holes_ends_the_first_within_digits() -> None:
+    plan = Plan("Open from {hours}:{minutes} on.", hours=Tokens(9), minutes=(Tokens(9), After("hours")))
+    async with Client(Writing("9:30 on.", "30 on.")) as client:
+        assert (await client.fill("x", plan)).text == "Open from 9:30 on."
+
+
 async def test_an_empty_section_or_an_indented_heading_ends_a_hole() -> None:
     template = """
         ## Good
@@ -526,9 +532,10 @@ async def test_an_empty_section_or_an_indented_heading_ends_a_hole() -> None:
     for written in ("Tea.\n\n        ## Bad\nNo.", "Tea.\n## Bad\nNo."):
         async with Client(Writing(written, "None.")) as client:
             assert (await client.fill("x", plan)).value == {"good": "Tea.", "bad": "None."}
-    async with Client(Writing("## Bad\nNo.", "None.")) as client:
-        plan = Plan("## Good\n{good}\n\n## Bad\n{bad}", good=Tokens(40), bad=(Tokens(40), After("good")))
-        assert (await client.fill("x", plan)).value == {"good": "", "bad": "None."}
+    for text in (template, "## Good\n{good}\n\n## Bad\n{bad}"):
+        plan = Plan(text, good=Tokens(40), bad=(Tokens(40), After("good")))
+        async with Client(Writing("## Bad\nNo.", "None.")) as client:
+            assert (await client.fill("x", plan)).value == {"good": "", "bad": "None."}
 
 
 async def test_groups_are_written_one_after_the_other() -> None:
