@@ -225,10 +225,12 @@ class _Adapter:
         base = self.base.tokenizer_files()
         complete = (self.path / "tokenizer.json").is_file()
         files = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
-        tokens = files.tokenizer.get("added_tokens", ())
-        tags = {entry["id"] for entry in tokens if entry["content"] in TAG_TOKENS}
-        embedded = {*self.config.rows.get(_TABLES["embed_tokens"], ())}
-        if tags & embedded and _TABLES["lm_head"] not in self.config.rows and not self.base.config.tied:
+        embedded = self.config.rows.get(_TABLES["embed_tokens"], ())
+        if (
+            not _tag_ids(files).isdisjoint(embedded)
+            and _TABLES["lm_head"] not in self.config.rows
+            and not self.base.config.tied
+        ):
             raise UnsupportedModelError(
                 f"{self.path}: the tags have no rows of the output layer, which its base has apart from the "
                 "embedding"
@@ -242,7 +244,7 @@ class _Adapter:
         if not self.config.rows:
             return files
         add_tags(files.tokenizer, files.config)
-        tags = {entry["id"] for entry in files.tokenizer["added_tokens"] if entry["content"] in TAG_TOKENS}
+        tags = _tag_ids(files)
         rows = set[int]().union(*self.config.rows.values())
         if rows != tags:
             raise UnsupportedModelError(
@@ -264,6 +266,11 @@ class _Adapter:
 
     def _read(self, name: str) -> torch.Tensor:
         return self.read(name).float()
+
+
+def _tag_ids(files: TokenizerFiles) -> set[int]:
+    tokens = files.tokenizer.get("added_tokens", ())
+    return {entry["id"] for entry in tokens if entry["content"] in TAG_TOKENS}
 
 
 def _lora(module: str, part: str) -> str:

@@ -45,9 +45,7 @@ class Job:
         self.ids[: self.length] = ids
         self.slots: Ids = np.empty(self.max_length, np.int64)
         self.computed = 0  # tokens that have keys and values
-        self.published = (
-            0  # tokens of these whose slots the radix tree owns; the other slots are this job's own
-        )
+        self.published = 0  # tokens of these whose slots the radix tree owns; the others are this job's own
         self.last_slot: int | None = None  # the latest slot that it got since it was admitted
         self.node: Node | None = None  # where it stands in the tree, locked; None while it waits
         self.cached: int | None = None  # tokens of the prompt that the cache had when it was first admitted

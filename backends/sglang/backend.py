@@ -329,15 +329,8 @@ _XGRAMMAR_FORMATS = (
 )
 # Keywords of schemas: with one schema, or a list of some, and with some by name.
 _HOLD_SCHEMAS = (
-    *(
-        "additionalProperties",
-        "additionalItems",
-        "contentSchema",
-        "items",
-        "propertyNames",
-        "unevaluatedItems",
-    ),
-    *("unevaluatedProperties", "allOf", "anyOf", "oneOf", "prefixItems"),
+    *("additionalItems", "additionalProperties", "allOf", "anyOf", "contentSchema", "items", "oneOf"),
+    *("prefixItems", "propertyNames", "unevaluatedItems", "unevaluatedProperties"),
 )
 _HOLD_NAMED_SCHEMAS = ("$defs", "definitions", "dependencies", "patternProperties", "properties")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from string import Formatter
@@ -219,13 +219,14 @@ class Plan:
         holes: list[Hole] = []
         lists: dict[str, ItemList] = {}
         for key, field in fields.items():
-            if key in items:
+            if key not in items:
+                holes.append(_hole(key, field, settings[key], hole_of, bare))
+            else:
                 lists[key] = _item_list(key, field, items[key])
-                field = _outline(field, items[key], lists[key], definitions)
-            holes.append(_hole(key, field, settings[key], hole_of, bare))
-            if key in items:
                 apart = _apart(properties_of(items[key]), definitions)
-                # They may see each other, and the outline in any case.
+                outline = _outline(field, items[key], lists[key], apart)
+                holes.append(_hole(key, outline, settings[key], hole_of, bare))
+                # The items' holes may see each other, and the outline in any case.
                 item_holes = {name: f"{key}[].{name}" if name in apart else key for name in lists[key].order}
                 for name, setting in _grouped(apart, definitions).items():
                     holes.append(_hole(name, apart[name], setting, item_holes, bare, key))
@@ -530,11 +531,9 @@ def _hole(
     )
 
 
-def _outline(field: Schema, item: Schema, items: ItemList, definitions: Schema) -> Schema:
-    """The schema of a list whose items have the fields of the outline alone."""
-    fields = properties_of(item)
-    apart = _apart(fields, definitions)
-    outline = {name: fields[name] for name in fields if name not in apart}
+def _outline(field: Schema, item: Schema, items: ItemList, apart: Collection[str]) -> Schema:
+    """The schema of a list whose items have the fields of the outline alone, not those `apart`."""
+    outline = {name: part for name, part in properties_of(item).items() if name not in apart}
     least = {"minItems": field["minItems"]} if "minItems" in field else {}
     return {**least, "type": "array", "items": object_schema(outline, {}), "maxItems": items.most}
 

@@ -110,7 +110,8 @@ def field_settings(field: Schema, name: str, definitions: Schema) -> dict[str, A
     value = resolved(_beside_null(target), definitions)
     settings: dict[str, Any] = {}
     for schema in (value, target, field):
-        settings |= annotation_settings(schema.get(KEY, {}), f"{KEY} of {name!r}")
+        if KEY in schema:
+            settings |= annotation_settings(schema[KEY], f"{KEY} of {name!r}")
     return settings
 
 
