@@ -9,26 +9,23 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import Field
 
 from pasta_async import Client, Generation, Limits
-from pasta_async.backends import BackendOptions, WrappingBackend
+from pasta_async.backends import BackendOptions
+from pasta_async.backends.http.client import http_client
 from pasta_async.backends.options import DType
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
 from pasta_async.evals.report import environment, grouped
 from pasta_async.progress import progress
-from pasta_async.protocol import Model
 from pasta_async.training.data import corpus
 from pasta_async.training.endpoint import weights_of
 from pasta_async.training.jobs import Journal, for_each
-
-Form = Literal["baseline", "parallel", "outline"]
-"""A plain answer, a parallel one, or a plain one with the items of its lists in parallel."""
 
 Item = TypeVar("Item")
 
@@ -83,25 +80,25 @@ class MeasureSettings(CommandSettings):
 def read_prompts(path: Path, sample: int | None = None) -> list[str]:
     """Prompts of a file, one in each line that is not empty, or a sample of them.
 
-    A file named .jsonl holds objects with an `instruction` or `prompt`, as those of AlpacaEval and IFEval.
+    A file that is not named .txt holds objects with an `instruction` or `prompt`, as AlpacaEval and IFEval
+    have them.
 
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
     """
-    if path.suffix == ".jsonl":
-        prompts = corpus.read_prompts(path)
-    else:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise InvalidRequestError(f"{path} cannot be read: {error}") from error
-        prompts = [line.strip() for line in text.splitlines() if line.strip()]
+    if path.suffix != ".txt":
+        return sample_of(corpus.read_prompts(path), sample)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error}") from error
+    prompts = [line.strip() for line in text.splitlines() if line.strip()]
     if not prompts:
         raise InvalidRequestError(f"{path} holds no prompt: write one in each line")
-    return drawn(prompts, sample)
+    return sample_of(prompts, sample)
 
 
-def drawn(items: Sequence[Item], sample: int | None) -> list[Item]:
+def sample_of(items: Sequence[Item], sample: int | None) -> list[Item]:
     """A sample of the items, in their order, the same each time; all, if there are no more or it is None."""
     if sample is None or sample >= len(items):
         return [*items]
@@ -116,7 +113,7 @@ class Answer:
     prompt: int
     """Index of its prompt."""
     method: str
-    """A `Form`, or the name of another way to write it."""
+    """`baseline` (a plain answer), `parallel`, or the name of another way to write it."""
     number: int = 0
     """Index of the pass, or of the round under a load."""
     seconds: float = 0.0
@@ -164,15 +161,12 @@ class Answer:
 async def ask(client: Client, row: Answer, **options: Any) -> Answer:
     """Have the question of a row answered in the form that its method names.
 
-    In parallel a model that was not trained writes outlines. Options are those of `Client.generate`, which
+    In parallel a model without tags writes outlines. Options are those of `Client.generate`, which
     says what is raised and what cancelling it does.
 
     Returns:
         The row with the answer and its costs; an empty answer if the model's context cannot hold the prompt.
     """
-    if row.method == "outline":
-        client = Client(_Untagged(client.backend), limits=client.limits)
-        options["chat_template_kwargs"] = {"pasta": False}
     parallel = "always" if (await client.connect()).tags else "outline"
     try:
         answer = await client.generate(
@@ -197,13 +191,12 @@ async def ask(client: Client, row: Answer, **options: Any) -> Answer:
 
 def costs_of(answer: Generation) -> dict[str, Any]:
     """Costs of an answer, by their names in an `Answer`."""
-    main, *others = answer.threads
     usage = answer.usage
     return {
-        "first_token": main.first_token or answer.elapsed,
+        "first_token": answer.first_token or answer.elapsed,
         "fork_seconds": [
             thread.first_token - thread.started
-            for thread in others
+            for thread in answer.threads[1:]
             if thread.first_token is not None and thread.started is not None
         ],
         "tokens": usage.completion_tokens,
@@ -214,20 +207,8 @@ def costs_of(answer: Generation) -> dict[str, Any]:
     }
 
 
-class _Untagged(WrappingBackend):
-    """A trained model as it was before: it has no tags, so that it can write outlines."""
-
-    async def connect(self) -> Model:
-        """See `pasta_async.protocol.Backend`."""
-        return replace(await self.inner.connect(), tags=None)
-
-
-Answering = Callable[[int, str, int], Awaitable[Answer]]
-"""Has an answer written: to a prompt by its index, by a method, in a pass."""
-
-
 async def take_turns(
-    answer: Answering,
+    answer: Callable[[int, str, int], Awaitable[Answer]],
     prompts: int,
     methods: Sequence[str],
     *,
@@ -242,7 +223,7 @@ async def take_turns(
     the answers under way; answers that came are kept.
 
     Args:
-        answer: Has an answer written.
+        answer: Has an answer written: to a prompt by its index, by a method, in a pass.
         prompts: Number of prompts.
         methods: Their names.
         passes: Number of passes.
@@ -251,7 +232,8 @@ async def take_turns(
         warm_up: Called first, if an answer is left to write.
     """
     # A turn is (pass, prompt, method). Those of the journal are done.
-    answers = {(row.number, row.prompt, row.method): row for row in stored_answers(journal)}
+    stored = answers_in(journal.rows) if journal else []
+    answers = {(row.number, row.prompt, row.method): row for row in stored}
     order: list[tuple[int, int, str]] = []
     for number in range(passes):
         for prompt in range(prompts):
@@ -274,12 +256,7 @@ async def take_turns(
     return [answers[turn] for turn in order]
 
 
-def stored_answers(journal: Journal | None) -> list[Answer]:
-    """The answers of a journal; none without one."""
-    return _answers_in(journal.rows) if journal else []
-
-
-def _answers_in(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
+def answers_in(rows: Iterable[Mapping[str, Any]]) -> list[Answer]:
     """The rows of a file of answers but for those that say where it was written."""
     return [Answer(**row) for row in rows if "environment" not in row]
 
@@ -301,24 +278,19 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
     """
     try:
         identity, *rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
-        answers = _answers_in(rows)
+        answers = answers_in(rows)
     except (OSError, ValueError, TypeError) as error:
         raise InvalidRequestError(f"{path} is no file of answers: {error!r}") from error
     return identity, sorted(answers, key=lambda answer: (answer.number, answer.prompt))
 
 
-def in_all_methods(answers: Iterable[Answer], methods: Iterable[str] = ()) -> dict[str, list[Answer]]:
-    """Answers by method, each in the same order: those to prompts that every method answered in a pass.
-
-    Args:
-        answers: The answers.
-        methods: The methods that count; without them, those of the answers.
+def in_all_methods(answers: Iterable[Answer], methods: Iterable[str]) -> dict[str, list[Answer]]:
+    """Answers by method, each in the same order: those to prompts that all these methods answered in a pass.
 
     Raises:
         InvalidRequestError: No prompt was answered by all of them.
     """
-    answers = [*answers]
-    names = [*(methods or dict.fromkeys(answer.method for answer in answers))]
+    names = [*dict.fromkeys(methods)]
     turns: list[Mapping[str, Answer]] = [
         {answer.method: answer for answer in turn}
         for turn in grouped(answers, lambda answer: (answer.number, answer.prompt)).values()
@@ -344,7 +316,7 @@ async def cold_client(
         backend = client.backend
         if isinstance(backend, SGLangBackend):
             try:
-                async with httpx.AsyncClient(timeout=300, headers=backend.headers) as http:
+                async with http_client(backend.url, timeout=300, headers=backend.headers) as http:
                     (await http.post(f"{backend.url}/flush_cache")).raise_for_status()
             except httpx.HTTPError as error:
                 raise BackendError(f"{backend.url}/flush_cache: {error!r}. Is the server idle?") from error

@@ -26,10 +26,11 @@ from pydantic import Field
 
 from pasta_async import Sampling
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local.cache import available_cores
 from pasta_async.backends.options import DType
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import PastaError
-from pasta_async.evals.report import cores, environment, grouped, markdown_table
+from pasta_async.evals.report import environment, grouped, markdown_table
 from pasta_async.evals.statistics import estimate
 from pasta_async.progress import progress
 from pasta_async.protocol import DecodeRequest
@@ -52,7 +53,7 @@ class EngineSettings(CommandSettings):
     prefix: Count = Field(default=256, description="tokens that they share")
     steps: Count = Field(default=32, description="tokens that each decodes")
     rounds: Count = Field(default=10, description="number of times that everything is measured")
-    cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
+    cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all cores")
 
 
 class Local:
@@ -162,7 +163,7 @@ class LlamaCpp:
         """Time to compute a prompt and to write a given answer, token by token."""
         seconds = self.first_token(prompt)
         began = time.perf_counter()
-        for position, token in enumerate(answer, len(prompt)):
+        for position, token in enumerate(answer[:-1], len(prompt)):  # nothing stands behind the last one
             self._decode([(token, position, 0)])
         return seconds + time.perf_counter() - began
 
@@ -239,7 +240,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _run(settings: EngineSettings) -> str:
-    cpus = settings.cpus or cores()
+    cpus = settings.cpus or available_cores()
     makers = [
         *(partial(Local, settings.model, dtype) for dtype in settings.dtypes),
         *(partial(LlamaCpp, path) for path in settings.llama_cpp),

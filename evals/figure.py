@@ -18,8 +18,8 @@ from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.evals.answers import Answer, in_all_methods, read_answers
-from pasta_async.evals.report import grouped
-from pasta_async.evals.statistics import digits, estimate
+from pasta_async.evals.report import digits, grouped
+from pasta_async.evals.statistics import estimate
 
 _LABELS = {
     "sequential": "in sequence",

@@ -21,7 +21,7 @@ from pasta_async.backends import WrappingBackend
 from pasta_async.backends.http.backend import ServerBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.evals.answers import MeasureSettings, drawn
+from pasta_async.evals.answers import MeasureSettings, sample_of
 from pasta_async.lang import Document, views
 from pasta_async.options import Limits, Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
@@ -36,7 +36,7 @@ _EncodedViews = dict[int, list[tuple[Ids, Ids]]]
 
 _PLAIN = -1
 
-FORCED_LIMITS = Limits(chunk_tokens=2**20, max_threads=256, client_threads=4096)
+FORCED_LIMITS = Limits(chunk_tokens=2**20, max_threads=256, client_threads=4096, timeout=None)
 FORCED_SAMPLING = Sampling(max_tokens=2**40)
 """Options for clients of a `ForcedBackend`: the document ends chunks and the answer, and no limit does."""
 
@@ -55,7 +55,7 @@ class ForcedSettings(MeasureSettings):
         documents = {record.prompt: record.document for record in read_records(self.documents)}
         if not documents:
             raise InvalidRequestError(f"{self.documents} holds no record")
-        return dict(drawn([*documents.items()], self.sample))
+        return dict(sample_of([*documents.items()], self.sample))
 
 
 def texts_of(documents: Mapping[str, Document]) -> list[str]:
@@ -182,7 +182,7 @@ class ForcedBackend(WrappingBackend):
         """Ids of a text as data."""
         return tuple(self.model.tokenizer.encode(text))
 
-    def ask(self, prompt: str, *, plain: bool = True) -> Ids:
+    def encode_question(self, prompt: str, *, plain: bool = True) -> Ids:
         """Ids of a user's message by the chat template; a plain one asks for an answer without tags."""
         form = {"pasta": False} if plain else {}
         return tuple(self.model.tokenizer.encode_chat([{"role": "user", "content": prompt}], form))

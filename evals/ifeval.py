@@ -15,17 +15,14 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, Field
 
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, missing_extra
 from pasta_async.evals.answers import Answer
 from pasta_async.training.data.corpus import read_lines
-
-_PACKAGES = ("if_verifiable", "nltk", "punkt", "langdetect")
 
 
 class Question(BaseModel):
@@ -35,14 +32,6 @@ class Question(BaseModel):
     instruction_id_list: list[str] = Field(min_length=1)
     kwargs: list[dict[str, Any]]
     """Parameters of each instruction, such as the number of words."""
-
-
-class Verdict(NamedTuple):
-    """True if an answer follows all instructions of its question."""
-
-    strict: bool
-    loose: bool
-    """Also true if it does without its first or last line, or without the stars of Markdown."""
 
 
 def read_questions(path: Path) -> dict[str, Question]:
@@ -60,23 +49,21 @@ def read_questions(path: Path) -> dict[str, Question]:
     return questions
 
 
-def check(question: Question, answer: str) -> Verdict:
-    """Check an answer against the instructions of its question; an empty one follows none.
+def check(question: Question, answer: str) -> dict[str, float | None]:
+    """Figures of an answer, in percent: 100 if it follows all instructions of its question, else 0.
 
-    Raises:
-        InvalidRequestError: A package is missing.
+    Loosely it also does so if it would without its first or last line, or without the stars of Markdown.
     """
     from if_verifiable.common import evaluate_instructions
 
     random.seed(0)  # a checker draws the letter to count where it does not take that of the question
-    results, _ = evaluate_instructions(
+    _, scores = evaluate_instructions(
         answer, question.instruction_id_list, question.kwargs, question.prompt, _checkers()
     )
-    if not results:
-        return Verdict(False, False)
-    return Verdict(
-        all(result.strict_pass for result in results), all(result.loose_pass for result in results)
-    )
+    return {
+        "IFEval, strict, %": 100 * scores.binary_strict,
+        "IFEval, loose, %": 100 * scores.binary_loose,
+    }
 
 
 def check_answers(
@@ -91,26 +78,22 @@ def check_answers(
     answered = {answer.question for answers in forms.values() for answer in answers}
     if unknown := answered - questions.keys():
         raise InvalidRequestError(f"{path} does not have a prompt that was answered: {min(unknown)!r:.80}")
-    figures: dict[str, list[dict[str, float | None]]] = {}
-    for form, answers in forms.items():
-        verdicts = [check(questions[answer.question], answer.text) for answer in answers]
-        figures[form] = [
-            {f"IFEval, {mode}, %": 100.0 if followed else 0.0 for mode, followed in verdict._asdict().items()}
-            for verdict in verdicts
-        ]
-    return figures
+    return {
+        form: [check(questions[answer.question], answer.text) for answer in answers]
+        for form, answers in forms.items()
+    }
 
 
 @lru_cache(maxsize=1)
 def _checkers() -> dict[str, Any]:
     """The class that checks each instruction."""
-    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise InvalidRequestError(
-            f"{', '.join(missing)} cannot be imported, which IFEval needs: pip install 'pasta_async[evals]'"
-        )
-    import langdetect
-    from if_verifiable.ifeval import INSTRUCTION_DICT
-    from nltk.tokenize.punkt import PunktTokenizer
+    try:
+        import langdetect
+        import punkt  # noqa: F401 - read by `_load_sentence_data`
+        from if_verifiable.ifeval import INSTRUCTION_DICT
+        from nltk.tokenize.punkt import PunktTokenizer
+    except ModuleNotFoundError as error:
+        raise missing_extra("IFEval", "evals", error) from error
 
     langdetect.DetectorFactory.seed = 0  # or the language of a short text is a matter of luck
     PunktTokenizer.load_lang = _load_sentence_data

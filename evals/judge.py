@@ -206,7 +206,6 @@ class TrainedJudge(ModelJudge):
         InvalidRequestError: The folder holds no judge, or the model that it reads by is another one now.
     """
 
-    sees_length = False
     sees_faults = False
 
     def __init__(self, folder: Path | str, journal: Journal) -> None:

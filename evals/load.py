@@ -20,18 +20,18 @@ from numpy import quantile
 from pydantic import Field
 
 from pasta_async.cli.command import Command, Count, Positive, command
-from pasta_async.evals.answers import Answer, cold_client, stored_answers
+from pasta_async.evals.answers import Answer, answers_in, cold_client
 from pasta_async.evals.forcing import ForcedSettings, texts_of
 from pasta_async.evals.methods import (
     METHODS,
     SEQUENTIAL,
     Case,
-    Engine,
+    ForcedEngine,
     Method,
     MethodName,
     cases_of,
-    open_engine,
-    time_work,
+    open_forced_engine,
+    time_prepared,
     warm_up,
 )
 from pasta_async.evals.report import grouped, markdown_table
@@ -54,7 +54,7 @@ class Load(NamedTuple):
 
 
 async def drive(
-    engine: Engine, method: Method, cases: Sequence[Case], load: Load, number: int = 0
+    engine: ForcedEngine, method: Method, cases: Sequence[Case], load: Load, number: int = 0
 ) -> list[Answer]:
     """Write an answer to each case, in order of arrival, under a load.
 
@@ -72,7 +72,7 @@ async def drive(
         if load.rate:
             await clock.sleep(began + times[index] - clock.time())
         arrived = clock.time() - began
-        answer = await time_work(engine, method, cases[index], work[index], number)
+        answer = await time_prepared(engine, method, cases[index], work[index], number)
         written[index] = replace(answer, load=str(load), arrived=arrived)
 
     await for_each(range(len(cases)), write, load.at_once or len(cases))
@@ -100,7 +100,7 @@ class LoadSettings(ForcedSettings):
 
 
 async def measure(
-    engine: Engine, cases: Sequence[Case], settings: LoadSettings, journal: Journal | None = None
+    engine: ForcedEngine, cases: Sequence[Case], settings: LoadSettings, journal: Journal | None = None
 ) -> list[Answer]:
     """Write answers to the cases in turn by each method under each load, in each round.
 
@@ -108,7 +108,8 @@ async def measure(
     of a round by a method under a load are there; those that it has already are not written again. Cancelling
     it aborts all answers under way.
     """
-    stored = grouped(stored_answers(journal), lambda answer: (answer.number, answer.load, answer.method))
+    kept = answers_in(journal.rows) if journal else []
+    stored = grouped(kept, lambda answer: (answer.number, answer.load, answer.method))
     answers: list[Answer] = []
     methods = settings.methods
     loads = settings.loads
@@ -173,7 +174,7 @@ async def _run(settings: LoadSettings) -> str:
     async with (
         settings.journal("load", texts_of(documents), without=may_change) as journal,
         cold_client(settings.backend, **settings.backend_options) as client,
-        open_engine(client.backend, documents) as engine,
+        open_forced_engine(client.backend, documents) as engine,
     ):
         answers = await measure(engine, cases_of(documents), settings, journal)
     return markdown_table(summarise(answers))

@@ -24,6 +24,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from pasta_async import Backend, Client, Generation, Sampling
+from pasta_async.backends.local.cache import available_cores
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.evals.answers import Answer, cold_client, costs_of, of_method, take_turns
@@ -36,7 +37,7 @@ from pasta_async.evals.forcing import (
     force,
     texts_of,
 )
-from pasta_async.evals.report import cores, markdown_table
+from pasta_async.evals.report import markdown_table
 from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
 from pasta_async.lang import Document, Promise, Sync, Text, parse
 from pasta_async.plans import After, Plan, Tokens
@@ -44,7 +45,7 @@ from pasta_async.protocol import DecodeRequest
 from pasta_async.training.jobs import Journal
 
 Ids = tuple[int, ...]
-Work = Callable[["Track"], Awaitable[int]]
+Work = Callable[["TimedAnswer"], Awaitable[int]]
 """Decodes an answer; returns its critical path in tokens."""
 
 MethodName = Literal["sequential", "pasta", "plan", "auto", "skeleton", "apar"]
@@ -85,7 +86,7 @@ def cases_of(documents: Mapping[str, Document]) -> list[Case]:
 # The engine, and one answer under way ---------------------------------------------------------------------
 
 
-class Engine(NamedTuple):
+class ForcedEngine(NamedTuple):
     """A backend that is forced, and the library on it."""
 
     forced: ForcedBackend
@@ -94,9 +95,9 @@ class Engine(NamedTuple):
 
 
 @asynccontextmanager
-async def open_engine(
+async def open_forced_engine(
     backend: Backend, documents: Mapping[str, Document], clock: Clock = REAL_CLOCK
-) -> AsyncGenerator[Engine]:
+) -> AsyncGenerator[ForcedEngine]:
     """An engine for these documents and `WARM_UP`, on a backend, which stays open.
 
     Raises:
@@ -105,10 +106,10 @@ async def open_engine(
     forced = ForcedBackend(backend, {WARM_UP.question: WARM_UP.document, **documents})
     async with Client(forced, limits=FORCED_LIMITS, clock=clock) as client:
         await client.connect()
-        yield Engine(forced, client, clock)
+        yield ForcedEngine(forced, client, clock)
 
 
-class Track:
+class TimedAnswer:
     """One answer under way: decodes, and counts.
 
     Attributes:
@@ -116,8 +117,8 @@ class Track:
         costs: Its costs, by their names in an `Answer`.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine: Engine = engine
+    def __init__(self, engine: ForcedEngine) -> None:
+        self.engine: ForcedEngine = engine
         self.began: float = engine.clock.time()
         self.costs: dict[str, Any] = {}
         self._answer = uuid4().hex
@@ -163,23 +164,25 @@ class Method:
     """Encodes what the method needs; returns the work, which is timed."""
 
 
-async def warm_up(engine: Engine, methods: Iterable[Method]) -> None:
+async def warm_up(engine: ForcedEngine, methods: Iterable[Method]) -> None:
     """Have each method write an answer that does not count. Cancelling it aborts what is under way."""
     for method in methods:
-        await play(engine, method, WARM_UP)
+        await time_answer(engine, method, WARM_UP)
 
 
-async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Answer:
-    """Write a case's answer by a method; see `time_work`. What it encodes beforehand is not timed."""
-    return await time_work(engine, method, case, method.prepare(engine.forced, case.fresh()), number)
+async def time_answer(engine: ForcedEngine, method: Method, case: Case, number: int = 0) -> Answer:
+    """Write a case's answer by a method; see `time_prepared`. What it encodes beforehand is not timed."""
+    return await time_prepared(engine, method, case, method.prepare(engine.forced, case.fresh()), number)
 
 
-async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Answer:
+async def time_prepared(
+    engine: ForcedEngine, method: Method, case: Case, work: Work, number: int = 0
+) -> Answer:
     """Time the work that a method has prepared. Cancelling it aborts what is under way."""
-    track = Track(engine)
-    critical_path = await work(track)
-    seconds = engine.clock.time() - track.began
-    costs: dict[str, Any] = {"first_token": seconds, **track.costs, "critical_path": critical_path}
+    timed = TimedAnswer(engine)
+    critical_path = await work(timed)
+    seconds = engine.clock.time() - timed.began
+    costs: dict[str, Any] = {"first_token": seconds, **timed.costs, "critical_path": critical_path}
     return Answer(case.index, method.name, number, seconds, **costs)
 
 
@@ -190,11 +193,11 @@ async def time_work(engine: Engine, method: Method, case: Case, work: Work, numb
 
 def _pasta(forced: ForcedBackend, case: Case, **options: Any) -> Work:
     """PASTA (arXiv 2502.11517), as the library decodes it: main goes on, and sees chunks behind a sync."""
-    ids = forced.ask(case.prompt, plain="baseline" in options)
+    ids = forced.encode_question(case.prompt, plain="baseline" in options)
     options = {"parallel": "always", **options}
 
-    async def work(track: Track) -> int:
-        return track.take(await track.engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
+    async def work(timed: TimedAnswer) -> int:
+        return timed.take(await timed.engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
 
     return work
 
@@ -205,8 +208,8 @@ _sequential = partial(_pasta, baseline=True)
 def _auto(forced: ForcedBackend, case: Case) -> Work:
     """The library as it is by default: it decides by the load, and so has to encode the prompt itself."""
 
-    async def work(track: Track) -> int:
-        return track.take(await track.engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
+    async def work(timed: TimedAnswer) -> int:
+        return timed.take(await timed.engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
 
     return work
 
@@ -220,7 +223,7 @@ class Part:
     text: str
 
 
-def rounds(document: Document) -> list[list[Part]]:
+def independent_parts(document: Document) -> list[list[Part]]:
     """The visible text as parts that do not depend on each other, in rounds that have to come one by one.
 
     A round ends at a sync. A part is a promised chunk with the text before it; text behind the last one of a
@@ -256,7 +259,7 @@ def _plan(forced: ForcedBackend, case: Case) -> Work:
     holes: list[Ids] = []
     template = ""
     annotations: dict[str, tuple[After, Tokens]] = {}
-    for parts in rounds(case.document):
+    for parts in independent_parts(case.document):
         earlier = After(*annotations)
         for part in parts:
             heading = (part.topic or "Conclusion").replace("{", "{{").replace("}", "}}")
@@ -266,15 +269,15 @@ def _plan(forced: ForcedBackend, case: Case) -> Work:
     if len(holes) < 2:
         return _sequential(forced, case)
     plan = Plan(template, **annotations)
-    ids = forced.ask(f"{case.prompt}\n\n{plan.instruction()}", plain=False)
+    ids = forced.encode_question(f"{case.prompt}\n\n{plan.instruction()}", plain=False)
 
-    async def work(track: Track) -> int:
+    async def work(timed: TimedAnswer) -> int:
         forced.plans[ids] = holes
         try:
-            filled = await track.engine.client.fill(ids, plan, instruct=False, sampling=FORCED_SAMPLING)
+            filled = await timed.engine.client.fill(ids, plan, instruct=False, sampling=FORCED_SAMPLING)
         finally:
             del forced.plans[ids]
-        return track.take(filled.generation)
+        return timed.take(filled.generation)
 
     return work
 
@@ -285,11 +288,11 @@ def _skeleton(forced: ForcedBackend, case: Case) -> Work:
     It follows the authors' code (`outline_batch_scheduler.py` of imagination-research/sot). An answer without
     parts is decoded in sequence, by their router's choice, which costs nothing here.
     """
-    parts = [part for parallel in rounds(case.document) for part in parallel]
+    parts = [part for parallel in independent_parts(case.document) for part in parallel]
     if len(parts) < 2:
         return _sequential(forced, case)
     skeleton = "\n".join(f"{number}. {part.topic or 'Conclusion'}" for number, part in enumerate(parts, 1))
-    request = forced.ask(
+    request = forced.encode_question(
         "Give only the skeleton of an answer to the following question, not its content: a numbered list of "
         f"points, each of three to five words.\n\n{case.prompt}"
     )
@@ -297,17 +300,17 @@ def _skeleton(forced: ForcedBackend, case: Case) -> Work:
     outline = forced.encode(skeleton[2:]) + forced.end
     points: list[tuple[Ids, Ids]] = []
     for number, (line, part) in enumerate(zip(skeleton.splitlines(), parts, strict=True), 1):
-        context = forced.ask(
+        context = forced.encode_question(
             f"Write one point, and no other, of the answer to the following question.\n\n{case.prompt}\n\n"
             f"The skeleton of the answer is\n\n{skeleton}\n\nContinue point {number}."
         )
         points.append((context + forced.encode(line), forced.encode(part.text) + forced.end))
 
-    async def work(track: Track) -> int:
-        await track.decode(request, outline)
+    async def work(timed: TimedAnswer) -> int:
+        await timed.decode(request, outline)
         async with asyncio.TaskGroup() as tasks:
             for thread, (context, target) in enumerate(points, 1):
-                tasks.create_task(track.decode(context, target, thread=thread))
+                tasks.create_task(timed.decode(context, target, thread=thread))
         return len(outline) + max(len(target) for _, target in points)
 
     return work
@@ -326,7 +329,7 @@ def _apar(forced: ForcedBackend, case: Case) -> Work:
     if not document.promises:
         return _sequential(forced, case)
     fork, child = forced.tags.promise, forced.tags.open_async  # two tokens that text does not have
-    prompt = forced.ask(case.prompt, plain=False)
+    prompt = forced.encode_question(case.prompt, plain=False)
     main: list[int] = []
     children: dict[int, Ids] = {}  # by the number of main's tokens before them
     for node in document.nodes:
@@ -337,16 +340,16 @@ def _apar(forced: ForcedBackend, case: Case) -> Work:
             main += forced.encode(node.text)
     whole = (*main, *forced.end)
 
-    async def work(track: Track) -> int:
+    async def work(timed: TimedAnswer) -> int:
         threads = itertools.count(1)
         async with asyncio.TaskGroup() as tasks:
 
             def start(written: int) -> None:
                 if written in children:
                     context = (*prompt, *whole[:written], child)
-                    tasks.create_task(track.decode(context, children[written], thread=next(threads)))
+                    tasks.create_task(timed.decode(context, children[written], thread=next(threads)))
 
-            await track.decode(prompt, whole, notify=start)
+            await timed.decode(prompt, whole, notify=start)
         return max([len(whole), *(written + len(body) for written, body in children.items())])
 
     return work
@@ -356,12 +359,12 @@ def llama_cpp(peer: LlamaCpp) -> Method:
     """llama.cpp writes the same plain text, token by token: the way without this library."""
 
     def prepare(forced: ForcedBackend, case: Case) -> Work:
-        ids = forced.ask(case.prompt)
+        ids = forced.encode_question(case.prompt)
         text = (*forced.encode(case.document.text), *forced.end)
 
-        async def work(track: Track) -> int:
+        async def work(timed: TimedAnswer) -> int:
             await asyncio.to_thread(peer.write, ids, text)
-            track.count(len(text), 0, len(ids))
+            timed.count(len(text), 0, len(ids))
             return len(text)
 
         return work
@@ -370,12 +373,15 @@ def llama_cpp(peer: LlamaCpp) -> Method:
 
 
 METHODS: dict[str, Method] = {
-    SEQUENTIAL: Method(SEQUENTIAL, _sequential),
-    "pasta": Method("pasta", _pasta),
-    "plan": Method("plan", _plan),
-    "auto": Method("auto", _auto),
-    "skeleton": Method("skeleton", _skeleton),
-    "apar": Method("apar", _apar),
+    method.name: method
+    for method in (
+        Method(SEQUENTIAL, _sequential),
+        Method("pasta", _pasta),
+        Method("plan", _plan),
+        Method("auto", _auto),
+        Method("skeleton", _skeleton),
+        Method("apar", _apar),
+    )
 }
 """All methods by name, in the order of the tables."""
 
@@ -384,7 +390,7 @@ METHODS: dict[str, Method] = {
 
 
 async def measure(
-    engine: Engine,
+    engine: ForcedEngine,
     cases: Sequence[Case],
     methods: Sequence[Method],
     *,
@@ -397,7 +403,7 @@ async def measure(
     """
     by_name = {method.name: method for method in methods}
     return await take_turns(
-        lambda index, name, number: play(engine, by_name[name], cases[index], number),
+        lambda index, name, number: time_answer(engine, by_name[name], cases[index], number),
         len(cases),
         [*by_name],
         passes=passes,
@@ -443,12 +449,12 @@ class MethodSettings(ForcedSettings):
 async def _run(settings: MethodSettings) -> str:
     documents = settings.read()
     methods = [METHODS[name] for name in dict.fromkeys((SEQUENTIAL, *settings.methods))]
-    cpus = settings.threads or cores()
+    cpus = settings.threads or available_cores()
     methods += [llama_cpp(LlamaCpp(path, cpus)) for path in settings.llama_cpp]
     async with (
         settings.journal("methods", texts_of(documents)) as journal,
         cold_client(settings.backend, **settings.backend_options) as client,
-        open_engine(client.backend, documents) as engine,
+        open_forced_engine(client.backend, documents) as engine,
     ):
         cases = cases_of(documents)
         rows = await measure(engine, cases, methods, passes=settings.passes, journal=journal)

@@ -34,10 +34,11 @@ from pydantic import Field
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, MeasureSettings, cold_client, costs_of, drawn, take_turns
+from pasta_async.evals.answers import Answer, MeasureSettings, cold_client, costs_of, sample_of, take_turns
 from pasta_async.evals.report import markdown_table
 from pasta_async.evals.speed import pairs
 from pasta_async.evals.statistics import estimate, gain, share
+from pasta_async.options import Limits
 from pasta_async.plans import Plan
 from pasta_async.plans.schema import KEY
 from pasta_async.training.jobs import Journal
@@ -115,7 +116,7 @@ def read_items(folder: Path, subset: str, sample: int | None) -> list[Item]:
         keys, tokens = FORMS[subset]
         fields = {key: {"type": "string"} for key in keys}
         prompt = "Write about {}: a JSON object with the keys " + ", ".join(keys) + ", each a few sentences."
-        return [Item(name, prompt.format(name), fields, {}, tokens) for name in drawn(SUBJECTS, sample)]
+        return [Item(name, prompt.format(name), fields, {}, tokens) for name in sample_of(SUBJECTS, sample)]
     try:
         lines = (folder / f"BFCL_v4_{subset}.json").read_text(encoding="utf-8").splitlines()
         answers = (folder / "possible_answer" / f"BFCL_v4_{subset}.json").read_text(encoding="utf-8")
@@ -123,7 +124,7 @@ def read_items(folder: Path, subset: str, sample: int | None) -> list[Item]:
         items = [_item(row, gold[row["id"]]) for row in map(json.loads, lines)]
     except (OSError, ValueError, LookupError) as error:
         raise InvalidRequestError(f"{folder} does not hold BFCL's {subset}: {error!r}") from error
-    return drawn([item for item in items if len(item.fields) > 1], sample)
+    return sample_of([item for item in items if len(item.fields) > 1], sample)
 
 
 def _invoice(number: int) -> Item:
@@ -289,7 +290,7 @@ async def _run(settings: PlanSettings) -> str:
     items = read_items(settings.data, settings.subset, settings.sample)
     async with (
         settings.journal("plans", [item.prompt for item in items]) as journal,
-        cold_client(settings.backend, **settings.backend_options) as client,
+        cold_client(settings.backend, Limits(timeout=None), **settings.backend_options) as client,
     ):
         answers = await measure(client, items, journal)
     return markdown_table(summarise(items, answers))

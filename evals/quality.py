@@ -28,11 +28,11 @@ from pasta_async.evals.answers import Answer, in_all_methods, of_method, read_an
 from pasta_async.evals.ifeval import check_answers
 from pasta_async.evals.report import cell, environment, markdown_table, transposed
 from pasta_async.evals.speed import counted_speedup
-from pasta_async.evals.statistics import Estimate, estimate, gain, of_known, share
+from pasta_async.evals.statistics import Estimate, estimate, gain, share
 from pasta_async.lang import parse
 from pasta_async.model_folder import write_json
 from pasta_async.progress import progress
-from pasta_async.training.endpoint import EndpointSettings, collect, model_digest
+from pasta_async.training.endpoint import collect, model_digest
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, count_faults, soundness
 from pasta_async.training.jobs import Journal
 from pasta_async.training.samples import Plain, SampledPrompt
@@ -48,20 +48,17 @@ Figures = dict[str, list[Row]]
 SPEED = "theoretical speed-up"
 """Name of a result: the gain on an engine whose steps all take the same time."""
 
-_ORDER = ("parallel", "outline", "baseline", "original")
+_ORDER = ("parallel", "baseline", "original")
 
 
-class QualitySettings(EndpointSettings):
+class QualitySettings(JudgeSettings):
     """Settings of a measurement."""
 
     answers: Path = Field(description="file of answers that evals.speed wrote")
     original: Path | None = Field(default=None, description="the same of another model: its plain answers")
     likelihood: Path | None = Field(default=None, description="folder of a model: bits a token of answers")
     ifeval: Path | None = Field(default=None, description="IFEval's file: instructions that are followed")
-    judge: str = Field(
-        default="", description="folder of a trained judge, https://host/v1, package.module:name"
-    )
-    judge_model: str = Field(default="", description="name of the model at the endpoint")
+    judge: str = Field(default="", description="as for pasta_async.training.score; default: none")
     out: Path = Field(description="folder of the result; an interrupted run goes on from what it has")
 
 
@@ -109,7 +106,17 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
 def _estimates(
     figure: Callable[..., Estimate], rows: Sequence[Row], prompts: Sequence[int]
 ) -> dict[str, Any]:
-    return {name: of_known(figure, [row[name] for row in rows], prompts) for name in rows[0]}
+    """A figure of each name over the rows that have it; None where none has."""
+    estimates: dict[str, Any] = {}
+    for name in rows[0]:
+        known = [
+            (value, prompt)
+            for row, prompt in zip(rows, prompts, strict=True)
+            if (value := row[name]) is not None
+        ]
+        clusters = [prompt for _, prompt in known]
+        estimates[name] = figure([value for value, _ in known], clusters=clusters) if known else None
+    return estimates
 
 
 def _difference(mine: float | None, theirs: float | None) -> float | None:
@@ -122,7 +129,7 @@ def _level(values: Sequence[float], *, clusters: Sequence[int]) -> Estimate:
     return estimate(values, "arithmetic", clusters=clusters)
 
 
-def counted(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
+def fault_figures(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
     """Faults of each answer (100 or 0 for each, and for any of them), its soundness, and its length."""
     rows: list[dict[str, float | None]] = []
     for answer in answers:
@@ -148,7 +155,7 @@ def _percent(holds: bool) -> float:
     return 100.0 if holds else 0.0
 
 
-def _asked(plain: Answer) -> SampledPrompt:
+def _sampled_prompt(plain: Answer) -> SampledPrompt:
     """The prompt of a plain answer, as judges take it."""
     return SampledPrompt(
         id=str(plain.prompt),
@@ -172,7 +179,7 @@ async def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
         with progress(len(forms["baseline"]), "likelihoods") as advance:
             for index, plain in enumerate(forms["baseline"]):
                 texts = {form: answers[index].text for form, answers in forms.items()}
-                bits = await judge.figures(_asked(plain), texts.values())
+                bits = await judge.figures(_sampled_prompt(plain), texts.values())
                 for form, text in texts.items():
                     figures[form].append({"bits a token": bits[text]})
                 advance()
@@ -188,18 +195,15 @@ async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
     Raises:
         PastaError: The judge cannot be used, or judges none of the answers.
     """
-    named = {"judge": settings.judge, "judge_model": settings.judge_model}
-    if (folder := Path(settings.judge)).is_dir():
-        named = {"judge": "pasta_async.evals.judge:TrainedJudge", "judge_model": str(folder)}
-    fields = {name: getattr(settings, name) for name in EndpointSettings.model_fields}
     figures: Figures = {}
     async with AsyncExitStack() as stack:
-        opened = JudgeSettings.model_validate({**fields, **named})
-        judge = await open_judge(opened, settings.out / "judge.journal.jsonl", stack)
+        judge = await open_judge(settings, settings.out / "judge.journal.jsonl", stack)
         for form, answers in forms.items():
 
             async def grade(index: int, answers: Sequence[Answer] = answers) -> float:
-                return 100 * await judge.quality(_asked(forms["baseline"][index]), answers[index].text)
+                return 100 * await judge.quality(
+                    _sampled_prompt(forms["baseline"][index]), answers[index].text
+                )
 
             grades, failures = await collect(range(len(answers)), grade, settings.in_flight)
             if failures:
@@ -229,7 +233,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
         parts.append(check_answers(settings.ifeval, forms))
     if settings.likelihood:
         parts.append(await likelihoods(settings.likelihood, settings.out, forms))
-    parts.append({form: counted(answers) for form, answers in forms.items()})
+    parts.append({form: fault_figures(answers) for form, answers in forms.items()})
     figures: Figures = {form: [{} for _ in answers] for form, answers in forms.items()}
     for part in parts:
         for form, rows in part.items():
@@ -240,7 +244,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
         "benchmark": "quality",
         "answers": {"file": str(settings.answers), "of each form": len(forms["baseline"]), **identity},
         "figures": compared(forms, figures),
-        SPEED: {form: counted_speedup(answers, form) for form in forms if form in ("parallel", "outline")},
+        SPEED: counted_speedup(answers, "parallel") if "parallel" in forms else None,
         "environment": environment(),
     }
     write_json(settings.out / "result.json", result)
@@ -263,8 +267,7 @@ def write_for_alpaca(folder: Path, forms: Forms) -> None:
 
 async def _run(settings: QualitySettings) -> str:
     result = await measure(settings)
-    speedups = [f"{SPEED}, {form}: {cell(figure)}" for form, figure in result[SPEED].items()]
-    return "\n\n".join([markdown_table(transposed(result["figures"])), *speedups])
+    return f"{markdown_table(transposed(result['figures']))}\n\n{SPEED}: {cell(result[SPEED])}"
 
 
 main: Command = command(QualitySettings, _run, "quality", __doc__, resumes=True)

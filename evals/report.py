@@ -16,13 +16,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.statistics import Estimate, Gain, digits, format_estimate
+from pasta_async.evals.statistics import Estimate, Gain
 from pasta_async.model_folder import write_json
 
 Row = TypeVar("Row")
@@ -40,16 +40,11 @@ def environment() -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "cpu": _cpu(),
-        "cores": cores(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         **versions,
     }
-
-
-def cores() -> int:
-    """CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu() -> str:
@@ -87,6 +82,21 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return digits(value)
     return f"{value:,}" if type(value) is int else str(value)
+
+
+def digits(value: float, sign: Literal["", "+"] = "") -> str:
+    """A number with three significant digits, or all of them before the point."""
+    return f"{value:{sign}.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
+
+
+def format_estimate(figure: Estimate | Gain) -> str:
+    """An estimate for a table: `51.2 (47.9 to 54.4)`; a difference: `+1.2 (-0.4 to +2.9), at least -0.1`."""
+    sign = "+" if "bound" in figure else ""
+    shown = digits(figure["value"], sign)
+    if figure["low"] is not None and figure["high"] is not None:
+        shown += f" ({digits(figure['low'], sign)} to {digits(figure['high'], sign)})"
+    bound = figure.get("bound")
+    return shown if bound is None else f"{shown}, at least {digits(bound, sign)}"
 
 
 def transposed(columns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -2,13 +2,12 @@ r"""Answers timed: one model writes every prompt's answer plainly and in paralle
 
     python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --sample 100 \
         --temperature 0.6 --max-tokens 500 --threads 1 --out speed.jsonl
-    python -m pasta_async.evals.speed --backend local: --prompts p.txt --forms parallel --forms outline
 
 One answer at a time is written, in the order A B B A over the prompts, from an empty prefix cache, behind one
 prompt that is answered but not counted. Where both forms begin with the same tokens (a chat template may mark
-the parallel one at its end), the form that comes second finds these in the cache. In the form `outline` a
-model writes its plain answer, and the items of its lists in parallel; a model that was not trained knows no
-other way. Further passes are further answers for `quality`, and find their prompts in the cache.
+the parallel one at its end), the form that comes second finds these in the cache. A model that was not
+trained writes outlines in parallel: its plain answer, and the items of its lists side by side. Further passes
+are further answers for `quality`, and find their prompts in the cache.
 
 With --out every answer is kept as it comes, and the same command goes on where it was broken off.
 `pasta_async.evals.quality --answers FILE` judges the answers. If that is all that they are for, --together
@@ -20,15 +19,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pasta_async import Client, Limits, Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.evals.answers import (
     Answer,
-    Form,
     MeasureSettings,
     ask,
     cold_client,
@@ -52,7 +50,7 @@ class SpeedSettings(MeasureSettings):
     """Settings of a measurement."""
 
     prompts: Path = Field(description="a prompt a line, or .jsonl with `instruction` or `prompt`")
-    forms: tuple[Form, ...] = Field(default=("parallel",), description="beside the plain one, `baseline`")
+    plain_only: bool = Field(default=False, description="no parallel answers; nothing is timed")
     passes: Count = Field(default=1, description="answers of each form to a prompt")
     temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
     seed: int = Field(default=0, ge=0, description="every answer has its own, made of this one")
@@ -60,9 +58,15 @@ class SpeedSettings(MeasureSettings):
     together: Count = Field(default=1, description="answers at the same time; more than one time nothing")
 
     @property
-    def all_forms(self) -> list[Form]:
-        """The plain form, and those that were asked for."""
-        return [*dict.fromkeys(("baseline", *self.forms))]
+    def is_timed(self) -> bool:
+        """True if the answers tell of speed."""
+        return self.together == 1 and not self.plain_only
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if not self.is_timed and self.out is None:
+            raise ValueError("name a file with --out: nothing is timed, so the answers are all that there is")
+        return self
 
 
 async def measure(
@@ -71,12 +75,12 @@ async def measure(
     settings: SpeedSettings,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Time every prompt in all forms; see `take_turns` and `ask`.
+    """Time every prompt in both forms; see `take_turns` and `ask`.
 
     Answers that are written one at a time begin with one of each form that does not count. Cancelling it
     cancels the answers under way.
     """
-    forms = settings.all_forms
+    forms = ["baseline"] if settings.plain_only else ["baseline", "parallel"]
     seeded = settings.temperature > 0 and (await client.connect()).honours_seeds
 
     async def write(question: str, index: int, form: str, number: int) -> Answer:
@@ -98,7 +102,7 @@ async def measure(
         passes=settings.passes,
         together=settings.together,
         journal=journal,
-        warm_up=warm_up if settings.together == 1 else None,
+        warm_up=warm_up if settings.is_timed else None,
     )
 
 
@@ -154,10 +158,10 @@ def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def describe(rows: Sequence[Answer], form: str = "parallel") -> dict[str, Any]:
-    """Figures of a form beside the plain one: estimates with intervals over prompts, means, and counts."""
+def describe(rows: Sequence[Answer]) -> dict[str, Any]:
+    """Figures of parallel answers beside the plain ones: estimates over prompts, means, and counts."""
     plain = of_method(rows, "baseline")
-    answers = of_method(rows, form)
+    answers = of_method(rows, "parallel")
     whole = [row for row in answers if row.tokens and not row.ended_by_length]
     # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
     pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
@@ -172,10 +176,11 @@ def describe(rows: Sequence[Answer], form: str = "parallel") -> dict[str, Any]:
     return {
         "prompts": len({*prompts}),
         SAME_ANSWER: ratio(lambda row: (row.text_tokens + 1) * pace / row.seconds) if pace else None,
-        "times sooner than the plain answer": speedup(rows, form),
+        "times sooner than the plain answer": speedup(rows, "parallel"),
         "tokens of its text / critical path": ratio(lambda row: (row.text_tokens + 1) / row.critical_path),
         "tokens of the plain answer / critical path": mean_by_prompt(
-            (row.prompt, other.tokens / row.critical_path) for row, other in pairs(rows, form, "baseline")
+            (row.prompt, other.tokens / row.critical_path)
+            for row, other in pairs(rows, "parallel", "baseline")
         ),
         "ms a token of the critical path": ratio(token_ms, answers),
         "ms a token, plain": ratio(token_ms, plain),
@@ -192,13 +197,11 @@ def describe(rows: Sequence[Answer], form: str = "parallel") -> dict[str, Any]:
 
 
 def summarise(rows: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Figures of each form but the plain one: of all prompts, and of those whose answer has promises."""
-    columns: dict[str, dict[str, Any]] = {}
-    for form in dict.fromkeys(row.method for row in rows if row.method != "baseline"):
-        promised = {(row.prompt, row.number) for row in of_method(rows, form) if row.promises}
-        columns[form] = describe(rows, form)
-        if with_promises := [row for row in rows if (row.prompt, row.number) in promised]:
-            columns[f"{form}, with promises"] = describe(with_promises, form)
+    """Figures of all prompts, and of those whose parallel answer has promises."""
+    columns = {"parallel": describe(rows)}
+    promised = {(row.prompt, row.number) for row in of_method(rows, "parallel") if row.promises}
+    if with_promises := [row for row in rows if (row.prompt, row.number) in promised]:
+        columns["parallel, with promises"] = describe(with_promises)
     return columns
 
 
@@ -210,7 +213,7 @@ async def _run(settings: SpeedSettings) -> str:
         cold_client(settings.backend, limits, **settings.backend_options) as client,
     ):
         rows = await measure(client, prompts, settings, journal)
-    if settings.together > 1 or settings.all_forms == ["baseline"]:
+    if not settings.is_timed:
         return f"{len(rows)} answers are written"
     return markdown_table(transposed(summarise(rows)))
 

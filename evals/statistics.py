@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from statistics import fmean, geometric_mean
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict
 
 MIN_SAMPLE = 10
 """Fewer observations get no bootstrap interval: resampling so few says nothing about others."""
@@ -29,9 +29,6 @@ class Gain(Estimate):
 
     bound: float | None
     """Least value, with 95% confidence (one-sided)."""
-
-
-Figure = TypeVar("Figure", bound=Estimate)
 
 
 def estimate(
@@ -105,28 +102,3 @@ def share(verdicts: Sequence[bool], *, clusters: Sequence[Hashable] = ()) -> Est
     interval: Any = binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="wilson")
     low, high = 100 * float(interval.low), 100 * float(interval.high)
     return {"value": 100 * fmean(verdicts), "low": low, "high": high}
-
-
-def of_known(
-    figure: Callable[..., Figure], values: Sequence[Any], clusters: Sequence[Hashable]
-) -> Figure | None:
-    """A figure over the values that are not None, with their clusters; None if there is none."""
-    present = [(value, cluster) for value, cluster in zip(values, clusters, strict=True) if value is not None]
-    if not present:
-        return None
-    return figure([value for value, _ in present], clusters=[cluster for _, cluster in present])
-
-
-def digits(value: float, sign: Literal["", "+"] = "") -> str:
-    """A number with three significant digits, or all of them before the point."""
-    return f"{value:{sign}.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
-
-
-def format_estimate(figure: Estimate | Gain) -> str:
-    """An estimate for a table: `51.2 (47.9 to 54.4)`; a difference: `+1.2 (-0.4 to +2.9), at least -0.1`."""
-    sign = "+" if "bound" in figure else ""
-    shown = digits(figure["value"], sign)
-    if figure["low"] is not None and figure["high"] is not None:
-        shown += f" ({digits(figure['low'], sign)} to {digits(figure['high'], sign)})"
-    bound = figure.get("bound")
-    return shown if bound is None else f"{shown}, at least {digits(bound, sign)}"

@@ -193,9 +193,11 @@ class Endpoint:
             raise BackendConnectError(message) from error
         except ValueError as error:
             raise BackendProtocolError(f"the reply of {self._url} is no JSON: {error}") from error
-        if not isinstance(answer, ChatCompletion):
+        # The client checks nothing: a reply with another body, such as an error's, lacks these fields.
+        choices: Any = answer.choices if isinstance(answer, ChatCompletion) else None
+        if not choices or not choices[0].message:
             raise BackendProtocolError(f"the reply of {self._url} is no chat completion: {answer!r:.100}")
-        choice = answer.choices[0]
+        choice = choices[0]
         usage = answer.usage
         content = choice.logprobs.content if choice.logprobs else None
         first = (content[0], *(content[0].top_logprobs or ())) if content else ()

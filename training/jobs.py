@@ -64,7 +64,9 @@ class Journal:
             raise InvalidRequestError(f"{self.path} holds no results: write to another place")
         stored: dict[str, Any] = rows.pop(0)
         wanted: dict[str, Any] = json.loads(identity)
-        differences = [
+        # A run that failed before it had results does not bind the next one to its settings.
+        is_unused = not rows and not cut and stored.keys() == wanted.keys()
+        differences = not is_unused and [
             f"{key}: {stored.get(key)!r} there, {wanted.get(key)!r} now"
             for key in {**stored, **wanted}
             if stored.get(key) != wanted.get(key)
@@ -74,14 +76,13 @@ class Journal:
                 f"{self.path} holds results of other settings ({'; '.join(differences)}); "
                 "use the same settings again, or write to another place"
             )
-        self._file.truncate(sum(map(len, lines)))
-        if not lines:
+        self._file.truncate(0 if is_unused else sum(map(len, lines)))
+        if is_unused or not lines:
             self._write(identity)
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Keep a row."""
-        self.rows.append(dict(row))
+        """Keep a row in the file; `rows` are those that it had before."""
         self._write(_line(row))
 
     def __enter__(self) -> Self:

@@ -29,11 +29,9 @@ NAMES = ("m", "M")
 class Judge(ABC):
     """Rates answers. A judge that costs something keeps its verdicts."""
 
-    sees_length: ClassVar[bool] = True
-    """True if the judge notices that an answer leaves something out. If it does not, scores do not count an
-    answer as faster for being shorter than the baseline's."""
     sees_faults: ClassVar[bool] = True
-    """True if the judge notices the faults that a program counts. If it does not, scores take them off."""
+    """True if the judge notices what an answer lacks, and the faults that a program counts. If it does not,
+    scores take these faults off, and count no answer as faster for being shorter than the baseline's."""
 
     @abstractmethod
     async def quality(self, prompt: SampledPrompt, text: str) -> float:

@@ -26,6 +26,8 @@ from pasta_async.training.views import Codec, Trie
 
 Key = TypeVar("Key", bound=Hashable)
 
+_ROW_TOKENS = 1024
+
 
 def load_frozen(kind: Any, folder: Path | str) -> Any:
     """A model of transformers' class `kind` that is not trained, in bfloat16 on CUDA.
@@ -36,26 +38,24 @@ def load_frozen(kind: Any, folder: Path | str) -> Any:
     open_folder(Path(folder))
     keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = kind.from_pretrained(folder, dtype=torch.float32)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return model.to(device, dtype).eval()
+    return kind.from_pretrained(folder, dtype=dtype).to(device).eval()
 
 
 class LanguageModel(Codec):
     """A Llama, Qwen2 or Qwen3, with the tags or without, that tells how likely tokens are; and its tokenizer.
 
-    A forward pass has about `row_tokens`, or as many as a text needs with its context.
+    A forward pass has about `_ROW_TOKENS`, or as many as a text needs with its context.
 
     Raises:
         UnsupportedModelError: The folder cannot be used.
     """
 
-    def __init__(self, folder: Path | str, row_tokens: int = 1024) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self._model = load_frozen(AutoModelForCausalLM, folder)
         super().__init__(TokenizerFiles.read(Path(folder)))
         self.context: int = self._model.config.max_position_embeddings
         """Most tokens of a prompt and its answer."""
-        self.row_tokens: int = row_tokens
 
     @torch.inference_mode()
     def bits(self, texts: Iterable[tuple[Key, Sequence[int], Sequence[int]]]) -> dict[Key, float]:
@@ -67,7 +67,7 @@ class LanguageModel(Codec):
         # Trees and, for each target, its key. A tree is full at half a row.
         trees: list[tuple[Trie, list[Key]]] = []
         for key, context, ids in texts:
-            if not trees or len(trees[-1][0]) > self.row_tokens // 2:
+            if not trees or len(trees[-1][0]) > _ROW_TOKENS // 2:
                 trees.append((Trie(), []))
             tree, keys = trees[-1]
             tree.extend(tree.extend(-1, context), ids, target=True)
@@ -75,8 +75,8 @@ class LanguageModel(Codec):
         bits: defaultdict[Key, list[float]] = defaultdict(list)
         device = self._model.device
         for tree, keys in trees:
-            length = row_length(len(tree), self.row_tokens, few=device.type == "cuda")
-            row = pack_row([tree], length, max(self.end, 0), device)
+            length = row_length(len(tree), _ROW_TOKENS, few=device.type == "cuda")
+            row = pack_row([tree], length, device)
             losses = target_losses(self._model, row) / math.log(2)
             for key, loss in zip(keys, losses.tolist(), strict=True):
                 bits[key].append(loss)
@@ -86,7 +86,6 @@ class LanguageModel(Codec):
 class LikelihoodJudge(ModelJudge):
     """A language model that finds an answer likely, or not. All samples of a prompt are computed together."""
 
-    sees_length = False
     sees_faults = False
 
     def __init__(self, model: LanguageModel, journal: Journal) -> None:

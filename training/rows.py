@@ -52,8 +52,6 @@ class Row(NamedTuple):
     """[targets] index of the token whose logits predict a target: its parent."""
     labels: Tensor
     """[targets] id of each target."""
-    owners: Tensor
-    """[targets] number of the tree that a target belongs to."""
     spans: tuple[tuple[int, int], ...]
     """The first index and the end of each tree, then those of the padding."""
 
@@ -64,15 +62,15 @@ class Row(NamedTuple):
         return seen[None, None]
 
 
-def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device | str = "cpu") -> Row:
+def pack_row(trees: Sequence[Trie], length: int, device: torch.device | str = "cpu") -> Row:
     """Put trees side by side, padded to `length` tokens. Without any tree the row is padding alone."""
-    ids = np.full(length, pad, dtype=np.int64)
+    ids = np.zeros(length, dtype=np.int64)  # nothing sees padding, whatever its ids
     positions = np.zeros(length, dtype=np.int64)
     ends = np.arange(1, length + 1, dtype=np.int64)  # padding sees itself alone
-    targets = [np.zeros((3, 0), dtype=np.int64)]
+    targets = [np.zeros((2, 0), dtype=np.int64)]
     start = 0
     spans: list[tuple[int, int]] = []
-    for number, tree in enumerate(trees):
+    for tree in trees:
         # The place of each of the tree's tokens in the row, and the end of its subtree there.
         slots, end = (start + np.array(part, dtype=np.int64) for part in tree.preorder())
         spans.append((start, start + len(tree)))
@@ -82,7 +80,7 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
         ends[slots] = end
         parents = np.array(tree.parents, dtype=np.int64)[tree.targets]
         labels = np.array(tree.ids, dtype=np.int64)[tree.targets]
-        targets.append(np.stack([slots[parents], labels, np.full(len(labels), number)]))
+        targets.append(np.stack([slots[parents], labels]))
     parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
     return Row(*(torch.as_tensor(part, device=device) for part in parts), spans=(*spans, (start, length)))
 
@@ -151,12 +149,6 @@ def target_losses(model: Any, row: Row) -> Tensor:
     decoded = model.get_decoder()(input_ids=row.ids, position_ids=row.positions, use_cache=False, **attention)
     hidden = decoded.last_hidden_state[0, row.predictors]
     return linear_losses(hidden, Head.of(model.get_output_embeddings()), row.labels)
-
-
-def log_probabilities(model: Any, row: Row) -> Tensor:
-    """The log-probability of each tree, the sum over its targets: [trees], float32, with gradients."""
-    losses = target_losses(model, row)
-    return losses.new_zeros(len(row.spans) - 1).index_add(0, row.owners, -losses)
 
 
 # --- what a step computes itself, where transformers and peft would spend most of their time

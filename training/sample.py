@@ -113,7 +113,7 @@ async def _open_drawing(settings: SampleSettings, stack: AsyncExitStack) -> Draw
         baseline = await stack.enter_async_context(Client(settings.baseline))
     identity = {
         **settings.model_dump(mode="json", exclude=_MAY_CHANGE),
-        "model": (await client.connect()).name,
+        "models": [(await client.connect()).name, (await baseline.connect()).name],
         "weights": [backend_digest(settings.backend), backend_digest(settings.baseline)],
     }
     journal = stack.enter_context(Journal(journal_beside(settings.out), identity))

@@ -35,7 +35,7 @@ from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
 from pasta_async.training.endpoint import model_digest
 from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
-from pasta_async.training.rows import Row, deal_rows, log_probabilities, pack_row, row_length
+from pasta_async.training.rows import Row, deal_rows, pack_row, row_length, target_losses
 from pasta_async.training.views import Trie
 
 _ROW = 4096
@@ -160,7 +160,7 @@ class Task:
 # --- updates
 
 
-class TreeScores(torch.nn.Module):
+class PackedLoss(torch.nn.Module):
     """The model with its loss in one forward pass, as data-parallel training needs it."""
 
     def __init__(self, model: Any, half: bool) -> None:
@@ -169,9 +169,9 @@ class TreeScores(torch.nn.Module):
         self.computes_half = half  # in bfloat16; trained weights stay float32
 
     def forward(self, row: Row) -> torch.Tensor:
-        """The log-probability of each tree of a row: [trees], float32."""
+        """The sum of the losses of a row's targets, float32."""
         with torch.autocast(row.ids.device.type, torch.bfloat16, enabled=self.computes_half):
-            return log_probabilities(self.model, row)
+            return target_losses(self.model, row).sum()
 
 
 class Loop:
@@ -179,15 +179,14 @@ class Loop:
 
     An update is the same for any number of processes: its examples are dealt to rows, each process computes
     its rows one by one and adds up gradients, and all are divided by the weights of the examples of all
-    processes. Random numbers come from the seed and the number of the update, so a checkpoint needs weights,
-    moments and that number.
+    processes. Nothing is random in it but the order of the examples, which comes from the seed and the number
+    of the update, so a checkpoint needs weights, moments and that number.
 
     Args:
         settings: Options of the run.
         task: What is learned.
         sizes: Tokens of each example that is trained on, by its number.
         base: Makes the model.
-        pad: Id that fills a row.
         accelerator: Joins the processes.
     """
 
@@ -197,13 +196,11 @@ class Loop:
         task: Task,
         sizes: Mapping[int, int],
         base: ModelMaker,
-        pad: int,
         accelerator: Accelerator,
     ) -> None:
         self.settings = settings
         self.task = task
         self.sizes = sizes
-        self.pad = pad
         self.accelerator = accelerator
         self.schedule: Schedule = Schedule(settings, list(sizes))
         self.step: int = 0
@@ -224,7 +221,7 @@ class Loop:
         others = [param for name, param in self.trained.items() if _TAG_TABLE not in name]
         groups = [{"params": others, "rate": 1.0}, {"params": tags, "rate": settings.tag_rate}]
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-        self._scores: Any = accelerator.prepare(TreeScores(self.model, half))
+        self._loss: Any = accelerator.prepare(PackedLoss(self.model, half))
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
@@ -239,9 +236,8 @@ class Loop:
         Raises:
             TrainingError: The loss or a gradient is not finite; the weights are as before the update.
         """
-        # 1. Randomness and rates depend on the number of the update alone.
+        # 1. Rates depend on the number of the update alone.
         start = time.perf_counter()
-        torch.manual_seed(hash((self.settings.seed, self.step, self.accelerator.process_index)))
         rate = self.schedule.rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
@@ -250,9 +246,10 @@ class Loop:
         trees = [tree for row in rows for tree in row]
         own_weight = sum(map(self.task.weight, trees))
         own_tokens = sum(map(len, trees))
-        weight, tokens, stops = self._sums((own_weight, own_tokens, float(self._asked_to_leave)))
-        # 3. Gradients, which the processes share, and the step.
-        (loss,) = self._sums([self._gradients(rows, weight) / weight])
+        weight, tokens = self._sums((own_weight, own_tokens))
+        # 3. Gradients, which the processes share, and the step. Who was asked to leave meanwhile tells all.
+        own_loss = self._gradients(rows, weight) / weight
+        loss, stops = self._sums((own_loss, float(self._asked_to_leave)))
         norm = float(torch.nn.utils.clip_grad_norm_(self.trained.values(), _LARGEST_NORM))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
@@ -294,9 +291,9 @@ class Loop:
         for index, trees in enumerate(rows):
             length = row_length(sum(map(len, trees)), self.settings.longest_row, few=device.type == "cuda")
             last = index == len(rows) - 1  # then the processes share their gradients
-            with nullcontext() if last else self.accelerator.no_sync(self._scores):
+            with nullcontext() if last else self.accelerator.no_sync(self._loss):
                 # Without any tree padding is computed: other processes wait for this one's part.
-                loss = -self._scores(pack_row(trees, length, self.pad, device)).sum()
+                loss = self._loss(pack_row(trees, length, device))
                 # Gradients are means over the processes.
                 (loss * (self.accelerator.num_processes / weight)).backward()
             total += float(loss.detach())
@@ -351,7 +348,7 @@ class Loop:
         path.with_suffix(".partial").replace(path)
 
     def _leave(self, *_: object) -> None:
-        """Set a flag for the next update, which shares it: the handler of SIGTERM and Ctrl-C."""
+        """Set a flag, which the update under way shares: the handler of SIGTERM and Ctrl-C."""
         self._asked_to_leave = True
 
 
@@ -439,9 +436,10 @@ def train(
         steps = Schedule(settings, list(sizes)).steps
         finished = state is not None and state["step"] == steps and out.is_dir()
         if not finished:
-            loop = Loop(settings, task, sizes, base, codec.end, accelerator)
+            loop = Loop(settings, task, sizes, base, accelerator)
             if state is not None:
                 loop.resume(state)
+                state = None  # it is as large as the model
             finished = loop.run(checkpoint, identity)
             if finished and first:
                 export_model(loop.model, base, tokenizer, codec.end, out, start_share)

@@ -12,7 +12,7 @@ from commands_run import refused, run, write_rows
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import quality
 from pasta_async.evals.answers import Answer
-from pasta_async.evals.ifeval import Question, Verdict, check, read_questions
+from pasta_async.evals.ifeval import Question, check, read_questions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,8 +21,10 @@ pytestmark = pytest.mark.timeout(300)
 """The checkers take seconds of CPU to import, on a machine that may be busy."""
 
 
-def follows(answer: str, instruction: str, **asked: Any) -> Verdict:
-    return check(Question(prompt="Do it.", instruction_id_list=[instruction], kwargs=[asked]), answer)
+def follows(answer: str, instruction: str, **asked: Any) -> tuple[float | None, ...]:
+    """The percentages of an answer: strict, loose."""
+    question = Question(prompt="Do it.", instruction_id_list=[instruction], kwargs=[asked])
+    return tuple(check(question, answer).values())
 
 
 @pytest.mark.parametrize(
@@ -36,27 +38,27 @@ def follows(answer: str, instruction: str, **asked: Any) -> Verdict:
 def test_an_instruction_is_followed_or_not(
     instruction: str, asked: dict[str, Any], right: str, wrong: str
 ) -> None:
-    assert follows(right, instruction, **asked) == (True, True)
-    assert follows(wrong, instruction, **asked) == (False, False)
+    assert follows(right, instruction, **asked) == (100, 100)
+    assert follows(wrong, instruction, **asked) == (0, 0)
 
 
 def test_sentences_are_those_of_english() -> None:
     wanted = {"relation": "at least", "num_sentences": 3}
     counted = "length_constraints:number_sentences"
-    assert follows("Dr. Lee left the U.S. in May. He flew. Good!", counted, **wanted).strict
-    assert not follows("Dr. Lee left the U.S. in May. He flew.", counted, **wanted).strict
+    assert follows("Dr. Lee left the U.S. in May. He flew. Good!", counted, **wanted) == (100, 100)
+    assert follows("Dr. Lee left the U.S. in May. He flew.", counted, **wanted) == (0, 0)
     capitals = {"capital_relation": "at least", "capital_frequency": 2}
-    assert follows("TEA is GOOD. Yes.", "change_case:capital_word_frequency", **capitals).strict
+    assert follows("TEA is GOOD. Yes.", "change_case:capital_word_frequency", **capitals) == (100, 100)
 
 
 def test_a_first_line_and_stars_do_not_matter_loosely() -> None:
-    assert follows("Sure, here it is:\nTea and milk.", "punctuation:no_comma") == (False, True)
+    assert follows("Sure, here it is:\nTea and milk.", "punctuation:no_comma") == (0, 100)
 
 
 def test_a_letter_that_the_checker_does_not_take_is_the_same_each_time() -> None:
     wanted = {"let_relation": "at least", "letter": "#", "let_frequency": 2}  # it draws one instead
     verdicts = [follows("abcdefghijklm" * 2, "keywords:letter_frequency", **wanted) for _ in range(20)]
-    assert len({verdict.strict for verdict in verdicts}) == 1
+    assert len({*verdicts}) == 1
 
 
 def test_an_empty_answer_follows_nothing() -> None:
@@ -65,7 +67,7 @@ def test_an_empty_answer_follows_nothing() -> None:
         instruction_id_list=["punctuation:no_comma", "change_case:english_lowercase"],
         kwargs=[{}, {}],
     )
-    assert check(question, " \n") == (False, False)
+    assert {*check(question, " \n").values()} == {0}
 
 
 QUESTIONS: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ from commands_run import run, write_rows
 
 from pasta_async.evals.answers import Answer, of_method, read_answers
 from pasta_async.evals.load import Load, LoadSettings, drive, main, measure, summarise
-from pasta_async.evals.methods import METHODS, WARM_UP, Engine, MethodName, cases_of, open_engine
+from pasta_async.evals.methods import METHODS, WARM_UP, ForcedEngine, MethodName, cases_of, open_forced_engine
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend, VirtualClock, word_tokenizer
 from pasta_async.training.jobs import Journal
@@ -39,7 +39,7 @@ def settings_of(**changed: Any) -> LoadSettings:
 @asynccontextmanager
 async def opened(
     documents: Mapping[str, Document] = DOCUMENTS,
-) -> AsyncGenerator[tuple[Engine, ScriptedBackend]]:
+) -> AsyncGenerator[tuple[ForcedEngine, ScriptedBackend]]:
     """An engine that takes time for each token and for nothing else, and what it was asked."""
     clock, known = VirtualClock(), {WARM_UP.question: WARM_UP.document, **documents}
     tokenizer = word_tokenizer(document.text for document in known.values())
@@ -48,7 +48,7 @@ async def opened(
         return known[re.sub(r"^\[\d+ \d+\] ", "", prompt)]
 
     backend = ScriptedBackend(script, tokenizer=tokenizer, clock=clock, latency=LATENCY)
-    async with open_engine(backend, documents, clock) as engine:
+    async with open_forced_engine(backend, documents, clock) as engine:
         yield engine, backend
 
 

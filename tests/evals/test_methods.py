@@ -15,13 +15,13 @@ from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.methods import (
     METHODS,
     Case,
-    Engine,
+    ForcedEngine,
     cases_of,
     main,
     measure,
-    open_engine,
-    play,
+    open_forced_engine,
     summarise,
+    time_answer,
 )
 from pasta_async.lang import parse
 from tests.interpreter.support import promise
@@ -45,12 +45,12 @@ DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
 
 
 @asynccontextmanager
-async def recorded() -> AsyncGenerator[tuple[Engine, Recorder]]:
+async def recorded() -> AsyncGenerator[tuple[ForcedEngine, Recorder]]:
     """An embedded engine, which is loaded anew, and what it was asked."""
     backend = LocalBackend(PASTA_TINY)
     recorder = Recorder(backend)
     try:
-        async with open_engine(recorder, DOCUMENTS) as engine:
+        async with open_forced_engine(recorder, DOCUMENTS) as engine:
             yield engine, recorder
     finally:
         await backend.aclose()
@@ -104,7 +104,7 @@ async def test_every_method_writes_the_whole_text():
         tokenizer = engine.forced.model.tokenizer
         for name in NAMES:
             begun = len(recorder.requests)
-            row = await play(engine, METHODS[name], Case(0, "many", DOCUMENTS["many"]))
+            row = await time_answer(engine, METHODS[name], Case(0, "many", DOCUMENTS["many"]))
             written = recorder.written[begun:]
             assert len(written) == row.requests
             text = "".join(map(tokenizer.decode, written))
@@ -114,7 +114,7 @@ async def test_every_method_writes_the_whole_text():
 
 async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_one():
     async with recorded() as (engine, recorder):
-        await play(engine, METHODS["apar"], Case(0, "many", DOCUMENTS["many"]))
+        await time_answer(engine, METHODS["apar"], Case(0, "many", DOCUMENTS["many"]))
         main, *children = recorder.requests
         texts = [engine.forced.model.tokenizer.decode(ids) for ids in recorder.written]
     assert "1. Apples:" in texts[0] and "2. Pears:" in texts[0] and "word" not in texts[0]

@@ -14,7 +14,7 @@ from commands_run import run as run_command
 from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
-from pasta_async.evals.answers import Answer, Form, ask, of_method, read_answers, read_prompts
+from pasta_async.evals.answers import Answer, ask, of_method, read_answers, read_prompts
 from pasta_async.evals.figure import main as picture_main
 from pasta_async.evals.figure import seconds_by_method
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
@@ -68,7 +68,7 @@ async def test_the_forms_alternate():
     assert [row.prompt for row in rows] == [0, 0, 1, 1] * 3
 
 
-def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, **changed: Any) -> Answer:
+def run(prompt: int, form: str, seconds: float, tokens: int, critical: int, **changed: Any) -> Answer:
     row = Answer(prompt, form, 0, seconds, 0.02, tokens, critical, 1, 30, 70, text_tokens=tokens - 1)
     return replace(row, **changed)
 
@@ -121,10 +121,8 @@ async def test_figures_are_of_all_prompts_and_of_those_with_promises():
 async def test_in_parallel_an_untrained_model_writes_an_outline() -> None:
     text = "Two:\n\n1. **Tea**: Old.\n\n2. **Coffee**: Newer."
     async with Client(ScriptedBackend(text, trained=False)) as client:
-        rows = [
-            await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel", "outline")
-        ]
-    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2), (text, 2)]
+        rows = [await ask(client, Answer(0, form, question="x")) for form in ("baseline", "parallel")]
+    assert [(row.text, row.promises) for row in rows] == [(text, 0), (text, 2)]
 
 
 async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
@@ -175,6 +173,7 @@ def test_a_sample_is_in_order_and_the_same_each_time(tmp_path: Path):
     [
         ("p.txt", "First?\n\n  Second?  \n", ["First?", "Second?"]),
         ("p.jsonl", '{"instruction": "One?", "dataset": "koala"}\n{"prompt": "Two?"}', ["One?", "Two?"]),
+        ("p.ndjson", '{"instruction": "One?"}\n', ["One?"]),
     ],
 )
 def test_prompts_come_from_files_of_several_forms(
@@ -184,7 +183,9 @@ def test_prompts_come_from_files_of_several_forms(
     assert read_prompts(tmp_path / name) == expected
 
 
-@pytest.mark.parametrize(("name", "content"), [("p.txt", "\n"), ("p.jsonl", ""), ("none.txt", None)])
+@pytest.mark.parametrize(
+    ("name", "content"), [("p.txt", "\n"), ("p.jsonl", ""), ("p.json", "[\n{}\n]"), ("none.txt", None)]
+)
 def test_prompts_that_cannot_be_used_are_refused(name: str, content: str | None, tmp_path: Path):
     if content is not None:
         (tmp_path / name).write_text(content)
@@ -199,16 +200,27 @@ def test_the_command_measures_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of milk.\n")
     out = tmp_path / "speed.jsonl"
     options = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --passes 1"
-    run_command(speed.main, f"{options} --forms parallel --forms outline --out", out)
+    run_command(speed.main, f"{options} --out", out)
     measured, where, *_ = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert measured["benchmark"] == "speed"
     assert where["environment"]["cores"] >= 1
     _, rows = read_answers(out)
     assert all(row.seconds > row.first_token > 0 for row in rows)
-    texts = [of_method(rows, form)[0].text for form in ("baseline", "parallel", "outline")]
-    assert texts[0] == texts[2] != texts[1], "a trained model's outline is its plain answer"
+    plain, parallel = (of_method(rows, form)[0].text for form in ("baseline", "parallel"))
+    assert plain != parallel
     shown = capsys.readouterr().out
-    assert f"| {SAME_ANSWER} |" in shown and "|  | parallel |" in shown and "| outline |" in shown
+    assert f"| {SAME_ANSWER} |" in shown and "|  | parallel |" in shown
+
+
+def test_answers_that_time_nothing_are_kept_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "p.txt").write_text("Tell me of tea.\n")
+    out = tmp_path / "plain.jsonl"
+    options = f"--backend {LOCAL_TINY} --prompts {tmp_path}/p.txt --max-tokens 12 --plain-only"
+    run_command(speed.main, f"{options} --out", out)
+    assert [row.method for row in read_answers(out)[1]] == ["baseline"]
+    assert "1 answers are written" in capsys.readouterr().out
+    assert refused(speed.main, options) == "2"
+    assert "--out" in capsys.readouterr().err
 
 
 def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):

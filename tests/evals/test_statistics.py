@@ -5,11 +5,11 @@ from statistics import NormalDist, mean, stdev
 
 import pytest
 
+from pasta_async.evals.report import format_estimate
 from pasta_async.evals.statistics import (
     MIN_SAMPLE,
     Estimate,
     estimate,
-    format_estimate,
     gain,
     share,
 )

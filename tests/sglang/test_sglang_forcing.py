@@ -5,7 +5,7 @@ from __future__ import annotations
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.answers import Answer
-from pasta_async.evals.methods import METHODS, Case, open_engine, play
+from pasta_async.evals.methods import METHODS, Case, open_forced_engine, time_answer
 from pasta_async.lang import parse
 
 LISTED = parse(
@@ -24,8 +24,10 @@ async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_en
     case = Case(0, "Well?", LISTED)
     played = list[list[Answer]]()
     for inner in (backend, local):
-        async with open_engine(inner, {"Well?": LISTED}) as engine:
-            played.append([await play(engine, METHODS[name], case) for name in METHODS if name != "auto"])
+        async with open_forced_engine(inner, {"Well?": LISTED}) as engine:
+            played.append(
+                [await time_answer(engine, METHODS[name], case) for name in METHODS if name != "auto"]
+            )
     real, embedded = ([(row.method, row.tokens, row.critical_path) for row in rows] for rows in played)
     assert real == embedded
     rows = {row.method: row for row in played[0]}

@@ -67,6 +67,11 @@ def not_json(server: ChatServer, handler: BaseHTTPRequestHandler) -> None:
     send(handler, 200, "<html>It works!</html>")
 
 
+def without_choices(server: ChatServer, handler: BaseHTTPRequestHandler) -> None:
+    """An error whose status says that all is well."""
+    send(handler, 200, {"error": {"message": "overloaded"}})
+
+
 def send(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
     """Send a body, text or JSON. Whoever tries again may do so at once."""
     content = (body if isinstance(body, str) else json.dumps(body)).encode()

@@ -82,7 +82,7 @@ def test_a_wrong_reply_is_told_what_is_wrong_and_tried_again(
 def test_what_stays_wrong_is_put_aside_with_its_reason(annotator: Annotator, tmp_path: Path) -> None:
     summary = annotate(settings(annotator, tmp_path, "fine", "[topic] [always]", tries=3))
     assert (summary["accepted"], summary["rejected"]) == (1, 1)
-    assert (summary["requests"], summary["resumed"]) == (3, 1)  # the third try asks what the second asked
+    assert (summary["requests"], summary.get("resumed", 0)) == (3, 0)  # a third try would ask for it again
     (row,) = rejected(tmp_path)
     assert row["record"]["messages"][0]["content"] == "[topic] [always]"
     assert "topic-long" in row["reasons"][0]

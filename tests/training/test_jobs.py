@@ -35,6 +35,17 @@ def test_a_journal_that_was_cut_in_its_first_line_begins_anew(tmp_path: Path):
         assert journal.rows == [{"a": 1}]
 
 
+def test_a_run_without_results_does_not_bind_the_next_to_its_settings(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    Journal(path, {"of": "a mistype"}).__exit__()
+    with Journal(path, {"of": "x"}) as journal:
+        journal.append({"a": 1})
+    with pytest.raises(InvalidRequestError, match="'x' there, 'y' now"):
+        Journal(path, {"of": "y"})
+    with Journal(path, {"of": "x"}) as journal:
+        assert journal.rows == [{"a": 1}]
+
+
 def test_one_command_at_a_time_writes_a_journal(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     with Journal(path, {"of": "x"}) as journal:

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Promise, check
 from pasta_async.protocol import Message
+from pasta_async.training import likelihood
 from pasta_async.training.data.annotate import AnnotateSettings, annotate
 from pasta_async.training.data.annotate_likelihood import Costs, LikelihoodModel, choose
 from pasta_async.training.data.annotate_structure import structure_marks
@@ -54,10 +55,13 @@ def by_transformers(folder: Path, text: str) -> float:
     return bits(folder, prompt, tokenizer.encode(text, add_special_tokens=False))
 
 
-def test_packed_texts_cost_what_they_cost_alone(folder: Path, tmp_path: Path) -> None:
+def test_packed_texts_cost_what_they_cost_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for row_tokens in (16, 4096):  # a row for each, one for all
+        monkeypatch.setattr(likelihood, "_ROW_TOKENS", row_tokens)
         with Journal(tmp_path / f"{row_tokens}.jsonl", {}) as journal:
-            bits = LikelihoodJudge(LanguageModel(folder, row_tokens), journal).compute(MESSAGES, TEXTS)
+            bits = LikelihoodJudge(LanguageModel(folder), journal).compute(MESSAGES, TEXTS)
         assert bits[2] is None, "an empty text"
         assert bits[4] is None, "longer than the context"
         for index in (0, 1, 3):

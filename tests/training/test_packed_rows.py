@@ -18,7 +18,6 @@ from pasta_async.training.rows import (
     Row,
     block_mask,
     deal_rows,
-    log_probabilities,
     pack_row,
     row_length,
     target_losses,
@@ -53,15 +52,16 @@ def test_a_packed_row_trains_as_each_view_alone(kind: str, tied: bool, tmp_path:
     model, codec = ready(tmp_path, kind, tie_word_embeddings=tied)
     prompt = codec.prompt([{"role": "user", "content": "Tell me of both wars."}])
     trees = [pack_views(codec, prompt, parse(written)) for written in ANSWERS]
-    row = pack_row(trees, row_length(sum(map(len, trees)), 4096, few=False), codec.end)
-    together = log_probabilities(model, row)
+    row = pack_row(trees, row_length(sum(map(len, trees)), 4096, few=False))
+    losses = torch.split(target_losses(model, row), [len(tree.targets) for tree in trees])
+    together = -torch.stack([part.mean() for part in losses])
     single = torch.stack([alone(model, codec, prompt, written) for written in ANSWERS])
-    targets = torch.bincount(row.owners)
-    torch.testing.assert_close(together / targets, single / targets, atol=1e-5, rtol=0)
+    single /= torch.tensor([len(tree.targets) for tree in trees])
+    torch.testing.assert_close(together, single, atol=1e-5, rtol=0)
     params = list(model.parameters())
     for tree in range(len(ANSWERS)):  # the gradient of each document, and so of any sum of them
-        ours = torch.autograd.grad(together[tree] / targets[tree], params, retain_graph=True)
-        theirs = torch.autograd.grad(single[tree] / targets[tree], params, retain_graph=True)
+        ours = torch.autograd.grad(together[tree], params, retain_graph=True)
+        theirs = torch.autograd.grad(single[tree], params, retain_graph=True)
         for (name, _), a, b in zip(model.named_parameters(), ours, theirs, strict=True):
             assert (a - b).abs().max() < 1e-5, (ANSWERS[tree], name)
 
@@ -80,20 +80,19 @@ def test_a_token_sees_its_ancestors_and_itself() -> None:
             if parent >= 0:
                 own, above = start + places[index], start + places[parent]
                 expected[own] |= expected[above]
-    row = pack_row([trie, trie], length, pad=0)
+    row = pack_row([trie, trie], length)
     assert torch.equal(row.mask()[0, 0], expected)
     assert row.ids[0, :size].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
     assert row.positions[0, : 2 * size].tolist() == [0, 1, 2, 3, 3, 4, 3, 2] * 2
     assert row.labels.tolist() == [3, 4, 3, 5, 6, 7] * 2
     assert row.ids[0, row.predictors].tolist() == [2, 3, 2, 3, 5, 2] * 2
-    assert row.owners.tolist() == [0] * 6 + [1] * 6
 
 
 def test_the_block_mask_hides_what_the_dense_mask_hides(tmp_path: Path) -> None:
     write_tokenizer(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
     codec = ModelCodec(tmp_path / "tokenizer")
     trees = [pack_views(codec, codec.encode("Tell"), parse(written)) for written in ANSWERS]
-    row = pack_row(trees, 384, codec.end)
+    row = pack_row(trees, 384)
     mask, dense = block_mask(row), row.mask()
     assert torch.equal(create_mask(mask.mask_mod, 1, 1, 384, 384, device="cpu"), dense)
     blocks = dense.view(1, 1, 3, 128, 3, 128).any(-1).any(-2)
@@ -134,7 +133,7 @@ def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:
             torch.nn.init.normal_(param, std=0.1)
     prompt = codec.prompt([{"role": "user", "content": "Tell"}])
     trees = [pack_views(codec, prompt, parse(written)) for written in ANSWERS]
-    return model, pack_row(trees, -(-sum(map(len, trees)) // 16) * 16 + 16, codec.end)
+    return model, pack_row(trees, -(-sum(map(len, trees)) // 16) * 16 + 16)
 
 
 def peft_losses(model: Any, row: Row) -> torch.Tensor:

@@ -25,7 +25,7 @@ from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.training import sample as sampling
 from pasta_async.training.data.corpus import Record, read_records, write_records
 from pasta_async.training.model import ModelCodec, ModelMaker
-from pasta_async.training.rows import log_probabilities, pack_row
+from pasta_async.training.rows import pack_row, target_losses
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.samples import read_samples
 from pasta_async.training.views import Trie, encode_views, pack_views
@@ -101,9 +101,9 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
             answer = await Client(recording).generate(record.messages, sampling=chosen)
             trie = trie_of(recording.exchanges)
             assert len(trie.targets) == answer.usage.completion_tokens
-            row = pack_row([trie], -len(trie) % 16 + len(trie), codec.end)
+            row = pack_row([trie], -len(trie) % 16 + len(trie))
             with torch.inference_mode():
-                seen = log_probabilities(model, row).item()
+                seen = -target_losses(model, row).sum().item()
             assert seen == pytest.approx(backend.total, abs=2e-2)
             if answer.finish_reason != "stop" or answer.diagnostics:
                 continue

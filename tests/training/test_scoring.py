@@ -16,6 +16,7 @@ from chat_server import (
     not_json,
     silent,
     talkative,
+    without_choices,
 )
 from commands_run import status
 
@@ -100,7 +101,7 @@ def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
     assert {*qualities.values()} == {0.5}
 
 
-@pytest.mark.parametrize("trouble", [failing, not_json, talkative, silent])
+@pytest.mark.parametrize("trouble", [failing, not_json, talkative, silent, without_choices])
 def test_an_answer_that_cannot_be_judged_harms_no_other(trouble: Trouble, tmp_path: Path) -> None:
     with judging(_known) as (judge, url):
         judge.trouble = lambda _, prompt: trouble if "bad b" in prompt else None

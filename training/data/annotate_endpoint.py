@@ -95,7 +95,7 @@ class Annotator:
         text = record.document.text
         if self._count(text) < _ASK_FROM:
             self.unasked += 1
-            return record.document
+            return parse(escape(text))  # without tags that it had
         opening = first_prompt(record)
         messages = opening
         reasons: tuple[str, ...] = ()
@@ -109,6 +109,8 @@ class Annotator:
             cut = completion.finish_reason == "length"
             self.problems["reply-cut" if cut else checked[0].code] += 1
             reasons = ("reply-cut: the reply reached its token limit", *reasons) if cut else reasons
+            if completion.text == reply:
+                break  # the next request would be this one again
             reply = completion.text
             messages = [*opening, *_retry(reply, reasons)]
         return Rejected(record=record, reasons=reasons, reply=reply)
