@@ -174,8 +174,6 @@ class Client:
         allowed = FillOptions if is_plan else AnswerOptions
         if unknown := sorted(given.keys() - allowed.__optional_keys__):
             raise InvalidRequestError(f"there is no option {unknown[0]!r}; see {allowed.__name__}")
-        if is_plan:
-            given["baseline"] = True
         sampling = Sampling.of(given.pop("sampling", None)).model_dump(exclude_unset=True)
         direct = {name: given.pop(name, None) for name in Sampling.model_fields}
         sampling |= {name: value for name, value in direct.items() if value is not None}
@@ -311,10 +309,10 @@ class Client:
             model = await with_retries(self._backend.connect, limits.retries, self._clock)
             observation.begin(model)
             began = self._clock.time()
-            # A plan with tags has them whatever the load.
-            is_tagged = plan is not None and plan.tagged() is not None
-            tags = None if start.baseline and not is_tagged else model.tags
-            notes = _notes(model, start)
+            # A plan has tags if it can be written with them, whatever the load.
+            is_plain = start.baseline if plan is None else plan.tagged() is None
+            tags = None if is_plain else model.tags
+            notes = _notes(model, start, plan)
             check_ids(ids, model.vocab_size)
             if messages:
                 ids = await _encode(messages, model, start, plain=tags is None)
@@ -419,11 +417,11 @@ def _open(backend: object, settings: Settings, options: BackendOptions) -> tuple
     return open_backend(url, **options), True
 
 
-def _notes(model: Model, start: AnswerStart) -> tuple[str, ...]:
+def _notes(model: Model, start: AnswerStart, plan: Plan | None) -> tuple[str, ...]:
     """Remarks on an answer: those of the backend, and the options that it cannot honour."""
     notes = model.notes
     sampling = start.sampling
-    if model.tags is None and not start.baseline and start.parallel != "outline":
+    if plan is None and model.tags is None and not start.baseline and start.parallel != "outline":
         notes = (*notes, f"{model.name} has no tag tokens, so it answers in sequence")
     if sampling.seed is not None and sampling.temperature > 0 and not model.honours_seeds:
         notes = (*notes, f"{model.name}: this backend does not honour seeds, so the answer need not repeat")

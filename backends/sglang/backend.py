@@ -12,7 +12,7 @@ import itertools
 import random
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Unpack, cast
+from typing import Annotated, Any, ClassVar, Unpack, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -128,7 +128,7 @@ class _Rank(BaseModel):
     num_waiting_reqs: int
     max_running_requests: int
     token_usage: float
-    decode_moments: list[float] | None = None
+    decode_moments: Annotated[list[float], Field(min_length=6, max_length=6)] | None = None
     """The number of decode steps since the server's start, then sums over these steps: requests,
     microseconds, requests squared, requests x microseconds, tokens."""
 
@@ -226,19 +226,24 @@ class SGLangBackend(ServerBackend):
 
     async def _read_load(self) -> EngineLoad:
         """The load of the server, or of all workers of a router together."""
-        ranks: list[_Rank] = []
+        reports: list[_Loads] = []
         try:
-            for server in self._engines:
-                loads = (await self._http.ask(_Loads, f"{server}/v1/loads?include=core")).loads
-                for number, rank in enumerate(loads):
-                    growth = self._steps.growth(rank.decode_moments or [0.0] * 6, (server, number))
-                    steps, requests, micros, squares, products, _ = growth
-                    self._steps.add(steps, requests, micros / 1e6, squares, products / 1e6)
-                ranks += loads
+            # All at once: the caller's time is short. All are waited for, also if one fails.
+            asked = (self._http.ask(_Loads, f"{server}/v1/loads?include=core") for server in self._engines)
+            for report in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(report, BaseException):
+                    raise report
+                reports.append(report)
         except BackendConnectError:
             if self._engines != [self.url]:
                 self._model = None  # a router's worker has gone: the next request asks which there are
             raise
+        ranks = [rank for report in reports for rank in report.loads]
+        for server, report in zip(self._engines, reports, strict=True):
+            for number, rank in enumerate(report.loads):
+                growth = self._steps.growth(rank.decode_moments or [0.0] * 6, (server, number))
+                steps, requests, micros, squares, products, _ = growth
+                self._steps.add(steps, requests, micros / 1e6, squares, products / 1e6)
         return EngineLoad(
             capacity=sum(rank.max_running_requests for rank in ranks),
             running=sum(rank.num_running_reqs for rank in ranks),

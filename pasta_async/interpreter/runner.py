@@ -11,7 +11,8 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from pasta_async.clock import Clock, time_limit
@@ -25,8 +26,9 @@ from pasta_async.errors import (
 from pasta_async.events import Emit
 from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
+from pasta_async.interpreter.state import RequestLog
 from pasta_async.observers import AnswerObserver, AnswerStart
-from pasta_async.protocol import Backend, DecodeRequest, Model
+from pasta_async.protocol import Backend, DecodeRequest, Model, Piece
 from pasta_async.results import FinishReason, Generation
 from pasta_async.tag_tokens import TagIds
 
@@ -85,6 +87,8 @@ class Prepared:
     """The clock's time when the model was connected."""
     deadline: float | None
     """The clock's time at which it has to be done."""
+    slot_of: dict[int, Slot] = field(default_factory=dict[int, Slot])
+    """The slots that are held, by the number of the thread."""
 
     def now(self) -> float:
         """Seconds since it began."""
@@ -97,9 +101,52 @@ class Prepared:
         try:
             async with self.thread_limit, self.slots.thread() as slot:
                 self.observer.thread_state(number, "decoding")
+                self.slot_of[number] = slot
                 yield slot
         finally:
+            self.slot_of.pop(number, None)
             self.observer.thread_state(number, "over")
+
+    async def without_slot(self, number: int, wait: Awaitable[None]) -> None:
+        """Wait for a reader or a retry; meanwhile another thread, or answer, has the thread's slot."""
+        if number not in self.slot_of:
+            async with self.slots.idle():
+                await wait
+            return
+        self.observer.thread_state(number, "waiting")
+        async with self.slot_of[number].released():
+            await wait
+        self.observer.thread_state(number, "decoding")
+
+    async def exchange(
+        self,
+        record: RequestLog,
+        request: DecodeRequest,
+        feed: Callable[[Piece], Awaitable[FinishReason | None]],
+    ) -> FinishReason:
+        """Send a request, and keep its record, however it ends.
+
+        `feed` takes each piece; it returns the reason to end the request, None to go on.
+
+        Raises:
+            BackendError: It failed, or its stream ended without a reason.
+        """
+        record.begin_request(len(request.ids), self.now())
+        if headers := self.observer.request(request):
+            request = replace(request, headers=headers)
+        finish_reason: FinishReason | None = "abort"  # if it is cancelled
+        try:
+            async with aclosing(self.backend.decode(request)) as pieces:
+                async for piece in pieces:
+                    if finish_reason := await feed(piece):
+                        return finish_reason
+            raise BackendProtocolError("the backend's stream ended without saying why")
+        except Exception as error:
+            finish_reason = "error"
+            self.observer.request_failed(request, error)
+            raise
+        finally:
+            record.end_request(finish_reason or "abort", self.now())
 
 
 @asynccontextmanager
@@ -141,12 +188,7 @@ class Runner:
             notes=prepared.notes,
         )
         self._prepared = prepared
-        self._start = prepared.start
-        self._slots = prepared.slots
-        self._clock = prepared.clock
-        self._observer = prepared.observer
         self._emit = emit
-        self._slot_of: dict[int, Slot] = {}  # by the number of the thread that holds it
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -175,19 +217,17 @@ class Runner:
         return self.machine.transcript.generation(self._prepared.now())
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
-        if self._slots.trouble:
-            self.machine.transcript.notes += (self._slots.trouble,)
+        if trouble := self._prepared.slots.trouble:
+            self.machine.transcript.notes += (trouble,)
         generation = self.machine.finish(finish_reason, self._prepared.now())
-        if wait := self._hand_on():
-            async with self._slots.idle():
-                await wait
+        await self._flush(0)
         return generation
 
     # Threads ----------------------------------------------------------------------------------------------
 
     def _begin(self, number: int) -> None:
         work = self._thread(number) if number else self._main()
-        name = f"pasta {self._start.answer} thread {number}"
+        name = f"pasta {self._prepared.start.answer} thread {number}"
         self._tasks[number] = self._group.create_task(work, name=name)
 
     async def _main(self) -> None:
@@ -221,79 +261,42 @@ class Runner:
             if slot.waited and transcript.width == "full":
                 transcript.width = "limited"
                 transcript.notes += (f"threads waited for room: {slot.waited}",)
-            self._slot_of[number] = slot
-            try:
-                await self._send_requests(number)
-            finally:
-                del self._slot_of[number]
-
-    async def _without_slot(self, number: int, wait: Awaitable[None]) -> None:
-        """Wait for a reader or a retry; meanwhile another thread, or answer, has the slot."""
-        if number not in self._slot_of:
-            async with self._slots.idle():
-                await wait
-            return
-        self._observer.thread_state(number, "waiting")
-        async with self._slot_of[number].released():
-            await wait
-        self._observer.thread_state(number, "decoding")
+            await self._send_requests(number)
 
     # Requests ---------------------------------------------------------------------------------------------
 
     async def _send_requests(self, number: int) -> None:
         """Send a thread's requests. After a failure that may pass it goes on where it broke off."""
         machine = self.machine
+        prepared = self._prepared
         failures = 0
         while machine.wants(number):
-            request = machine.request(number, self._prepared.now())
+            request = machine.request(number, prepared.now())
             await self._flush(number)
             if request is None:
                 return
             try:
-                await self._exchange(request)
+                await prepared.exchange(machine.threads[number], request, partial(self._feed, number))
             except BackendError as error:
                 if not machine.wants(number):
                     return  # the thread is done, so the error of its aborted request does not matter
-                again = error.retryable and failures < self._start.limits.retries
+                again = error.retryable and failures < prepared.start.limits.retries
                 machine.fail(number, error, "retry" if again else "fail")
                 await self._flush(number)
                 if not again:
                     raise ThreadFailedError(f"{_name(number)} failed: {error}", thread=number) from error
-                await self._without_slot(number, self._clock.sleep(retry_delay(failures, error)))
+                await prepared.without_slot(number, prepared.clock.sleep(retry_delay(failures, error)))
                 failures += 1
 
-    async def _exchange(self, request: DecodeRequest) -> None:
-        """Send a request, feed its tokens to the machine, and keep its record, however it ends."""
-        thread = self.machine.threads[request.thread]
-        thread.begin_request(len(request.ids), self._prepared.now())
-        if headers := self._observer.request(request):
-            request = replace(request, headers=headers)
-        finish_reason: FinishReason = "abort"  # if it is cancelled
-        try:
-            finish_reason = await self._decode(request)
-        except Exception as error:
-            finish_reason = "error"
-            self._observer.request_failed(request, error)
-            raise
-        finally:
-            thread.end_request(finish_reason, self._prepared.now())
-
-    async def _decode(self, request: DecodeRequest) -> FinishReason:
-        """Feed the machine until the request ends or is not wanted any more; returns the reason."""
+    async def _feed(self, number: int, piece: Piece) -> FinishReason | None:
+        """Feed the machine; returns the reason to end the request: `abort` if it is not wanted any more."""
         machine = self.machine
-        number = request.thread
-        finished = None
-        async with aclosing(self._prepared.backend.decode(request)) as pieces:
-            async for piece in pieces:
-                finished = piece.finish_reason
-                over = machine.feed(number, piece, self._prepared.now())
-                if machine.dropped or machine.spawned:
-                    self._drop_and_spawn()
-                if machine.events:
-                    await self._flush(number)
-                if over or finished:
-                    return finished or "abort"
-        raise BackendProtocolError("the backend's stream ended without saying why")
+        over = machine.feed(number, piece, self._prepared.now())
+        if machine.dropped or machine.spawned:
+            self._drop_and_spawn()
+        if machine.events:
+            await self._flush(number)
+        return piece.finish_reason or ("abort" if over else None)
 
     def _drop_and_spawn(self) -> None:
         """End the requests that the machine does not want any more, begin its new threads."""
@@ -312,14 +315,10 @@ class Runner:
 
     async def _flush(self, number: int) -> None:
         """Hand the events on; a thread that waits for their reader holds no slot."""
-        if wait := self._hand_on():
-            await self._without_slot(number, wait)
-
-    def _hand_on(self) -> Awaitable[None] | None:
-        """Hand the events on; the result is to be awaited before more is decoded."""
         events = self.machine.events
         self.machine.events = []
-        return self._emit(events) if events and self._emit else None
+        if events and self._emit and (wait := self._emit(events)):
+            await self._prepared.without_slot(number, wait)
 
 
 def _name(number: int) -> str:

@@ -15,8 +15,8 @@ from pasta_async.results import FinishReason, RequestRecord, Span, ThreadRecord
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Decoder:
-    """A part of an answer that one request after another decodes: its times, and records of its requests."""
+class RequestLog:
+    """The times of a part of an answer that one request after another decodes, and their records."""
 
     number: int
     opened: float
@@ -81,7 +81,7 @@ class Decoder:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Thread(Decoder):
+class Thread(RequestLog):
     """One sequential decoder: thread 0 is main, thread k keeps the k-th promise."""
 
     reader: Reader

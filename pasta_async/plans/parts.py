@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from pasta_async.grammar import Grammar, GrammarKind
 from pasta_async.interpreter.reading import overlap
-from pasta_async.interpreter.state import Decoder
+from pasta_async.interpreter.state import RequestLog
 from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text
 from pasta_async.lang.views import Segment, views
 from pasta_async.plans.plan import Hole, Plan
@@ -28,7 +28,7 @@ _KEY = re.compile(r"""\s*[{,]\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[\da-fA-F
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class HolePart(Decoder):
+class HolePart(RequestLog):
     """A hole while it is written. A hole of a list's items is one part for each item."""
 
     hole: Hole
@@ -306,7 +306,10 @@ def _fields(text: str) -> Iterator[tuple[str, slice]]:
         begin = key.end()
         try:
             _, position = _DECODER.raw_decode(text, begin)
-        except JSONDecodeError:  # a value that cannot be read reaches to the end of the text
+        except (
+            JSONDecodeError,
+            RecursionError,
+        ):  # a value that cannot be read reaches to the end of the text
             position = len(text)
         yield json.loads(key[1]), slice(begin, position)
 

@@ -214,22 +214,26 @@ class Plan:
         if len(fields) + sum(len(properties_of(item)) for item in items.values()) > _MOST_FIELDS:
             raise InvalidRequestError(f"a plan has at most {_MOST_FIELDS} fields")
         settings = _grouped(fields, definitions)
-        bare = bare_schema(definitions)  # which all holes share
+        # The same schemas without annotations, for grammars. All holes share the definitions.
+        bare = bare_schema(schema)
+        bare_fields, bare_definitions = properties_of(bare), definitions_of(bare)
         hole_of = {key: key for key in fields}
         holes: list[Hole] = []
         lists: dict[str, ItemList] = {}
-        for key, field in fields.items():
+        for key, field in bare_fields.items():
             if key not in items:
-                holes.append(_hole(key, field, settings[key], hole_of, bare))
+                holes.append(_hole(key, field, settings[key], hole_of, bare_definitions))
             else:
                 lists[key] = _item_list(key, field, items[key])
                 apart = _apart(properties_of(items[key]), definitions)
-                outline = _outline(field, items[key], lists[key], apart)
-                holes.append(_hole(key, outline, settings[key], hole_of, bare))
+                item_fields = properties_of(resolved(field["items"], bare_definitions))
+                outline = _outline(field, item_fields, lists[key], apart)
+                holes.append(_hole(key, outline, settings[key], hole_of, bare_definitions))
                 # The items' holes may see each other, and the outline in any case.
                 item_holes = {name: f"{key}[].{name}" if name in apart else key for name in lists[key].order}
                 for name, setting in _grouped(apart, definitions).items():
-                    holes.append(_hole(name, apart[name], setting, item_holes, bare, key))
+                    hole = _hole(name, item_fields[name], setting, item_holes, bare_definitions, key)
+                    holes.append(hole)
         plan = cls._of_holes(schema, holes, lists)
         annotated = [path for key in fields for path in annotated_below(fields[key], definitions, key)]
         plan.unused = tuple(path for path in annotated if path not in plan.by_name)
@@ -531,9 +535,11 @@ def _hole(
     )
 
 
-def _outline(field: Schema, item: Schema, items: ItemList, apart: Collection[str]) -> Schema:
+def _outline(
+    field: Schema, item_fields: Mapping[str, Schema], items: ItemList, apart: Collection[str]
+) -> Schema:
     """The schema of a list whose items have the fields of the outline alone, not those `apart`."""
-    outline = {name: part for name, part in properties_of(item).items() if name not in apart}
+    outline = {name: part for name, part in item_fields.items() if name not in apart}
     least = {"minItems": field["minItems"]} if "minItems" in field else {}
     return {**least, "type": "array", "items": object_schema(outline, {}), "maxItems": items.most}
 

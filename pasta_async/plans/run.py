@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, Generic
 
 from pasta_async.errors import (
@@ -40,10 +38,10 @@ from pasta_async.plans.events import (
 )
 from pasta_async.plans.parts import HolePart, Layout, value_so_far
 from pasta_async.plans.plan import Hole, Plan
-from pasta_async.protocol import DecodeRequest
+from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.results import FinishReason, Generation, Usage
 from pasta_async.streaming import ResultStream
-from pasta_async.tag_tokens import TagGrammar, TagIds
+from pasta_async.tag_tokens import TagGrammar
 from pasta_async.tokenizer import Detokenizer, run_encoding
 
 
@@ -55,13 +53,8 @@ class PlanRun:
         self._prepared = prepared
         self._plan = plan
         self._model = model
-        self._prompt = prepared.prompt
-        self._start = prepared.start
-        self._clock = prepared.clock
-        self._observer = prepared.observer
         self._emit = emit
         self._layout = Layout(plan, model.grammars)
-        self._tags: TagIds | None = model.tags if plan.is_tagged else None
         self._parts: list[HolePart] = []
         self._finish_reason: FinishReason = "abort"  # until it ends in another way
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
@@ -106,7 +99,7 @@ class PlanRun:
             text=text,
             document=document,
             threads=records,
-            usage=Usage.of(records, len(self._prompt)),
+            usage=Usage.of(records, len(self._prepared.prompt)),
             critical_path=max(chains.values(), default=0),
             text_tokens=tokens,
             finish_reason=self._finish_reason,
@@ -119,7 +112,7 @@ class PlanRun:
     @property
     def _is_complete_and_tagged(self) -> bool:
         """True once all holes of a template with tags are written."""
-        return self._tags is not None and all(
+        return self._plan.is_tagged and all(
             any(part.hole is hole and part.done.is_set() for part in self._parts) for hole in self._plan.holes
         )
 
@@ -162,8 +155,7 @@ class PlanRun:
     def _part(self, hole: Hole, item: int | None = None) -> HolePart:
         name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
         part = HolePart(
-            # Promises are numbered from 1, since 0 is main.
-            number=len(self._parts) + (1 if self._plan.is_tagged else 0),
+            number=len(self._parts) + 1,  # 0 is main, which a plan does not have
             hole=hole,
             path=name,
             item=item,
@@ -237,29 +229,31 @@ class PlanRun:
             while True:
                 try:
                     async with self._prepared.decoding(part.number):
+                        await self._hand_on(part, FieldStarted(part.path, part.number, self._prepared.now()))
                         await self._exchange(part, request, computed)
                     break
                 except BackendError as error:
                     is_shown = self._emit and part.output  # what a reader has cannot be taken back
-                    again = error.retryable and failures < self._start.limits.retries
+                    again = error.retryable and failures < self._prepared.start.limits.retries
                     if is_shown or not again or not self._has_tokens_to_retry(part):
                         message = f"{part.path} failed: {error}"
                         raise ThreadFailedError(message, thread=part.number) from error
                     part.discarded = part.tokens
                     part.output = ""
                     part.held = ""
-                    await self._clock.sleep(retry_delay(failures, error))
+                    wait = self._prepared.clock.sleep(retry_delay(failures, error))
+                    await self._prepared.without_slot(part.number, wait)
                     failures += 1
         finally:
             computed.set()  # also after a failure: the others must not wait for ever
         part.done.set()
         for key, raw in part.values.items():
             value = raw if part.hole.schema is None else json.loads(raw)
-            await self._hand_on(FieldDone(part.key_path(key), value))
+            await self._hand_on(part, FieldDone(part.key_path(key), value))
 
     def _has_tokens_to_retry(self, failed: HolePart) -> bool:
         """True if `Limits.total_tokens` lets a part begin anew, whatever the parts that are not done take."""
-        total = self._start.limits.total_tokens
+        total = self._prepared.start.limits.total_tokens
         most = self._plan.tokens + failed.tokens
         for part in self._parts:
             if part.done.is_set():
@@ -274,20 +268,21 @@ class PlanRun:
         Raises:
             PromptTooLongError: Its context leaves no room for a token.
         """
+        start = self._prepared.start
         tokenizer = self._model.tokenizer
-        tags = self._tags
+        tags = self._prepared.tags
         size = sum(len(segment.text) for segment in context)
-        ids = (*self._prompt, *await run_encoding(size, lambda: tokenizer.encode_segments(context)))
+        ids = (*self._prepared.prompt, *await run_encoding(size, lambda: tokenizer.encode_segments(context)))
         room = self._model.context_length - len(ids)
         if room < 1:
             message = f"{part.path} has a context of {len(ids)} tokens; {self._model.name} takes fewer"
             raise PromptTooLongError(message, limit=self._model.context_length - 1)
-        sampling = self._start.sampling
+        sampling = start.sampling
         if part.hole.schema is not None and sampling.repetition_penalty is None:
             # A penalty makes a model avoid the quotation marks and keys that JSON repeats.
             sampling = sampling.model_copy(update={"repetition_penalty": 1.0})
         return DecodeRequest(
-            answer=self._start.answer,
+            answer=start.answer,
             thread=part.number,
             ids=ids,
             max_tokens=min(part.hole.tokens, room),
@@ -301,41 +296,26 @@ class PlanRun:
         )
 
     async def _exchange(self, part: HolePart, request: DecodeRequest, computed: asyncio.Event) -> None:
-        """Send a part's request, decode its output, and keep its record, however it ends."""
-        if headers := self._observer.request(request):
-            request = replace(request, headers=headers)
-        await self._hand_on(FieldStarted(part.path, part.number, self._prepared.now()))
-        part.begin_request(len(request.ids), self._prepared.now())
-        part.finish_reason = "abort"
-        try:
-            await self._decode(part, request, computed)
-        except Exception as error:
-            part.finish_reason = "error"
-            self._observer.request_failed(request, error)
-            raise
-        finally:
-            part.ended = self._prepared.now()
-            part.end_request(part.finish_reason, part.ended)
-
-    async def _decode(self, part: HolePart, request: DecodeRequest, computed: asyncio.Event) -> None:
+        """Send a part's request, and take its values from what is decoded."""
         detokenizer = Detokenizer(self._model.tokenizer)
         ends = {*self._model.end_ids, *request.stop_ids}
-        finished: FinishReason | None = None
-        async with aclosing(self._prepared.backend.decode(request)) as pieces:
-            async for piece in pieces:
-                computed.set()
-                part.receive(piece, self._prepared.now())
-                part.tokens += len(piece.ids)
-                new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
-                finished = piece.finish_reason
-                if await self._add(part, new):
-                    finished = "stop"
-                if finished:
-                    break
-        if finished is None:
-            raise BackendProtocolError("the backend's stream ended without saying why")
-        part.finish_reason = finished
-        await self._finish(part, request.grammar)
+
+        async def feed(piece: Piece) -> FinishReason | None:
+            computed.set()
+            part.receive(piece, self._prepared.now())
+            part.tokens += len(piece.ids)
+            new = "".join(detokenizer.add(token) for token in piece.ids if token not in ends)
+            is_ended = await self._add(part, new)
+            finish_reason = "stop" if is_ended else piece.finish_reason
+            if finish_reason:
+                await self._finish(part, request.grammar, was_cut=finish_reason == "length")
+            return finish_reason
+
+        try:
+            await self._prepared.exchange(part, request, feed)
+        finally:
+            part.finish_reason = part.requests[-1].finish_reason or "abort"
+            part.ended = self._prepared.now()
 
     async def _add(self, part: HolePart, new: str) -> bool:
         """Add decoded text to a part, and hand it on; True if that ends it."""
@@ -349,32 +329,39 @@ class PlanRun:
             for key, raw in part.raw_values().items():
                 if delta := value_so_far(raw)[part.shown[key] :]:
                     part.shown[key] += len(delta)
-                    await self._hand_on(FieldDelta(part.key_path(key), delta))
+                    await self._hand_on(part, FieldDelta(part.key_path(key), delta))
             return ended is not None
         delta, is_ended = part.free_text(new)
         if delta:
-            await self._hand_on(FieldDelta(part.path, delta))
+            await self._hand_on(part, FieldDelta(part.path, delta))
         return is_ended
 
-    async def _finish(self, part: HolePart, grammar: Grammar | None) -> None:
-        """Take a part's values from its output, which is closed first if it was cut off."""
+    async def _finish(self, part: HolePart, grammar: Grammar | None, *, was_cut: bool) -> None:
+        """Take a part's values from its output, which is closed first if a limit cut it off."""
         if grammar is None:
             rest, _ = part.free_text("", is_whole=True)
             if rest:
-                await self._hand_on(FieldDelta(part.path, rest))
-            part.is_closed = part.finish_reason == "length"
+                await self._hand_on(part, FieldDelta(part.path, rest))
+            part.is_closed = was_cut
             part.values = {part.hole.name: part.output}
             return
-        if part.finish_reason == "length" and (missing := grammar.closing(part.output)):
+        if was_cut and (missing := grammar.closing(part.output)):
             part.output += missing
             part.is_closed = True
         elif not grammar.accepts(part.output):
             raise BackendProtocolError(f"the backend did not keep to the grammar: {part.output[:80]!r}")
-        part.values = part.raw_values()
+        values = part.raw_values()
+        try:
+            for raw in values.values():
+                json.loads(raw)
+        except RecursionError as error:  # by a schema that refers to itself
+            raise BackendProtocolError("the output is nested too deeply to be read") from error
+        part.values = values
 
-    async def _hand_on(self, event: FillEvent) -> None:
+    async def _hand_on(self, part: HolePart, event: FillEvent) -> None:
+        """Hand an event on; a part that waits for its reader holds no slot."""
         if self._emit and (wait := self._emit([event])):
-            await wait
+            await self._prepared.without_slot(part.number, wait)
 
 
 FillWork = Callable[["FillStream[Any] | None", EmitFill | None], Coroutine[Any, Any, Filled[T]]]

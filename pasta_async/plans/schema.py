@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, cast
 
@@ -21,7 +22,7 @@ USUAL_TOKENS = 256
 
 _LONGEST_SCHEMA = 100_000  # characters of JSON: servers take schemas of anybody; each hole has the $defs
 _SCHEMAS_LOOKED_AT = 200  # to find the longest value of a field, whose schema may refer to itself
-_NUMBER_TOKENS = 24  # token limit of a number that nothing bounds
+_NUMBER_BYTES = 22  # of the longest number, where nothing bounds it
 _NO_MEANING = (
     *(KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly"),
     "discriminator",
@@ -82,9 +83,40 @@ def schema_of(form: object) -> Schema:
     check_json(schema, "the schema")
     if len(json.dumps(schema)) > _LONGEST_SCHEMA:
         raise InvalidRequestError(f"the schema has more than {_LONGEST_SCHEMA} characters")
+    schema = _with_root_defined(schema)
     definitions = definitions_of(schema)
     # That of a recursive model is a reference to itself.
     return {**resolved(schema, definitions), **definitions}
+
+
+def _with_root_defined(schema: Schema) -> Schema:
+    """The schema with itself among its definitions, if it refers to itself (`#`) or to a place in itself.
+
+    A field is written by a schema of its own, in which `#` would mean another thing.
+    """
+    name = "root"
+    while any(name in definitions for definitions in definitions_of(schema).values()):
+        name += "_"
+    root_references = 0
+
+    def rewritten(part: Any) -> Any:
+        nonlocal root_references
+        if isinstance(part, list):
+            return [rewritten(item) for item in cast("list[Any]", part)]
+        if not isinstance(part, Mapping):
+            return part
+        changed = {key: rewritten(value) for key, value in cast("Schema", part).items()}
+        reference = changed.get("$ref")
+        if isinstance(reference, str) and re.match(r"#(?!/(\$defs|definitions)/)", reference):
+            root_references += 1
+            changed["$ref"] = f"#/$defs/{name}{reference[1:]}"
+        return changed
+
+    whole = rewritten(schema)
+    if not root_references:
+        return schema
+    root = {key: value for key, value in whole.items() if key not in _SHARED}
+    return {**whole, "$defs": {**whole.get("$defs", {}), name: root}}
 
 
 def properties_of(schema: Schema) -> dict[str, Schema]:
@@ -156,34 +188,53 @@ def resolved(schema: Any, definitions: Schema) -> Schema:
 
 
 def object_schema(fields: Mapping[str, Schema], definitions: Schema) -> Schema:
-    """The schema of an object with these fields and no others."""
-    properties = {key: bare_schema(field) for key, field in fields.items()}
+    """The schema of an object with these fields and no others, all of a `bare_schema`."""
     schema = {
         "type": "object",
-        "properties": properties,
+        "properties": {**fields},
         "required": list(fields),
         "additionalProperties": False,
     }
-    return {**schema, **definitions} if '"$ref"' in json.dumps(properties) else schema
+    return {**schema, **definitions} if '"$ref"' in json.dumps(schema) else schema
 
 
-def bare_schema(schema: Any, keep: tuple[str, ...] = ()) -> Any:
-    """A schema without the keywords that mean nothing to a grammar, except for those to `keep`."""
+def bare_schema(schema: Schema, keep: tuple[str, ...] = ()) -> Schema:
+    """A schema without the keywords that mean nothing to a grammar, except for those to `keep`.
+
+    For a grammar, which keeps none, its objects get no keys but those that they name: a model may go on to
+    write keys of its own. Not so where schemas are combined: each would forbid the keys of the others.
+    """
+    return _bare(schema, keep, is_closed=not keep and not _combines(schema))
+
+
+def _combines(schema: Any) -> bool:
+    """True if some object has to meet several schemas at once."""
     if isinstance(schema, list):
-        return [bare_schema(item, keep) for item in cast("list[Any]", schema)]
+        return any(map(_combines, cast("list[Any]", schema)))
+    if not isinstance(schema, Mapping):
+        return False
+    keywords = cast("Schema", schema)
+    has_more = "properties" in keywords and not keywords.keys().isdisjoint(("$ref", "anyOf", "oneOf"))
+    return has_more or "allOf" in keywords or any(map(_combines, keywords.values()))
+
+
+def _bare(schema: Any, keep: tuple[str, ...], *, is_closed: bool) -> Any:
+    if isinstance(schema, list):
+        return [_bare(item, keep, is_closed=is_closed) for item in cast("list[Any]", schema)]
     if not isinstance(schema, Mapping):
         return schema
     bare: dict[str, Any] = {}
     for key, value in cast("Schema", schema).items():
         if key in _NAMED_SCHEMAS and isinstance(value, Mapping):  # its keys are names, not keywords
-            bare[key] = {name: bare_schema(field, keep) for name, field in cast("Schema", value).items()}
+            fields = cast("Schema", value).items()
+            bare[key] = {name: _bare(field, keep, is_closed=is_closed) for name, field in fields}
         elif key in ("const", "enum"):
             bare[key] = value
         elif key not in _NO_MEANING or key in keep:
             # The options of a union that a field's value tells apart exclude one another in any case.
             is_told_apart = key == "oneOf" and "discriminator" in schema
-            bare["anyOf" if is_told_apart else key] = bare_schema(value, keep)
-    if "properties" in bare and not keep:  # else a model may go on to write keys of its own
+            bare["anyOf" if is_told_apart else key] = _bare(value, keep, is_closed=is_closed)
+    if "properties" in bare and is_closed:
         bare.setdefault("additionalProperties", False)
     return bare
 
@@ -193,11 +244,9 @@ def most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema)
     if "tokens" in settings:
         return settings["tokens"], True
     size = _ValueSizes(definitions).of(field)
-    if size is not None:  # a token has at least one byte
-        return min(size + 2, USUAL_TOKENS), size + 2 <= USUAL_TOKENS
-    if field.get("type") in ("number", "integer"):
-        return _NUMBER_TOKENS, True
-    return USUAL_TOKENS, False
+    if size is None:
+        return USUAL_TOKENS, False
+    return min(size + 2, USUAL_TOKENS), size + 2 <= USUAL_TOKENS  # a token has at least one byte
 
 
 class _ValueSizes:
@@ -222,13 +271,12 @@ class _ValueSizes:
             sizes = [self.of(choice, depth - 1) for choice in cast("list[Any]", any_of)]
             return None if None in sizes else max((size or 0 for size in sizes), default=0)
         kind = schema.get("type")
+        if isinstance(kind, list):
+            return self.of({"anyOf": [{**schema, "type": each} for each in cast("list[Any]", kind)]}, depth)
         if kind == "null" or kind == "boolean":
             return 5  # `false`
-        # An integer between two ends has no more digits than the longer one, and perhaps a sign.
-        if kind == "integer":
-            sides = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
-            ends = [[schema[name] for name in side if isinstance(schema.get(name), int)] for side in sides]
-            return max(len(str(end)) for side in ends for end in side) + 1 if all(ends) else None
+        if kind == "integer" or kind == "number":
+            return _number_size(schema)
         # The brackets, and each item with a comma and a space.
         if kind == "array" and is_count(schema.get("maxItems")) and isinstance(schema.get("items"), Mapping):
             item = self.of(schema["items"], depth - 1)
@@ -236,6 +284,16 @@ class _ValueSizes:
         if kind == "string" and is_count(schema.get("maxLength")):
             return 2 + 12 * schema["maxLength"]  # the quotes; a character may be written as two escapes
         return None
+
+
+def _number_size(schema: Schema) -> int:
+    """Bytes of the longest number of a schema."""
+    sides = (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
+    ends = [[schema[name] for name in side if isinstance(schema.get(name), int)] for side in sides]
+    if schema["type"] == "number" or not all(ends):
+        return _NUMBER_BYTES
+    # An integer between two ends has no more digits than the longer one, and perhaps a sign.
+    return max(len(str(end)) for side in ends for end in side) + 1
 
 
 def is_count(value: Any) -> bool:

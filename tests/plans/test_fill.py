@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import date
 from enum import Enum
@@ -18,7 +19,6 @@ from pydantic import BaseModel, Field, field_validator
 
 from pasta_async import (
     BackendError,
-    BackendProtocolError,
     Client,
     DecodeRequest,
     FillOptions,
@@ -96,7 +96,7 @@ class Writing(RandomBackend):
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         model = await self.connect()
-        tokens = [*model.tokenizer.encode(self.texts[request.thread]), model.end_ids[0]]
+        tokens = [*model.tokenizer.encode(self.texts[request.thread - 1]), model.end_ids[0]]
         yield Piece(
             tuple(tokens[: request.max_tokens]), "stop" if len(tokens) <= request.max_tokens else "length", 0
         )
@@ -313,15 +313,15 @@ async def test_validators_of_the_model_run_once_at_the_end() -> None:
 
 async def test_a_hole_is_tried_again() -> None:
     clock = VirtualClock()
-    backend = Failing({0: 2, 1: 1})
+    backend = Failing({1: 2, 2: 1})
     async with Client(backend, clock=clock) as client:
         filled = await client.fill("x", Review)
     assert [len(record.requests) for record in filled.threads] == [3, 2, 1, 1]
-    assert backend.threads == {0: -1, 1: -1, 2: -1, 3: -1}
+    assert backend.threads == {1: -1, 2: -1, 3: -1, 4: -1}
 
 
 async def test_a_field_that_was_shown_is_not_tried_again() -> None:
-    async with Client(Failing({0: 1})) as client:
+    async with Client(Failing({1: 1})) as client:
         with pytest.raises(ThreadFailedError):
             async with client.fill_stream("x", Plan("{a}", a=Tokens(9)), temperature=0) as stream:
                 async for _ in stream:
@@ -329,10 +329,10 @@ async def test_a_field_that_was_shown_is_not_tried_again() -> None:
 
 
 async def test_a_failure_keeps_what_was_written() -> None:
-    async with Client(Failing({3: 9}, retryable=False)) as client:
+    async with Client(Failing({4: 9}, retryable=False)) as client:
         with pytest.raises(ThreadFailedError) as caught:
             await client.fill("x", Review)
-    assert caught.value.thread == 3
+    assert caught.value.thread == 4
     assert caught.value.partial
     assert json.loads(caught.value.partial.text.partition(', "verdict"')[0] + "}").keys() == {
         "strengths",
@@ -350,11 +350,50 @@ async def test_a_backend_that_does_not_keep_to_the_grammar_is_named() -> None:
     async with Client(Loose(1), limits=Limits(retries=0)) as client:
         with pytest.raises(ThreadFailedError) as caught:
             await client.fill("x", Review)
-    assert isinstance(caught.value.__cause__, BackendProtocolError | BackendError)
+    assert isinstance(caught.value.__cause__, BackendError)
+    assert "grammar" in str(caught.value.__cause__)
+
+
+async def test_an_output_that_is_nested_too_deeply_fails_its_field() -> None:
+    node: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/node"}}
+    schema = {"properties": {"a": {**node, "x-pasta": {"tokens": 5000}}}, "$defs": {"node": node}}
+    async with Client(Writing(" " + "[" * 2000 + "]" * 2000 + "}"), limits=Limits(retries=0)) as client:
+        with pytest.raises(ThreadFailedError, match="nested"):
+            await client.fill("x", schema)
+
+
+class Long(BaseModel):
+    """Fields with more events than a reader who reads nothing has room for."""
+
+    first: Annotated[str, Tokens(400)]
+    second: Annotated[str, Tokens(400)]
+
+
+async def test_a_form_asked_for_in_the_loop_over_another_gets_the_only_slot() -> None:
+    backend = RandomBackend(5, endless=True)
+    nested = 0
+    async with Client(backend, clock=VirtualClock(), limits=Limits(client_threads=1)) as client:
+        async with client.fill_stream("x", Long) as stream:
+            async for event in stream:
+                if isinstance(event, FieldDelta) and nested < 3:
+                    await client.fill("x", {"properties": {"a": {"type": "boolean"}}})
+                    nested += 1
+            await stream.result()
+    assert nested == 3
+
+
+async def test_readers_of_forms_that_read_nothing_hold_up_nobody_else() -> None:
+    backend = RandomBackend(5, endless=True)
+    limits = Limits(client_threads=2, timeout=None)
+    async with Client(backend, clock=VirtualClock(), limits=limits) as client, AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(client.fill_stream("x", Long)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        assert (await client.fill("x", {"properties": {"a": {"const": 3}}})).value == {"a": 3}
+        assert len({(await stream.result()).text for stream in streams}) == 1
 
 
 async def test_leaving_a_stream_ends_every_request() -> None:
-    backend = Waiting(0, 1)
+    backend = Waiting(1, 2)
     async with Client(backend) as client:
         async with client.fill_stream("x", Review) as stream:
             async for _ in stream:
@@ -366,7 +405,7 @@ async def test_leaving_a_stream_ends_every_request() -> None:
 
 
 async def test_cancelling_ends_every_request() -> None:
-    backend = Waiting(0, 1)
+    backend = Waiting(1, 2)
     async with Client(backend) as client:
         task = asyncio.create_task(client.fill("x", Review))
         await backend.both.wait()
@@ -378,7 +417,7 @@ async def test_cancelling_ends_every_request() -> None:
 
 async def test_the_time_limit_holds() -> None:
     clock = VirtualClock()
-    async with Client(Waiting(0, 1), clock=clock, limits=Limits(timeout=5)) as client:
+    async with Client(Waiting(1, 2), clock=clock, limits=Limits(timeout=5)) as client:
         with pytest.raises(GenerationTimeoutError) as caught:
             await client.fill("x", Review)
     assert caught.value.partial
@@ -444,7 +483,7 @@ async def test_a_budget_below_the_annotations_is_refused() -> None:
 
 @pytest.mark.parametrize("total", [80, 200])
 async def test_a_retry_keeps_the_total_of_tokens(total: int) -> None:
-    async with Client(Failing({0: 1}), clock=VirtualClock(), limits=Limits(total_tokens=total)) as client:
+    async with Client(Failing({1: 1}), clock=VirtualClock(), limits=Limits(total_tokens=total)) as client:
         report = await client.check(REVIEW_TEXT)
         assert report.bounds and report.bounds.tokens == 80
         if total == 200:
@@ -565,7 +604,7 @@ async def test_a_field_that_never_ends_stalls_no_other() -> None:  # BAML 1685
         c: Annotated[str, Tokens(9), After("b")]
 
     done: set[str] = set()
-    async with Client(Waiting(0)) as client, client.fill_stream("x", Form) as stream:
+    async with Client(Waiting(1)) as client, client.fill_stream("x", Form) as stream:
         async for event in stream:
             if isinstance(event, FieldDone):
                 done.add(event.path)

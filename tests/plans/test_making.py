@@ -89,6 +89,25 @@ def test_a_recursive_model_a_decimal_and_a_tagged_union_can_be_kept() -> None:
     assert not grammar.accepts(' {"kind": "square", "radius": 2}}')
 
 
+def test_schemas_that_are_combined_do_not_forbid_the_keys_of_each_other() -> None:
+    base = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    more = {"type": "object", "properties": {"y": {"type": "integer"}}, "required": ["y"]}
+    field = {"allOf": [{"$ref": "#/$defs/Base"}, more]}
+    [hole] = Plan.of({"properties": {"a": field}, "$defs": {"Base": base}}).holes
+    assert Grammar.of_value(hole.value_schema).accepts(' {"x": 1, "y": 2}}')
+    assert not Grammar.of_value(hole.value_schema).accepts(' {"x": 1}}')
+
+
+def test_a_reference_to_the_whole_schema_means_the_whole_schema() -> None:
+    fields = {"name": {"type": "string"}, "parts": {"type": "array", "items": {"$ref": "#"}}}
+    schema = {"type": "object", "properties": fields, "required": [*fields], "$defs": {"root": {}}}
+    field = Grammar.of_value(Plan.of(schema).by_name["parts"].value_schema)
+    assert field.accepts(' [{"name": "b", "parts": []}]}') and not field.accepts(" [[]]}")
+    whole = Grammar.of_schema(Plan.in_sequence(schema).holes[0].schema or {}, compact=True)
+    assert whole.accepts('{"name": "a", "parts": [{"name": "b", "parts": []}]}')
+    assert not whole.accepts('{"name": "a", "parts": [[]]}')
+
+
 def test_a_schema_says_the_same_as_the_model() -> None:
     assert Plan.of(Report.model_json_schema()).holes == Plan.of(Report).holes
 
@@ -106,6 +125,8 @@ def test_escaped_braces_are_text() -> None:
         ({"type": "integer", "minimum": 1, "maximum": 5}, 4, True),
         ({"type": "integer", "minimum": 1, "exclusiveMinimum": 0}, 24, True),
         ({"type": "number"}, 24, True),
+        ({"anyOf": [{"type": "number"}, {"type": "null"}]}, 24, True),
+        ({"type": ["integer", "null"], "minimum": 1, "maximum": 5}, 7, True),
         ({"type": "string", "x-pasta": {"tokens": 9}}, 9, True),
         ({"type": "string"}, 256, False),
         ({"type": "array", "items": {"type": "boolean"}, "maxItems": 3}, 25, True),

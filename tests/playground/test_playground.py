@@ -214,7 +214,7 @@ class HeldBackend(RandomBackend):
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         async with aclosing(super().decode(request)) as pieces:
             async for piece in pieces:
-                if request.thread == 1:
+                if request.thread == 2:
                     await self.go_on.wait()
                 yield piece
 

@@ -48,19 +48,6 @@ const plans = (() => {
 
   const holeOf = (path) => path.replace(/\[\d+\]/, "[]");
 
-  /** The paths of the fields that a thread writes: `sections[0].a+b` are two. */
-  function fieldsOf(path) {
-    const [, item, keys] = /^(.*\[\d+\]\.)?(.*)$/s.exec(path);
-    return keys.split("+").map((key) => (item ?? "") + key);
-  }
-
-  /** A record whose threads count from 1, since none of them is main. */
-  const counted = (generation) => ({
-    ...generation,
-    threads: generation.threads.map((record) => ({ ...record, thread: record.thread + 1 })),
-    timeline: generation.timeline.map((span) => ({ ...span, thread: span.thread + 1 })),
-  });
-
   function showVerdict(verdict, findings, report, trouble) {
     const bounds = report?.bounds;
     const words = { yes: "This plan can be kept", no: "This plan cannot be kept" };
@@ -151,5 +138,5 @@ const plans = (() => {
     }
   }
 
-  return { EXAMPLES, Graph, read, fieldsOf, counted, showVerdict };
+  return { EXAMPLES, Graph, read, showVerdict };
 })();

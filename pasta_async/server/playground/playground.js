@@ -132,6 +132,7 @@
       "thread.delta"({ thread, delta }) {
         this.clock.heard(thread);
         this.prose.decoded(thread, delta);
+        this.lanes[thread].state("decodes"); // it may have failed, and go on
         this.lanes[thread].add(delta);
       },
       "thread.replaced"({ thread, text }) {
@@ -164,7 +165,7 @@
     };
   }
 
-  /** A form, whose fields are written in parallel. Threads of fields count from 1 here, since none is main. */
+  /** A form, whose fields are written in parallel. */
   class Filling extends Run {
     options = { plan: true };
 
@@ -174,7 +175,7 @@
       by("answer").classList.add("json");
       by("answer").replaceChildren();
       graph?.clear();
-      this.writers = new Map(); // by the path of what they write
+      this.threads = new Map(); // by the path of the field that they write
     }
 
     show(delta) {
@@ -183,11 +184,11 @@
 
     picture() {
       const whole = this.generation;
-      if (whole || this.clock.timeline.length) timeline(by("timeline"), whole ? plans.counted(whole) : this.clock.answer);
+      if (whole || this.clock.timeline.length) timeline(by("timeline"), whole ?? this.clock.answer);
     }
 
     finish() {
-      const whole = plans.counted(this.generation);
+      const whole = this.generation;
       by("answer").textContent = JSON.stringify(JSON.parse(whole.text), null, 2);
       for (const record of whole.threads) this.lanes[record.thread].done(record);
       showNumbers(by("numbers"), whole, null);
@@ -198,10 +199,8 @@
     }
 
     on = {
-      "field.started"({ path, thread: number, time }) {
-        const thread = number + 1;
-        const open = new Set(plans.fieldsOf(path));
-        for (const field of [path, ...open]) this.writers.set(field, { thread, path, open });
+      "field.started"({ path, thread, time }) {
+        this.threads.set(path, thread);
         if (!this.lanes[thread]) {
           const name = pasta.nameOf({ thread, topic: path });
           this.lanes[thread] = new Lane(by("lanes"), thread, name, graph?.tokens(path));
@@ -215,17 +214,15 @@
         tell(`${this.clock.running.size === 1 ? "One field is" : `${this.clock.running.size} fields are`} being written …`);
       },
       "field.delta"({ path, delta }) {
-        const { thread } = this.writers.get(path);
+        const thread = this.threads.get(path);
         this.clock.heard(thread);
         this.lanes[thread].add(delta);
       },
       "field.done"({ path }) {
-        const { thread, path: whole, open } = this.writers.get(path);
-        open.delete(path);
-        if (open.size) return;
+        const thread = this.threads.get(path);
         this.clock.pause(thread, this.clock.now);
         this.lanes[thread].state("done");
-        graph?.end(whole);
+        graph?.end(path);
       },
     };
   }
