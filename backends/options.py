@@ -32,9 +32,8 @@ class EngineOptions(TypedDict, total=False):
     bits a token. None or `"auto"`: float32 for models of fewer than 50 million weights, else int8 on a CPU
     and bfloat16 on CUDA."""
     slots: Count | None
-    """Tokens whose keys and values are kept; None: as many as a gibibyte holds, at most 32768."""
-    context_length: Count | None
-    """Limit of prompt and output together; None: the model's own, at most `slots`."""
+    """Tokens whose keys and values are kept; None: as many as a gibibyte holds, at most 32768. No request can
+    have more, with its output."""
     max_running: Count
     """Requests that decode at the same time, 256 by default; the others wait."""
     max_prefill_tokens: Count

@@ -45,9 +45,9 @@ class TokenizerFiles(NamedTuple):
     """`tokenizer.json`."""
     config: dict[str, Any]
     """`tokenizer_config.json`."""
-    template: str | None
+    template: str | None = None
     """The chat template; without one the model takes a single user message."""
-    end_ids: tuple[int, ...]
+    end_ids: tuple[int, ...] = ()
     """End-of-text ids, beside the config's `eos_token`."""
 
     @classmethod
@@ -62,7 +62,7 @@ class TokenizerFiles(NamedTuple):
         config = read_object(folder / "tokenizer_config.json") or {}
         if tokenizer is None:
             raise UnsupportedModelError(f"{file} is missing: save the model's fast tokenizer there")
-        return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
+        return cls(tokenizer, config, find_template(folder, config), named_ends(folder))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -105,7 +105,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON's own escape of lone surrogates
 
 
-def named_ends(folder: Path) -> list[int]:
+def named_ends(folder: Path) -> tuple[int, ...]:
     """End-of-text ids in a model folder's `generation_config.json` and `config.json`; -1 there means none.
 
     Raises:
@@ -120,7 +120,7 @@ def named_ends(folder: Path) -> list[int]:
         if not all(type(i) is int and i >= -1 for i in ids):
             raise UnsupportedModelError(f"{path}: eos_token_id must be an id or several, not {value!r:.80}")
         ends += [i for i in ids if i != -1]
-    return list(dict.fromkeys(ends))
+    return tuple(dict.fromkeys(ends))
 
 
 def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:

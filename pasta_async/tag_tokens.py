@@ -89,7 +89,7 @@ class TagState:
         # The context may end inside a promise, whose tokens are followed here. The topics of whole promises
         # that are not joined yet are in the grammar.
         for token in context[-_MAX_TOPIC - _MAX_ESTIMATE - 2 :]:
-            self.add(token)
+            self._follow(token)
         self._topics = {*grammar.topics}
 
     @property
@@ -121,6 +121,11 @@ class TagState:
         if self._inside and not self._in_estimate and token not in tags and not self._is_repeated:
             if not _DELIMITERS.isdisjoint(self._token_bytes(token)):
                 token = tags.end
+        self._follow(token)
+        return token
+
+    def _follow(self, token: int) -> None:
+        tags = self._tags
         if token == tags.promise:
             self._inside = 0
             self._in_estimate = False
@@ -137,7 +142,6 @@ class TagState:
             self._inside += 1
             if not self._in_estimate:
                 self._written += self._token_bytes(token)
-        return token
 
 
 def plain_topic(topic: str) -> str:

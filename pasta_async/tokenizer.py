@@ -65,9 +65,18 @@ class Tokenizer:
         end_ids: End-of-text ids.
         vocab_size: Number of ids that the tokenizer knows; a model may have more rows.
         commands: Ids of special tokens and tags, which encoded data never has.
+
+    Raises:
+        UnsupportedModelError: The files are malformed, or of a kind that is not supported.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
+        try:
+            self._set_up(files)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise UnsupportedModelError(f"the tokenizer cannot be used: {error!r}") from error
+
+    def _set_up(self, files: TokenizerFiles) -> None:
         _, config, template, end_ids = files
         entries: list[dict[str, Any]] = files.tokenizer.get("added_tokens") or []
         added = [_as_command(entry) for entry in entries]
@@ -119,29 +128,9 @@ class Tokenizer:
         folder = path.parent if path.is_file() else path
         files = TokenizerFiles.read(folder)
         try:
-            return cls.from_json(*files)
+            return cls(files)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{folder / 'tokenizer.json'}: {error}") from error
-
-    @classmethod
-    def from_json(
-        cls,
-        tokenizer: dict[str, Any],
-        config: dict[str, Any] | None = None,
-        template: str | None = None,
-        end_ids: Iterable[int] = (),
-    ) -> Tokenizer:
-        """A tokenizer of parsed files.
-
-        The arguments are the fields of `TokenizerFiles`.
-
-        Raises:
-            UnsupportedModelError: They are malformed, or of a kind that is not supported.
-        """
-        try:
-            return cls(TokenizerFiles(tokenizer, config or {}, template, tuple(end_ids)))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise UnsupportedModelError(f"the tokenizer cannot be used: {error!r}") from error
 
     def encode(self, text: str, limit: int | None = None) -> list[int]:
         """Encode text as data: no command comes out, whatever it spells; decoding gives the text back.

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pasta_async import Client
 from pasta_async.backends.http.client import http_client
-from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_of, default_model, find_model, model_weights
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_path, default_model, find_model
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import (
     BackendConnectError,
@@ -24,7 +24,6 @@ from pasta_async.errors import (
     ThreadFailedError,
     UnsupportedModelError,
 )
-from pasta_async.model_folder import read_object
 from pasta_async.progress import progress
 from pasta_async.protocol import Message
 from pasta_async.training.data.corpus import digest
@@ -50,12 +49,11 @@ def model_digest(model: str | Path) -> str:
     Raises:
         UnsupportedModelError: There is no such model, or its base is not on this machine.
     """
-    path = model_weights(find_model(model))
-    files = _files(path)
+    path = find_model(model)
+    base = base_path(path)
+    files = _files(path) if base == path else _files(path) + _files(base)
     if not files:
         raise UnsupportedModelError(f"there is no model {path}: no config.json and no weights")
-    if (path / ADAPTER_CONFIG).is_file():
-        files += _files(base_of(path, read_object(path / ADAPTER_CONFIG) or {}))
     hashed = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

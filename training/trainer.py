@@ -28,8 +28,8 @@ from accelerate import Accelerator
 from pydantic import Field
 
 from pasta_async.backends.local.cache import keep_freed_memory
-from pasta_async.backends.local.checkpoint import read_config, read_json
-from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_of
+from pasta_async.backends.local.checkpoint import open_folder, read_json
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_path
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
@@ -423,7 +423,7 @@ def train(
         codec = ModelCodec(tokenizer)
         settings, base = _base_model(settings, codec)
         task = make_task(codec)
-        sizes, ids, data = _usable(task, settings, read_config(base.folder).positions, first)
+        sizes, ids, data = _usable(task, settings, open_folder(base.folder).config.positions, first)
         base = replace(base, unused=frozenset(codec.tag_ids) - ids)
         identity = settings.model_dump(mode="json", exclude=_MAY_CHANGE | _BY_CONTENT) | {
             "data": data,
@@ -458,7 +458,7 @@ def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSe
     if (folder / ADAPTER_CONFIG).is_file():
         adapter = folder
         config = read_json(adapter / ADAPTER_CONFIG)
-        folder = base_of(adapter, config)
+        folder = base_path(adapter)
         if rank not in (0, config["r"]):
             raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {config['r']}; leave it out")
         rank, alpha = config["r"], config["lora_alpha"]

@@ -24,7 +24,7 @@ from pasta_async.backends.local.checkpoint import (
     read_json,
     well_formed,
 )
-from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_of, model_weights, shipped_models
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, SHIPPED_MODELS, base_path
 from pasta_async.backends.local.stored import stored_object
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
@@ -65,17 +65,16 @@ def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
         ModuleNotFoundError: It is a GGUF file, and the package `gguf` is not installed.
     """
     with well_formed(path):
-        if (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file():
-            base = base or base_of(path, read_json(path / ADAPTER_CONFIG))
-            return open_adapter(path, _open_whole(base))
-        return _open_whole(model_weights(path) if base is None else base)
+        is_adapter = (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file()
+        whole = _open_whole(base or base_path(path))
+        return open_adapter(path, whole) if is_adapter else whole
 
 
 def _open_whole(path: Path) -> Checkpoint:
     if path.is_file():
         return _open_gguf(path)
     if not path.is_dir():
-        named = ", ".join(shipped_models())
+        named = ", ".join(SHIPPED_MODELS)
         raise UnsupportedModelError(
             f"there is no model folder or GGUF file {path}, nor a model that ships ({named})"
         )
@@ -129,13 +128,6 @@ class _AdapterConfig(File):
     def _of_the_embedding(cls, given: Any) -> Any:
         """A mapping; peft also takes a list, which is that of the embedding."""
         return {"embed_tokens": cast("list[Any]", given)} if isinstance(given, list) else given or {}
-
-    @field_validator("trainable_token_indices")
-    @classmethod
-    def _each_once(cls, rows: dict[str, list[int]]) -> dict[str, list[int]]:
-        if any(len(set(ids)) < len(ids) for ids in rows.values()):
-            raise ValueError("an id is there twice")
-        return rows
 
     @property
     def scale(self) -> float:
@@ -240,7 +232,7 @@ class _Adapter:
 
     def _with_tags(self, base: TokenizerFiles) -> TokenizerFiles:
         """The base's tokenizer, with tags if the adapter has rows for them."""
-        files = base._replace(template=find_template(self.path, {}), end_ids=tuple(named_ends(self.path)))
+        files = base._replace(template=find_template(self.path, {}), end_ids=named_ends(self.path))
         if not self.config.rows:
             return files
         add_tags(files.tokenizer, files.config)

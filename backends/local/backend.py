@@ -129,8 +129,9 @@ class LocalBackend:
         if self._loaded is None and not self._closed:
             with _uncollected():
                 loaded = _LoadedModel(self._path, self._options, self._executor)
-            if not self._closed:
-                self._loaded = loaded
+            self._loaded = loaded
+            if self._closed:  # meanwhile, and then `aclose` may have found no model
+                self._loaded = None
 
 
 class _LoadedModel:

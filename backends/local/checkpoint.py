@@ -127,20 +127,14 @@ class _ListedRope(_Rope):
 _ROPES = {"default": _Rope, "linear": _LinearRope, "llama3": _Llama3Rope, "longrope": _ListedRope}
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read and check `config.json` of a checkpoint folder.
+def model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
+    """The shape that a parsed config.json says; `path` is where it comes from.
 
     Raises:
-        UnsupportedModelError: The folder or file is missing or malformed, or the model needs something else
-            than Llama, Qwen2 or Qwen3 with full attention, unquantised weights, and rotary positions that
-            are plain, divided by factors, or Llama 3's.
+        UnsupportedModelError: It is malformed, or the model needs something else than Llama, Qwen2 or Qwen3
+            with full attention, unquantised weights, and rotary positions that are plain, divided by factors,
+            or Llama 3's.
     """
-    path = folder / "config.json"
-    return model_config(read_json(path), path)
-
-
-def model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
-    """The shape that a parsed config.json says; `path` is where it comes from. Raises as `read_config`."""
     with well_formed(path):
         if reason := _unsupported(raw):
             raise UnsupportedModelError(f"{path}: {reason}; {_REFUSAL}")
@@ -224,8 +218,9 @@ class Checkpoint:
             UnsupportedModelError: It is missing, malformed, of a kind that is not supported, or has ids that
                 the model has no rows for.
         """
+        files = self.tokenizer_files()
         try:
-            tokenizer = Tokenizer.from_json(*self.tokenizer_files())
+            tokenizer = Tokenizer(files)
         except UnsupportedModelError as error:
             raise UnsupportedModelError(f"{self.path}: {error}") from error
         rows = self.config.vocab_size
@@ -258,7 +253,7 @@ def open_folder(path: Path) -> Checkpoint:
     """Open a checkpoint in Hugging Face's layout: config.json, safetensors, tokenizer.json.
 
     Raises:
-        UnsupportedModelError: `read_config` raises it; there is no safetensors file, or a broken one; or
+        UnsupportedModelError: `model_config` raises it; a file is missing or broken; or
             tensors are missing, unknown, of another shape than config.json says, or not of floating-point
             numbers.
     """
@@ -290,11 +285,17 @@ def open_folder(path: Path) -> Checkpoint:
 _MALFORMED = (OSError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, struct.error)
 
 
+class UnusableError(ValueError):
+    """The reason not to use a file that is not malformed; for `well_formed`."""
+
+
 @contextmanager
 def well_formed(path: Path) -> Generator[None]:
-    """Turn errors of reading a malformed file into an `UnsupportedModelError` that names it."""
+    """Turn errors of reading a malformed or unusable file into an `UnsupportedModelError` that names it."""
     try:
         yield
+    except UnusableError as error:
+        raise UnsupportedModelError(f"{path}: {error}") from error
     except _MALFORMED as error:
         raise UnsupportedModelError(f"{path} is malformed: {error!r:.300}") from error
 

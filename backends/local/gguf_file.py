@@ -24,7 +24,13 @@ from gguf import (
     get_tensor_name_map,
 )
 
-from pasta_async.backends.local.checkpoint import compare_shapes, expected_shapes, model_config, well_formed
+from pasta_async.backends.local.checkpoint import (
+    UnusableError,
+    compare_shapes,
+    expected_shapes,
+    model_config,
+    well_formed,
+)
 from pasta_async.model_folder import TokenizerFiles
 
 if TYPE_CHECKING:
@@ -173,7 +179,7 @@ class _Header:
             if stored.name not in _FLOAT_TYPES:
                 dequantize(np.zeros((1, size), np.uint8), stored)
         except NotImplementedError:
-            raise ValueError(f"{name} is of the type {stored.name}, which cannot be dequantised") from None
+            raise UnusableError(f"{name} is of the type {stored.name}, which cannot be dequantised") from None
         entry = _Tensor(shape, stored, offset, math.prod(shape) // block * size)
         if offset + entry.size > len(self._data):
             raise ValueError(f"it is truncated: {name} ends behind its end, at {offset + entry.size} bytes")
@@ -228,12 +234,12 @@ class _Header:
 def _raw_config(
     metadata: Mapping[str, Any], tensors: Mapping[str, _Tensor], data: mmap.mmap
 ) -> dict[str, Any]:
-    """The metadata in the form of a config.json; ValueError for what the engine does not compute."""
+    """The metadata in the form of a config.json; UnusableError for what the engine does not compute."""
     prefix = metadata["general.architecture"]
     if prefix not in _ARCHITECTURES:
-        raise ValueError(f"general.architecture is {prefix!r}, not one of {', '.join(_ARCHITECTURES)}")
+        raise UnusableError(f"general.architecture is {prefix!r}, not one of {', '.join(_ARCHITECTURES)}")
     if metadata.get("split.count", 1) > 1:
-        raise ValueError("it is one of several files (split.count): merge them with llama-gguf-split")
+        raise UnusableError("it is one of several files (split.count): merge them with llama-gguf-split")
     of_model = {key.removeprefix(f"{prefix}."): value for key, value in metadata.items()}
     sizes = {ours: of_model[theirs] for ours, theirs in _SIZES.items()}
     sizes |= {ours: of_model[theirs] for ours, theirs in _FURTHER_SIZES.items() if theirs in of_model}
@@ -248,9 +254,9 @@ def _raw_config(
     }
     for key, value in computed.items():
         if (stored := of_model.get(key, value)) != value:
-            raise ValueError(f"{prefix}.{key} is {stored}, not {value}")
+            raise UnusableError(f"{prefix}.{key} is {stored}, not {value}")
     if (of_model.get("attention.sliding_window") or positions) < positions:
-        raise ValueError(f"it uses a sliding window ({prefix}.attention.sliding_window)")
+        raise UnusableError(f"it uses a sliding window ({prefix}.attention.sliding_window)")
     raw: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[prefix]],
         "model_type": prefix,
@@ -269,7 +275,7 @@ def _raw_config(
     if (entry := tensors.get(_ROPE_DIVISORS)) is not None:
         # The divisors that Llama 3.1's scaling comes to; a config.json can list them as "longrope".
         if kind != "none":
-            raise ValueError(f"it has {_ROPE_DIVISORS} beside other scaling")
+            raise UnusableError(f"it has {_ROPE_DIVISORS} beside other scaling")
         divisors = [*map(float, _values(data, entry))]
         lists = {"long_factor": divisors, "short_factor": divisors}
         fixed = {"attention_factor": 1.0, "original_max_position_embeddings": positions}
@@ -311,9 +317,11 @@ def _tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
     """
     given = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     if (kind := given["model"]) != "gpt2":
-        raise ValueError(f"its tokenizer is of the kind {kind!r}; only 'gpt2', byte-level BPE, is supported")
+        raise UnusableError(
+            f"its tokenizer is of the kind {kind!r}; only 'gpt2', byte-level BPE, is supported"
+        )
     if (cut := given["pre"]) not in _CUTS:
-        raise ValueError(f"its pre-tokenizer is {cut!r}, not one of {', '.join(_CUTS)}")
+        raise UnusableError(f"its pre-tokenizer is {cut!r}, not one of {', '.join(_CUTS)}")
     tokens: list[str] = given["tokens"]
     kinds = dict(zip(tokens, given["token_type"], strict=True))
     ids = {token: i for i, token in enumerate(tokens)}

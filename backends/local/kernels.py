@@ -12,7 +12,9 @@ single rows do.) Arrays are contiguous. Each thread calls a kernel with its numb
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
@@ -53,16 +55,34 @@ _CALLS = 64  # bytes from the count of waits to the count of calls: another line
 _PANELS = OUTPUT_GROUP // PANEL
 _ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
 _TINY = np.float32(1e-30)
+_CONFIG: Any = numba.config
+
+
+def cache_folder() -> str:
+    """The folder of the machine code. Its name has a hash of all sources: numba looks at this file alone."""
+    sources = hashlib.sha256()
+    for name in ("kernels.py", "vectors.py", "int8.py"):
+        sources.update(Path(__file__).with_name(name).read_bytes())
+    chosen: str = _CONFIG.CACHE_DIR  # NUMBA_CACHE_DIR
+    folder = Path(chosen) if chosen else Path(__file__).with_name("__pycache__")
+    return str(folder / f"kernels-{sources.hexdigest()[:16]}")
+
+
+_CACHE = cache_folder()
 
 
 def _kernel(function: _Function, *, fast: bool = False) -> _Function:
     """Compile a function when it is first called. It runs without the interpreter's lock."""
-    for cache in True, False:  # if no cache folder can be written, each process compiles it
-        with suppress(RuntimeError):
-            return cast(
-                "_Function", numba.njit(nogil=True, fastmath=fast, cache=cache, error_model="numpy")(function)
-            )
-    raise AssertionError("only caches raise RuntimeError")
+    chosen = _CONFIG.CACHE_DIR
+    _CONFIG.CACHE_DIR = _CACHE  # read when a function is decorated
+    try:
+        for cache in True, False:  # if no cache folder can be written, each process compiles it
+            with suppress(RuntimeError):
+                options: dict[str, Any] = {"fastmath": fast, "cache": cache, "error_model": "numpy"}
+                return cast("_Function", numba.njit(nogil=True, **options)(function))
+        raise AssertionError("only caches raise RuntimeError")
+    finally:
+        _CONFIG.CACHE_DIR = chosen
 
 
 def _fast(function: _Function) -> _Function:

@@ -82,7 +82,7 @@ class CausalLM:
         batch = self._batches.make(entries)
         ids = batch.ids
         positions = batch.positions
-        padded = pad_rows(len(ids))
+        padded = pad_rows(len(ids)) if _packs(self._embedding) else len(ids)
         if added := padded - len(ids):
             ids = F.pad(ids, (0, added))
             positions = F.pad(positions, (0, added))
@@ -209,13 +209,18 @@ def linear(
     bias = torch.cat(tuple(biases)) if biases else None
     weight = _converted(matrices, dtype, scale)
     bias = None if bias is None else bias.to(weight.dtype)
-    if weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+    if _packs(weight):
         return _packed(weight, bias)
     return partial(F.linear, weight=weight, bias=bias)
 
 
+def _packs(weight: torch.Tensor) -> bool:
+    """True if products with weights like this one are oneDNN's."""
+    return weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
 def pad_rows(rows: int) -> int:
-    """The number of rows to pad a batch to; few are in use, since each new one costs oneDNN milliseconds."""
+    """The number of rows to pad a batch to for oneDNN, to which each new one costs milliseconds."""
     if rows <= _FEW_ROWS:
         return rows
     step = 8 if rows <= 64 else 32

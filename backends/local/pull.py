@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
 
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
+from pasta_async.model_folder import read_object
 from pasta_async.progress import progress
 
 DEFAULT_MODELS = ("pasta-qwen", "pasta-smol")
@@ -31,7 +32,9 @@ BASE_FILE = "base.json"
 
 _MODELS = Path(str(files("pasta_async") / "models"))
 # A constant: an event loop must not read folders.
-_SHIPPED = (*DEFAULT_MODELS, "qwen-0.5b", "qwen-1.5b")
+SHIPPED_MODELS = (*DEFAULT_MODELS, "qwen-0.5b", "qwen-1.5b")
+"""The names of the models in the package: adapters, and models as they are, whose bases are fetched."""
+
 _HUB_SECONDS = 10.0
 """Seconds to wait for the hub's description of a file; after that the packages are tried."""
 
@@ -246,59 +249,39 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pasta_async"
 
 
-def shipped_models() -> list[str]:
-    """The names of the models in the package: adapters, and models as they are, whose bases are fetched."""
-    return list(_SHIPPED)
-
-
 def find_model(name: str | Path) -> Path:
     """The folder of a model that ships, by its name; any other name is a path."""
-    return _MODELS / name if name in shipped_models() else Path(name)
+    return _MODELS / name if name in SHIPPED_MODELS else Path(name)
 
 
-def base_found(folder: Path) -> Path | None:
-    """The base that a folder names, on this machine; None if it names none.
+def base_path(path: Path) -> Path:
+    """The model whose weights a path stands for: the base of a folder that has none, or the path itself.
 
-    Raises:
-        UnsupportedModelError: It is not on this machine; the message says how to get it.
-    """
-    if (source := BaseSource.of(folder)) is None:
-        return None
-    if (base := source.find()) is None:
-        name = folder.name if folder.parent == _MODELS else folder
-        raise UnsupportedModelError(
-            f"the base of {name} ({source.file}) is not on this machine: "
-            f"`pasta-async pull {name}` gets it ({source.megabytes})"
-        )
-    return base
-
-
-def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
-    """The base of an adapter: by its `base.json`, else by the path that peft wrote.
-
-    Raises:
-        UnsupportedModelError: It is not on this machine; the message says how to get it.
-    """
-    if (base := base_found(folder)) is not None:
-        return base
-    named = config.get("base_model_name_or_path")
-    for path in (Path(str(named)), folder / str(named)) if named else ():
-        if path.exists():
-            return path
-    raise UnsupportedModelError(
-        f"{folder} is an adapter, and its base is not there: write the path of a model folder or a GGUF file "
-        f"into {folder / ADAPTER_CONFIG}, as base_model_name_or_path (it is {named!r:.80})"
-    )
-
-
-def model_weights(path: Path) -> Path:
-    """The base, if a folder only names one; any other path as it is.
+    A folder names its base in `base.json`, or an adapter's by the path that peft wrote.
 
     Raises:
         UnsupportedModelError: The base is not on this machine; the message says how to get it.
     """
-    is_more = (path / ADAPTER_CONFIG).is_file() or (path / "config.json").is_file()
-    return path if is_more else base_found(path) or path
+    if not path.is_dir() or (path / "config.json").is_file():
+        return path
+    if source := BaseSource.of(path):
+        if base := source.find():
+            return base
+        name = path.name if path.parent == _MODELS else path
+        raise UnsupportedModelError(
+            f"the base of {name} ({source.file}) is not on this machine: "
+            f"`pasta-async pull {name}` gets it ({source.megabytes})"
+        )
+    if (adapter := read_object(path / ADAPTER_CONFIG)) is None:
+        return path
+    named = adapter.get("base_model_name_or_path")
+    for base in (Path(str(named)), path / str(named)) if named else ():
+        if base.exists():
+            return base
+    raise UnsupportedModelError(
+        f"{path} is an adapter, and its base is not there: write the path of a model folder or a GGUF file "
+        f"into {path / ADAPTER_CONFIG}, as base_model_name_or_path (it is {named!r:.80})"
+    )
 
 
 def default_model() -> Path:

@@ -101,11 +101,11 @@ class Scheduler:
     def plan(self) -> list[Task]:
         """The next step's tasks, with slots assigned to their tokens. Empty: nothing can move."""
         self._admit()
-        # Every job that decodes gets its one token. Prompts share the rest of the step's budget, in the order
-        # of admission; the last one that fits gets a part.
+        # Every job that decodes gets its one token. Prompts share the step's budget, in the order of
+        # admission; the last one that fits gets a part.
         active = [job for job in self.running if not job.paused]
         tasks = [Task(job, 1) for job in active if job.uncomputed == 1]
-        budget = max(self._max_prefill_tokens - len(tasks), 1)
+        budget = self._max_prefill_tokens
         for job in active:
             if job.uncomputed > 1 and budget:
                 tasks.append(Task(job, min(job.uncomputed, budget)))
@@ -154,6 +154,11 @@ class Scheduler:
 
     def _enter(self, job: Job) -> bool:
         """Admit a job if there is room for its prompt; False if there is none."""
+        active = sum(not other.paused for other in self.running)
+        # So much is needed even if the whole prompt is in the tree. A step without room changes nothing: each
+        # `publish` adds a node, and while a job waits there may be many steps.
+        if active and self._available < 1 + _HEADROOM * active:
+            return False
         # Threads of the same answer share most of their context: make all of it known to the tree.
         for other in self.running:
             if other.answer == job.answer:
@@ -162,7 +167,6 @@ class Scheduler:
         node, slots = self.radix.match(job.ids[: job.length - 1])
         self.radix.lock(node)
         # Running jobs need slots for their next tokens, too. Where nobody runs, paused jobs make room.
-        active = sum(not other.paused for other in self.running)
         needed = job.length - len(slots) + _HEADROOM * active
         while self._available < needed:
             if active or not self._preempt_paused():

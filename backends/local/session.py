@@ -91,8 +91,7 @@ class Engine:
             wanted=options.get("slots"),
             device=self._device,
         )
-        limit = options.get("context_length") or self.slots
-        self.context_length: int = min(self.config.positions, self.slots, limit)
+        self.context_length: int = min(self.config.positions, self.slots)
         keep_freed_memory()
         compiled = self.dtype == "int8"
         self._model: EngineModel = self._compiled(checkpoint) if compiled else self._plain(checkpoint)

@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from filelock import FileLock
 from pasta_async.backends.local.checkpoint import Checkpoint
 from pasta_async.backends.local.int8 import PANEL, Array
 from pasta_async.backends.local.pull import cache_folder
+from pasta_async.errors import UnsupportedModelError
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,6 +54,13 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
         checkpoint: The model.
         make: Makes the arrays, with their names.
     """
+
+    def made() -> Iterator[tuple[str, Array]]:
+        try:
+            yield from make()
+        except OSError as error:  # not one of writing
+            raise UnsupportedModelError(f"{checkpoint.path} cannot be read: {error}") from error
+
     try:
         origin = _origin(checkpoint)
         path = _path(checkpoint)
@@ -61,7 +69,7 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
             with FileLock(path.with_name(f"{path.name}.lock")):
                 if (arrays := _opened(path, origin)) is None:  # another process may have made it
                     _delete_orphans(path.parent)
-                    _write(path, origin, make)
+                    _write(path, origin, made())
                     arrays = _opened(path, origin)
     except (OSError, NotImplementedError) as error:  # the latter where a file system has no locks
         _LOG.warning(
@@ -71,7 +79,7 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
             error,
         )
         arrays = None
-    return dict(make()) if arrays is None else arrays
+    return dict(made()) if arrays is None else arrays
 
 
 def _origin(checkpoint: Checkpoint) -> list[Any]:
@@ -94,23 +102,28 @@ def _path(checkpoint: Checkpoint) -> Path:
 def stored_object(source: Path, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A JSON object that is made of a file, or read from the cache if that was done before.
 
-    Where the cache cannot be written it is made each time.
+    It is made anew when the file has another size or time of change, and each time where the cache cannot be
+    written.
 
     Args:
         source: The file.
         name: The object's name, one of those that are made of this file.
         make: Makes the object.
     """
-    key = _key([_VERSION, _state(source)])
-    path = cache_folder() / "gguf" / f"{source.stem[:64]}-{key}" / f"{name}.json"
-    with suppress(OSError, ValueError):  # the latter: it is damaged, by a full disk for instance
-        return json.loads(path.read_bytes())
+    origin = [_VERSION, _state(source)]
+    path = cache_folder() / "gguf" / f"{source.stem[:64]}-{_key([str(source.resolve())])}" / f"{name}.json"
+    # It may be damaged, by a full disk for instance.
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        stored: dict[str, Any] = json.loads(path.read_bytes())
+        if stored["origin"] == origin:
+            return stored["value"]
     value = make()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{name}.{os.getpid()}")  # another process may be writing it, too
         try:
-            partial.write_bytes(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+            content = json.dumps({"origin": origin, "value": value}, ensure_ascii=False)
+            partial.write_bytes(content.encode("utf-8", "surrogatepass"))
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -157,17 +170,17 @@ def _delete_orphans(folder: Path) -> None:
         with suppress(OSError):
             if (mapped := _mapped(path)) is None:
                 continue
-            version, *sources = mapped[1]["origin"]
-            if version == _VERSION and not all(Path(source).exists() for source, *_ in sources):
+            _version, *sources = mapped[1]["origin"]
+            if not all(Path(source).exists() for source, *_ in sources):
                 path.unlink()
 
 
-def _write(path: Path, origin: list[Any], make: Make) -> None:
+def _write(path: Path, origin: list[Any], made: Iterable[tuple[str, Array]]) -> None:
     partial = path.with_name(f"{path.name}.partial")  # one of a killed process is overwritten
     arrays: dict[str, Any] = {}
     try:
         with partial.open("wb") as file:
-            for name, array in make():
+            for name, array in made:
                 start = file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
                 arrays[name] = array.dtype.name, array.shape, start
                 file.write(np.ascontiguousarray(array).view(np.uint8).data)

@@ -294,13 +294,13 @@ def check(arguments: Namespace) -> None:
 
 def pull(arguments: Namespace) -> None:
     """Get a model that ships by name, or the base of an adapter that has a base.json."""
-    from pasta_async.backends.local.pull import BASE_FILE, BaseSource, find_model, shipped_models
+    from pasta_async.backends.local.pull import BASE_FILE, SHIPPED_MODELS, BaseSource, find_model
 
     folder = find_model(arguments.model)
     if (source := BaseSource.of(folder)) is None:
         raise InvalidRequestError(
             f"{arguments.model}: nothing to get, for it has no {BASE_FILE}; "
-            f"these ship: {', '.join(shipped_models())}"
+            f"these ship: {', '.join(SHIPPED_MODELS)}"
         )
     if arguments.base is not None:
         _opened(folder, arguments.base)  # its shapes are checked

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.model_folder import TokenizerFiles
 from pasta_async.tokenizer import Tokenizer
 
 _END_OF_TEXT = "<|endoftext|>"
@@ -42,7 +43,8 @@ def chat_tokenizer(vocabulary: Mapping[str, Any], *, tags: bool = True) -> Token
     added = [
         {"id": first + index, "content": name, "special": True, **flags} for index, name in enumerate(names)
     ]
-    return Tokenizer.from_json({**vocabulary, "added_tokens": added}, {"eos_token": _END_OF_TEXT}, _TEMPLATE)
+    files = TokenizerFiles({**vocabulary, "added_tokens": added}, {"eos_token": _END_OF_TEXT}, _TEMPLATE)
+    return Tokenizer(files)
 
 
 def word_tokenizer(texts: Iterable[str], *, tags: bool = True) -> Tokenizer:

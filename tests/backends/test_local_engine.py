@@ -121,6 +121,19 @@ def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, engine:
         assert decoded(task) == local_models.greedy(original, ids, task.max_length - task.prompt_length)
 
 
+def test_a_fork_that_waits_for_slots_adds_nothing_to_the_tree(folder: Path) -> None:
+    engine = Engine(folder, EngineOptions(device="cpu", slots=128))
+    parent = job(prompt(60), 66)
+    engine.add(parent)
+    while engine.scheduler.pool.free > 8:
+        engine.step()
+    engine.add(job([*parent.ids[: parent.length].tolist(), 3], 2))
+    published = parent.published
+    for _ in range(3):
+        engine.step()
+    assert parent.published == published
+
+
 def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_prefill_tokens=32))
     running, long = job(prompt(5), 50, group="a"), job(prompt(200), 1, group="b")
@@ -133,7 +146,7 @@ def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
         engine.step()
         steps += 1
         assert running.length == before + 1  # it is not stalled
-    assert steps == 7  # 31 beside the decoded token
+    assert steps == 7  # 32 of 200 beside the decoded token
 
 
 def test_started_answers_go_before_new_ones(folder: Path) -> None:

@@ -285,13 +285,15 @@ def test_a_file_is_read_once_and_again_when_it_changes(tmp_path: Path, cache: Pa
     assert open_checkpoint(file).tokenizer().encode("some words") == encoded
     write(file, local_models.model(num_hidden_layers=1))
     assert open_checkpoint(file).config.layers == 1
+    open_checkpoint(file).tokenizer()
+    assert len([*cache.rglob("*.json")]) == 2, "what the earlier file had is gone"
 
 
 # Refused ---------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Metadata, str]] = {
-    "architecture": ({"general.architecture": "gemma3"}, "general.architecture is 'gemma3'"),
-    "split": ({"split.count": 2}, "split.count"),
+    "architecture": ({"general.architecture": "gemma3"}, "gguf: general.architecture is 'gemma3'"),
+    "split": ({"split.count": 2}, "gguf: it is one of several files"),
     "no layers": ({"llama.block_count": None}, "block_count"),
     "one enormous head": ({"llama.attention.key_length": 2**30}, "value_length is 16, not 1073741824"),
     "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn'"),
@@ -313,7 +315,10 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     "type": ({"output_norm.weight": (np.zeros(64, np.int8), Type.I8)}, "of the type I8"),
     "alignment": ({"general.alignment": "none"}, "is malformed"),
     "alignment of a fraction": ({"general.alignment": 32.0}, "general.alignment is 32.0, not an integer"),
-    "tokenizer": ({"tokenizer.ggml.model": "llama"}, "'llama'; only 'gpt2'"),
+    "tokenizer": (
+        {"tokenizer.ggml.model": "llama"},
+        "gguf: its tokenizer is of the kind 'llama'; only 'gpt2'",
+    ),
     "an id outside the vocabulary": ({"tokenizer.ggml.eot_token_id": 10_000}, "eot_token_id is 10000"),
     "no types of tokens": ({"tokenizer.ggml.token_type": None}, "token_type"),
     "pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, "'tekken', not one of gpt-2, smollm, llama-bpe"),

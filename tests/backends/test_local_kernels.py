@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from engine_jobs import watched
 
+from pasta_async.backends.local import kernels
 from pasta_async.backends.local.checkpoint import model_config
 from pasta_async.backends.local.int8 import AVX2, choose_dtype
 from pasta_async.backends.local.session import Engine
@@ -52,6 +54,19 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def open_int8(folder: Path) -> Engine:
     return Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="int8"))
+
+
+def test_machine_code_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kernels.py", "vectors.py", "int8.py"):
+        shutil.copy(Path(kernels.__file__).with_name(name), tmp_path)
+    folders = {Path(kernels.cache_folder()).name}
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
+    folders.add(Path(kernels.cache_folder()).name)
+    assert len(folders) == 1
+    with (tmp_path / "vectors.py").open("a") as file:
+        file.write("# changed")
+    folders.add(Path(kernels.cache_folder()).name)
+    assert len(folders) == 2
 
 
 def ids_of(length: int) -> list[int]:

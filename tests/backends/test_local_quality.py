@@ -14,7 +14,7 @@ from trained import require_model
 from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.batch import Floats
-from pasta_async.backends.local.pull import base_found
+from pasta_async.backends.local.pull import base_path
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.local.session import Engine
@@ -69,7 +69,7 @@ EXERCISES = "What are the best exercises for beginners?"
 
 
 async def test_the_items_of_its_list_are_written_in_parallel() -> None:
-    base = base_found(require_model("pasta-smol"))
+    base = base_path(require_model("pasta-smol"))
     assert base
     async with Client(f"local:{base}") as client:
         outlined = await client.generate(EXERCISES, parallel="outline", max_tokens=200)

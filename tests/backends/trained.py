@@ -11,7 +11,7 @@ import pytest
 from written import pasta
 
 from pasta_async import Backend, Client, Generation, Limits, Sampling
-from pasta_async.backends.local.pull import base_found, find_model
+from pasta_async.backends.local.pull import base_path, find_model
 from pasta_async.errors import UnsupportedModelError
 
 PROMPTS = (
@@ -32,7 +32,7 @@ def require_model(name: str) -> Path:
     """Its folder; skip where its base is not on this machine, and fail where the suite must be complete."""
     folder = find_model(name)
     try:
-        base_found(folder)
+        base_path(folder)
     except UnsupportedModelError as missing:
         if os.environ.get("CI"):
             raise

@@ -19,7 +19,7 @@ from written import pasta
 
 from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
-from pasta_async.backends.local.pull import BaseSource, default_model, find_model, shipped_models
+from pasta_async.backends.local.pull import SHIPPED_MODELS, BaseSource, default_model, find_model
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.training.endpoint import model_digest
 from tests.pasta_tiny import PASTA_TINY
@@ -226,7 +226,7 @@ def test_another_base_makes_another_model_of_an_adapter(tmp_path: Path) -> None:
 def test_there_may_be_nothing_to_get(name: str | Path) -> None:
     result = pasta("pull", name)
     assert result.code == 2 and "base.json" in result.err
-    assert all(shipped in result.err for shipped in shipped_models())
+    assert all(shipped in result.err for shipped in SHIPPED_MODELS)
 
 
 # Names -----------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_there_may_be_nothing_to_get(name: str | Path) -> None:
 
 @pytest.mark.parametrize("name", ["pasta-qwen", "pasta-smol", "qwen-0.5b", "qwen-1.5b"])
 def test_a_model_that_ships_says_how_to_get_its_base(name: str) -> None:
-    assert name in shipped_models()
+    assert name in SHIPPED_MODELS
     with pytest.raises(UnsupportedModelError, match=f"pasta-async pull {name}"):
         open_checkpoint(find_model(name))
 
@@ -255,7 +255,7 @@ def test_without_a_name_the_first_model_whose_base_is_there_answers(tmp_path: Pa
         assert default_model() == find_model(name)
 
 
-@pytest.mark.parametrize("name", shipped_models())
+@pytest.mark.parametrize("name", SHIPPED_MODELS)
 def test_a_model_that_ships_is_small_and_names_its_base(name: str) -> None:
     folder = find_model(name)
     assert BaseSource.of(folder) is not None
@@ -267,4 +267,4 @@ def test_a_model_that_ships_is_small_and_names_its_base(name: str) -> None:
 
 def test_the_names_are_the_folders() -> None:
     folders = find_model("pasta-smol").parent.glob("*/base.json")
-    assert sorted(folder.parent.name for folder in folders) == shipped_models()
+    assert sorted(folder.parent.name for folder in folders) == [*SHIPPED_MODELS]

@@ -100,7 +100,8 @@ def test_schemas_that_are_combined_do_not_forbid_the_keys_of_each_other() -> Non
 
 def test_a_reference_to_the_whole_schema_means_the_whole_schema() -> None:
     fields = {"name": {"type": "string"}, "parts": {"type": "array", "items": {"$ref": "#"}}}
-    schema = {"type": "object", "properties": fields, "required": [*fields], "$defs": {"root": {}}}
+    schema: dict[str, Any] = {"type": "object", "properties": fields, "required": [*fields]}
+    schema["$defs"] = {"root": {}}
     field = Grammar.of_value(Plan.of(schema).by_name["parts"].value_schema)
     assert field.accepts(' [{"name": "b", "parts": []}]}') and not field.accepts(" [[]]}")
     whole = Grammar.of_schema(Plan.in_sequence(schema).holes[0].schema or {}, compact=True)

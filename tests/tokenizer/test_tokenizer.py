@@ -16,6 +16,7 @@ from local_models import tk
 
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.model_folder import TokenizerFiles
 from pasta_async.tokenizer import Detokenizer, Tokenizer, run_encoding
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def test_a_text_in_full_width_characters_becomes_no_command(tmp_path: Path) -> N
     raw["normalizer"] = {"type": "NFKC"}
     for entry in raw["added_tokens"]:
         entry["normalized"] = True
-    tokenizer = Tokenizer.from_json(raw, {}, "{{ messages[0].content }}")
+    tokenizer = Tokenizer(TokenizerFiles(raw, {}, "{{ messages[0].content }}"))
     ids = tokenizer.encode_chat(user("\uff1csync/\uff1e"), {})
     assert tokenizer.decode(ids) == "<sync/>"
     assert commands("byte-level").isdisjoint(ids)
@@ -277,7 +278,7 @@ def test_a_model_without_a_template_takes_one_user_message(tmp_path: Path) -> No
 def test_a_beginning_of_text_is_added_where_the_model_wants_one() -> None:
     original: Any = local_models.sentencepiece().backend_tokenizer
     original.post_processor = tk.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    tokenizer = Tokenizer.from_json(json.loads(original.to_str()))
+    tokenizer = Tokenizer(TokenizerFiles(json.loads(original.to_str()), {}))
     assert tokenizer.decode(tokenizer.encode_chat(user("The causes"), {})) == "<s> The causes"
     assert tokenizer.decode(tokenizer.encode("The causes")) == "The causes"
 

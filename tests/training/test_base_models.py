@@ -141,6 +141,9 @@ def test_templates_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         write_tokenizer(folder, tmp_path / "tokenizer", template)
         with pytest.raises(InvalidRequestError):
             ModelCodec(tmp_path / "tokenizer")
+    write_tokenizer(folder, tmp_path / "tokenizer", "{% for %}")
+    with pytest.raises(UnsupportedModelError, match="malformed"):
+        ModelCodec(tmp_path / "tokenizer")
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(InvalidRequestError, match="--chat-template"):
         write_tokenizer(folder, tmp_path / "other")
