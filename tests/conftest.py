@@ -41,8 +41,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_matrix: run under every kind of event loop")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with SGLang, then with the files whose tests may take the longest: none is left for the end."""
+
+    def limit(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        return marker.args[0] if marker else 0.0
+
+    longest: dict[Path, float] = {}
+    for item in items:
+        longest[item.path] = max(longest.get(item.path, 0.0), limit(item))
+    items.sort(key=lambda item: (item.path.parent.name != "sglang", -longest[item.path]))
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
     """Start one of two processes (`-n 2`) with SGLang; the other takes file by file of the rest."""
+    config.option.loadscopereorder = False  # it would begin with the files of many tests
     return _ByServer(config, log)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,10 +71,10 @@ async def test_noise_is_well_formed(tmp_path: Path) -> None:
 
     async def complaints(backend: Backend) -> set[Code]:
         async with pasta_async.Client(backend) as client:
-            answers = [
-                await client.generate("Well?", temperature=2.0, seed=seed, max_tokens=200)
-                for seed in range(12)
-            ]
+            asked = (
+                client.generate("Well?", temperature=2.0, seed=seed, max_tokens=200) for seed in range(12)
+            )
+            answers = await asyncio.gather(*asked)
         return {diagnostic.code for answer in answers for diagnostic in answer.diagnostics} - STYLE_CODES
 
     left_to_the_model = {Code.PROMISE_NESTED, Code.SYNC_NESTED, Code.TOKENS_BAD}

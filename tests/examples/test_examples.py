@@ -47,8 +47,7 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_runs(name: str, tmp_path: Path) -> None:
-    require_model("pasta-smol")
-    assert run([str(ROOT / "examples" / f"{name}.py")], tmp_path, "local:pasta-smol").strip()
+    assert run([str(ROOT / "examples" / f"{name}.py")], tmp_path).strip()
 
 
 def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -14,13 +13,7 @@ from tests.pasta_tiny import PASTA_TINY
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """SGLang's own server with pasta-tiny.
-
-    `PASTA_TEST_SERVER` names one that runs already, with the same model and flags, to save its start.
-    """
-    if running := os.environ.get("PASTA_TEST_SERVER"):
-        yield RealServer(running, PASTA_TINY)
-        return
+    """SGLang's own server with pasta-tiny."""
     require_sglang()
     with running_server(PASTA_TINY, tmp_path_factory.mktemp("sglang") / "log") as (url, _):
         yield RealServer(url, PASTA_TINY)

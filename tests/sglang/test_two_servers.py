@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 from real_server import RealServer, require_sglang, running_router, running_server
@@ -34,12 +33,20 @@ def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServe
         yield RealServer(url, PASTA_TINY), group
 
 
+@pytest.fixture(scope="module")
+def router(
+    server: RealServer, doomed: tuple[RealServer, int], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL of the router in front of both."""
+    with running_router([server.url, doomed[0].url], tmp_path_factory.mktemp("router") / "log") as url:
+        yield url
+
+
 @pytest.fixture
-async def client(server: RealServer, doomed: tuple[RealServer, int], tmp_path: Path) -> AsyncIterator[Client]:
-    """A client of the router in front of both."""
-    with running_router([server.url, doomed[0].url], tmp_path / "log") as url:
-        async with Client(url) as client:
-            yield client
+async def client(router: str) -> AsyncIterator[Client]:
+    """A client of the router."""
+    async with Client(router) as client:
+        yield client
 
 
 async def test_a_server_without_a_tokenizer_answers_alike(

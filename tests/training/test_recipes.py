@@ -43,10 +43,10 @@ def test_pasta_smol_from_the_prompts_to_the_folder_that_ships(
     Path("dolly.jsonl.gz").write_bytes(PROMPTS.read_bytes())
     for name in ("calls", "ended"):
         os.mkfifo(name)
-    sizes = {"OURS": "40", "DOLLY": "1", "FRESH": "8", "UPDATES": "2"}
+    sizes = {"OURS": "20", "DOLLY": "1", "FRESH": "4", "UPDATES": "2"}
     given = {"BASE": str(PASTA_TINY), "PROMPTS": str(EXAMPLES), "OUT": "run", **sizes}
     python = 'printf "%s\\n" "$@" > calls; read code < ended; exit $code'
-    shell = ["sh", "-c", 'sh "$0"; echo $? > calls', str(RECIPES[-1])]
+    shell = ["sh", "-c", 'sh "$0"; echo $? > calls', str(RECIPES[0].with_name("pasta-smol.sh"))]
     codes: list[int | str | None] = []
     with subprocess.Popen(shell, env=variables(tmp_path, python, **given)):
         while len(called := Path("calls").read_text().splitlines()) > 1:

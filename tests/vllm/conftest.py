@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -15,15 +14,9 @@ from tests.pasta_tiny import PASTA_TINY
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """vLLM's own server with pasta-tiny.
-
-    `PASTA_TEST_VLLM` names one that runs already, with the same model and flags, to save its start.
-    """
-    if running := os.environ.get("PASTA_TEST_VLLM"):
-        yield RealServer(running, PASTA_TINY)
-        return
-    with running_vllm(PASTA_TINY, tmp_path_factory.mktemp("vllm") / "log") as (url, _):
-        yield RealServer(url, PASTA_TINY)
+    """vLLM's own server with pasta-tiny."""
+    with running_vllm(PASTA_TINY, tmp_path_factory.mktemp("vllm") / "log") as (url, group):
+        yield RealServer(url, PASTA_TINY, group)
 
 
 @pytest.fixture

@@ -38,6 +38,8 @@ class RealServer(NamedTuple):
 
     url: str
     model: Path
+    group: int
+    """The process group that it is."""
     block: int = BLOCK
     endless: Mapping[str, Any] = {"ignore_eos": True, "stop_token_ids": ()}
 
