@@ -20,7 +20,7 @@ from itertools import combinations, compress
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import BackendError, InvalidRequestError
@@ -58,8 +58,17 @@ class QualitySettings(JudgeSettings):
     original: Path | None = Field(default=None, description="the same of another model: its plain answers")
     likelihood: Path | None = Field(default=None, description="folder of a model: bits a token of answers")
     ifeval: Path | None = Field(default=None, description="IFEval's file: instructions that are followed")
-    judge: str = Field(default="", description="as for pasta_async.training.score; default: none")
+    judge: str = Field(
+        default="", description="folder of a trained judge, or as for pasta_async.training.score"
+    )
     out: Path = Field(description="folder of the result; an interrupted run goes on from what it has")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trained_judge(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if (folder := given.get("judge")) and Path(folder).is_dir():
+            return {**given, "judge": "pasta_async.evals.judge:TrainedJudge", "judge_model": folder}
+        return given
 
 
 def read_forms(settings: QualitySettings) -> tuple[dict[str, Any], Forms]:

@@ -1,11 +1,10 @@
 """Score sampled answers for stage 2: `python -m pasta_async.training.score`.
 
 Writes the theoretical speed-up and the quality of each sample. Their weight is chosen later, when a model is
-trained, so that another one needs no new judgement. The judge (--judge) is one of four:
+trained, so that another one needs no new judgement. The judge (--judge) is one of three:
 
 - `likelihood`: a language model in a folder says how likely an answer is; counted faults are taken off
 - `http://host:30000/v1`: a model behind an OpenAI-compatible endpoint that returns log-probabilities
-- a folder: the judge that `pasta_async.evals.judge` trained
 - `package.module:name`: your own, a class or function that makes a `pasta_async.training.judging.Judge`. It
   gets --judge-model and a journal, or nothing if there is no --judge-model
 
@@ -40,7 +39,7 @@ class JudgeSettings(EndpointSettings):
 
     judge: str = Field(
         default="likelihood",
-        description="likelihood; an endpoint, http://host:30000/v1; a judge's folder; package.module:name",
+        description="likelihood; an endpoint, http://host:30000/v1; or package.module:name",
     )
     judge_model: str = Field(
         default="",
@@ -51,8 +50,8 @@ class JudgeSettings(EndpointSettings):
     def _checked(self) -> Self:
         if not self.judge_model and (self.remote or self.judge == "likelihood"):
             raise ValueError("name the endpoint's model, or the model's folder, with --judge-model")
-        if not (self.judge in ("", "likelihood") or ":" in self.judge or Path(self.judge).is_dir()):
-            raise ValueError(f"--judge {self.judge} is no folder, endpoint or package.module:name")
+        if self.judge not in ("", "likelihood") and ":" not in self.judge:
+            raise ValueError(f"--judge {self.judge} is no endpoint, nor package.module:name")
         return self
 
     @property
@@ -136,18 +135,15 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
         identity = {"judge": "likelihood", "model": model_digest(settings.judge_model)}
         return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
     if not settings.remote:
-        name, model = settings.judge, settings.judge_model
-        if await asyncio.to_thread(Path(name).is_dir):
-            name, model = "pasta_async.evals.judge:TrainedJudge", name
         arguments: list[Any] = []
-        if model:
-            is_folder = await asyncio.to_thread(Path(model).is_dir)
-            identity = {"judge": name, "model": model_digest(model) if is_folder else model}
+        if model := settings.judge_model:
+            folder = await asyncio.to_thread(Path(model).is_dir)
+            identity = {"judge": settings.judge, "model": model_digest(model) if folder else model}
             arguments = [model, stack.enter_context(Journal(journal, identity))]
         try:
-            make_judge = pkgutil.resolve_name(name)
+            make_judge = pkgutil.resolve_name(settings.judge)
         except (ImportError, AttributeError, ValueError) as error:
-            raise InvalidRequestError(f"--judge {name} is not there: {error}") from error
+            raise InvalidRequestError(f"--judge {settings.judge} is not there: {error}") from error
         return make_judge(*arguments)
     identity = {"judge": settings.judge, "model": settings.judge_model}
     verdicts = stack.enter_context(Journal(journal, identity))

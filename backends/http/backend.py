@@ -225,6 +225,22 @@ class ServerBackend(ABC):
             finally:
                 self._open.discard(call)
 
+    async def forward(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+        """The reply of another endpoint of the server, byte for byte, however long it takes.
+
+        Closing it, or cancelling the task that iterates it, closes the connection.
+
+        Raises:
+            BackendError: The server refused or failed, or the backend was closed.
+        """
+        events = await self._http.open(f"{self.url}{path}", body, {}, is_limited=False)
+        try:
+            async with aclosing(events.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            await events.break_off()
+
     async def load(self) -> EngineLoad | None:
         """The server's load, at most a quarter of a second old; one reading serves all answers.
 

@@ -7,7 +7,7 @@ import ipaddress
 import json
 import re
 from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import anyio
@@ -114,8 +114,17 @@ class HTTPClient:
         except ValidationError as error:
             raise BackendProtocolError(f"{url} sent a reply that is not {self.kind}'s: {error}") from error
 
-    async def open(self, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Events:
+    async def open(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        *,
+        is_limited: bool = True,
+    ) -> Events:
         """Post JSON, with further headers, and read events. The caller closes them.
+
+        Without `is_limited` the server may take any time.
 
         Raises:
             BackendError: The server refused, or could not be reached.
@@ -123,7 +132,8 @@ class HTTPClient:
         headers = {**headers, **self.headers}
         with self.waiting(url):
             client = await self._connected()
-            request = client.build_request("POST", url, json=body, headers=headers, timeout=self._timeout)
+            timeout = self._timeout if is_limited else None
+            request = client.build_request("POST", url, json=body, headers=headers, timeout=timeout)
             response = await client.send(request, stream=True)
             if response.is_success:
                 return Events(self, response, url)
@@ -207,6 +217,19 @@ class Events:
         self._url = url
         self._chunks = response.aiter_bytes()
 
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """The bytes of the reply, as they come. Cancelling it breaks the connection off.
+
+        Raises:
+            BackendError: The connection broke off.
+        """
+        while True:
+            with self._http.waiting(self._url):
+                chunk = await anext(self._chunks, None)
+            if chunk is None:
+                return
+            yield chunk
+
     async def read(self) -> AsyncGenerator[dict[str, Any]]:
         """The events' JSON. Cancelling it breaks the connection off.
 
@@ -214,20 +237,17 @@ class Events:
             BackendError: An error event, a connection that broke off, or something that is no JSON.
         """
         rest = b""  # the beginning of a line that is not complete yet
-        while True:
-            with self._http.waiting(self._url):
-                chunk = await anext(self._chunks, None)
-            if chunk is None:
-                return
-            # Not `aiter_lines` of httpx: it ends lines at U+2028, too, which JSON may hold.
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if not line.startswith(b"data:"):
-                    continue  # an empty line, or a comment that keeps the connection open
-                data = line.removeprefix(b"data:").strip()
-                if data == b"[DONE]":
-                    return
-                yield self._event(data)
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                # Not `aiter_lines` of httpx: it ends lines at U+2028, too, which JSON may hold.
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data:"):
+                        continue  # an empty line, or a comment that keeps the connection open
+                    data = line.removeprefix(b"data:").strip()
+                    if data == b"[DONE]":
+                        return
+                    yield self._event(data)
 
     def _event(self, data: bytes) -> dict[str, Any]:
         try:

@@ -7,12 +7,11 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import httpx
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -31,14 +30,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pasta_async.backends.http.client import KEEPALIVE, http_client
 from pasta_async.client import Client
 from pasta_async.errors import missing_extra
 from pasta_async.observers import Observer
 from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.errors import ApiError
-from pasta_async.server.proxy import HttpEngine
 from pasta_async.server.replies import check, respond
 from pasta_async.server.requests import ChatRequest, CompletionRequest
 from pasta_async.server.service import RequestQueue, Service, service_of
@@ -46,9 +43,6 @@ from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import Logs
 from pasta_async.telemetry.metrics import Metrics
 from pasta_async.trace import standalone
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
 
 
 def create_app(
@@ -75,26 +69,20 @@ def create_app(
     registry = _registry(settings, queue)
     observers: list[Observer] = [Metrics(registry), Logs(text=settings.log_text)]
     middleware: list[Middleware] = []
-    provider: TracerProvider | None = None
+    flush_spans: Callable[[], object] | None = None
     if any(map(os.environ.get, ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))):
-        provider = _trace(observers, middleware)
+        flush_spans = _trace(observers, middleware)
     client = Client(backend, limits=limits, observers=observers)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         try:
             async with client:
-                info = await client.connect()
-                url = client.backend.url if isinstance(client.backend, HttpEngine) else "http://localhost"
-                # Neither time nor connections are limited here: each answer has its own time limit, and the
-                # queue limits the number of answers.
-                unlimited = httpx.Limits(keepalive_expiry=KEEPALIVE)
-                async with http_client(url, timeout=None, limits=unlimited) as http:
-                    app.state.service = Service(client, info, settings, queue, http)
-                    yield
+                app.state.service = Service(client, await client.connect(), settings, queue)
+                yield
         finally:
-            if provider:  # send the spans that are left: a signal ends the process right then
-                await asyncio.to_thread(provider.force_flush)
+            if flush_spans:  # a signal ends the process right then
+                await asyncio.to_thread(flush_spans)
 
     routes = [
         Route("/", _playground),
@@ -127,12 +115,12 @@ def _registry(settings: ServerSettings, queue: RequestQueue) -> CollectorRegistr
     return registry
 
 
-def _trace(observers: list[Observer], middleware: list[Middleware]) -> TracerProvider | None:
+def _trace(observers: list[Observer], middleware: list[Middleware]) -> Callable[[], object] | None:
     """Trace answers, and each HTTP request around them, over OTLP/HTTP as the `OTEL_*` variables say.
 
     They set its endpoint, headers, sampler and resource. Its service is `pasta-async` unless they name one.
-    Returns the provider; None: the program has set up a global one (`opentelemetry-instrument` does), which
-    is used instead.
+    Where the program has set up a global provider (`opentelemetry-instrument` does), that is used instead.
+    Returns a function that sends the spans that are left, if the provider has one.
     """
     try:
         from opentelemetry import trace
@@ -161,7 +149,7 @@ def _trace(observers: list[Observer], middleware: list[Middleware]) -> TracerPro
             excluded_urls="/health$,/metrics$",
         )
     )
-    return provider
+    return getattr(provider or trace.get_tracer_provider(), "force_flush", None)
 
 
 async def _metrics(request: Request, registry: CollectorRegistry) -> Response:

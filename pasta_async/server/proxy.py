@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
-import httpx
 from pydantic_core import from_json
 
-from pasta_async.backends.http.client import retry_seconds
-from pasta_async.errors import (
-    BackendConnectError,
-    BackendStatusError,
-    BackendTransportError,
-    GenerationTimeoutError,
-)
+from pasta_async.errors import GenerationTimeoutError
 from pasta_async.options import Limits
 from pasta_async.prompts import check_json
 from pasta_async.server.errors import ApiError
@@ -27,14 +21,12 @@ from pasta_async.server.service import Service
 
 
 @runtime_checkable
-class HttpEngine(Protocol):
-    """A backend whose engine has an OpenAI API of its own, below this URL; its headers hold its key."""
+class Forwards(Protocol):
+    """A backend whose engine has an OpenAI API of its own."""
 
-    @property
-    def url(self) -> str: ...  # noqa: D102
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...  # noqa: D102
+    def forward(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+        """The engine's reply; see `ServerBackend.forward`."""
+        ...
 
 
 class EngineReply:
@@ -46,16 +38,15 @@ class EngineReply:
 
     def __init__(self, service: Service, request: GenerateRequest, raw: bytes) -> None:
         backend = service.client.backend
-        if not isinstance(backend, HttpEngine):
+        if not isinstance(backend, Forwards):
             field = request.engine_fields[0]
             message = f"this engine does not support {field}"
             raise ApiError(message, code="unsupported_parameter", param=field)
-        self._service = service
         limits = answer_limits(request, service.client.limits)
+        self._backend = backend
+        self._queue = service.queue
         self._timeout = limits.timeout
-        path = "/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions"
-        self._url = backend.url.rstrip("/") + path
-        self._headers = backend.headers
+        self._path = "/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions"
         self._body = _engine_body(service, request, limits, raw)
 
     async def whole(self) -> bytes:
@@ -69,30 +60,23 @@ class EngineReply:
             GenerationTimeoutError: The answer took too long.
             BackendError: The engine refused or failed.
         """
-        http = self._service.http
         loop = asyncio.get_running_loop()
-        try:
-            async with self._service.queue.enter(self._timeout) as seconds:
-                deadline = None if seconds is None else loop.time() + seconds
-                async with http.stream(
-                    "POST", self._url, json=self._body, headers=self._headers, timeout=seconds
-                ) as reply:
-                    if reply.status_code != 200:
-                        raise _refusal(reply, await reply.aread())
-                    parts = reply.aiter_bytes()
-                    while True:  # httpx limits each wait, not all of them together
-                        left = None if deadline is None else deadline - loop.time()
-                        try:
-                            part = await asyncio.wait_for(anext(parts), left)
-                        except StopAsyncIteration:
-                            break
-                        yield part
-        except (httpx.TimeoutException, TimeoutError) as error:
-            raise GenerationTimeoutError(f"the answer took longer than {self._timeout:g} s") from error
-        except httpx.ConnectError as error:
-            raise BackendConnectError(f"nothing answers at {self._url}: {error}") from error
-        except httpx.TransportError as error:
-            raise BackendTransportError(f"the connection to {self._url} broke off: {error}") from error
+        async with (
+            self._queue.enter(self._timeout) as seconds,
+            aclosing(self._backend.forward(self._path, self._body)) as parts,
+        ):
+            deadline = None if seconds is None else loop.time() + seconds
+            while True:
+                left = None if deadline is None else deadline - loop.time()
+                try:
+                    part = await asyncio.wait_for(anext(parts), left)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError as error:
+                    raise GenerationTimeoutError(
+                        f"the answer took longer than {self._timeout:g} s"
+                    ) from error
+                yield part
 
 
 def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw: bytes) -> dict[str, Any]:
@@ -130,13 +114,3 @@ def _refuse_links(part: Mapping[str, Any]) -> None:
         link: Any = cast("Mapping[str, Any]", value).get("url") if isinstance(value, Mapping) else value
         if name.endswith("_url") and isinstance(link, str) and not link.startswith("data:"):
             raise ApiError("only data: URLs are taken here", param=f"messages.content.{name}")
-
-
-def _refusal(reply: httpx.Response, content: bytes) -> BackendStatusError:
-    """The library's error for an error reply of the engine, with the beginning of its text."""
-    text = content.decode(errors="replace") or reply.reason_phrase
-    return BackendStatusError(
-        f"the engine answered {reply.status_code}: {text:.1000}",
-        status=reply.status_code,
-        retry_after=retry_seconds(reply),
-    )

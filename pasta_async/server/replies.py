@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from pasta_async.clock import wait_out
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
 from pasta_async.plans.schema import KEY
@@ -411,8 +413,9 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     finally:
         task.cancel()
         gone.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait((task, gone))
+        over = partial(asyncio.wait, (task, gone))
+        if cancelled := await wait_out(lambda: task.done() and gone.done(), over):
+            raise cancelled
 
 
 async def _gone(request: Request) -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import httpx
 from starlette.requests import Request
 
 from pasta_async.client import Client
@@ -26,8 +25,6 @@ class Service:
     info: Model
     settings: ServerSettings
     queue: RequestQueue
-    http: httpx.AsyncClient
-    """The client for the engine's own endpoint."""
 
     @property
     def model_names(self) -> tuple[str, ...]:

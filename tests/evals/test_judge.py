@@ -107,7 +107,7 @@ def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:
     ]
     prompt = sampled(answer(True, 5, draw), *samples)
     file = write_rows(tmp_path / "samples.jsonl", [prompt.model_dump(mode="json")])
-    command = f"--judge {trained}/judge"
+    command = f"--judge pasta_async.evals.judge:TrainedJudge --judge-model {trained}/judge"
     run(score.main, f"{command} --samples {file} --out {tmp_path}/scores.jsonl")
     scores = read_scores(tmp_path / "scores.jsonl")
     assert scores["1", 0].quality > scores["1", 1].quality

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from pasta_async import Limits
 from pasta_async.backends import WrappingBackend
+from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.testing import ScriptedBackend
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
@@ -55,12 +56,18 @@ class Engine:
 
 
 class Proxied(WrappingBackend):
-    """A scripted backend whose engine has an address."""
+    """A scripted backend beside a server with an OpenAI API of its own."""
 
     def __init__(self, url: str) -> None:
         super().__init__(ScriptedBackend("Fine."))
-        self.url = url
-        self.headers = {"Authorization": "Bearer of-the-engine"}
+        self._server = SGLangBackend(url, api_key="of-the-engine")
+
+    def forward(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+        return self._server.forward(path, body)
+
+    async def aclose(self) -> None:
+        await self._server.aclose()
+        await super().aclose()
 
 
 @pytest.fixture
