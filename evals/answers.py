@@ -24,8 +24,8 @@ from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongE
 from pasta_async.evals.report import environment, grouped
 from pasta_async.progress import progress
 from pasta_async.training.data import corpus
-from pasta_async.training.endpoint import weights_of
 from pasta_async.training.jobs import Journal, for_each
+from pasta_async.training.model_digest import weights_of
 
 Item = TypeVar("Item")
 
@@ -80,13 +80,13 @@ class MeasureSettings(CommandSettings):
 def read_prompts(path: Path, sample: int | None = None) -> list[str]:
     """Prompts of a file, one in each line that is not empty, or a sample of them.
 
-    A file that is not named .txt holds objects with an `instruction` or `prompt`, as AlpacaEval and IFEval
-    have them.
+    A file of JSON, by its name, holds objects with an `instruction` or `prompt`, as those of AlpacaEval and
+    IFEval.
 
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
     """
-    if path.suffix != ".txt":
+    if path.suffix in (".jsonl", ".ndjson", ".json", ".gz"):
         return sample_of(corpus.read_prompts(path), sample)
     try:
         text = path.read_text(encoding="utf-8")

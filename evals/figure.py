@@ -26,7 +26,6 @@ _LABELS = {
     "baseline": "plain",
     "pasta": "PASTA",
     "parallel": "PASTA",
-    "outline": "outlines",
     "skeleton": "Skeleton-of-Thought",
     "apar": "APAR",
 }

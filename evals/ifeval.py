@@ -93,7 +93,7 @@ def _checkers() -> dict[str, Any]:
         from if_verifiable.ifeval import INSTRUCTION_DICT
         from nltk.tokenize.punkt import PunktTokenizer
     except ModuleNotFoundError as error:
-        raise missing_extra("IFEval", "evals", error) from error
+        raise InvalidRequestError(str(missing_extra("IFEval", "evals", error))) from error
 
     langdetect.DetectorFactory.seed = 0  # or the language of a short text is a matter of luck
     PunktTokenizer.load_lang = _load_sentence_data

@@ -32,9 +32,9 @@ from pasta_async.progress import progress
 from pasta_async.protocol import Message
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.data.corpus import digest, read_lines
-from pasta_async.training.endpoint import model_digest
 from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
+from pasta_async.training.model_digest import model_digest
 from pasta_async.training.samples import SampledPrompt
 
 Array = NDArray[Any]

@@ -243,7 +243,7 @@ async def measure(client: Client, items: Sequence[Item], journal: Journal | None
             number,
             seconds=filled.generation.elapsed,
             text=json.dumps(filled.value),
-            well_formed=not filled.closed,
+            well_formed=not filled.truncated,
             question=item.name,
             **costs_of(filled.generation),
         )

@@ -32,9 +32,9 @@ from pasta_async.evals.statistics import Estimate, estimate, gain, share
 from pasta_async.lang import parse
 from pasta_async.model_folder import write_json
 from pasta_async.progress import progress
-from pasta_async.training.endpoint import collect, model_digest
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, count_faults, soundness
-from pasta_async.training.jobs import Journal
+from pasta_async.training.jobs import Journal, collect
+from pasta_async.training.model_digest import model_digest
 from pasta_async.training.samples import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 
@@ -48,7 +48,7 @@ Figures = dict[str, list[Row]]
 SPEED = "theoretical speed-up"
 """Name of a result: the gain on an engine whose steps all take the same time."""
 
-_ORDER = ("parallel", "baseline", "original")
+_FORMS = ("parallel", "baseline", "original")  # in the order of the tables
 
 
 class QualitySettings(JudgeSettings):
@@ -81,8 +81,8 @@ def read_forms(settings: QualitySettings) -> tuple[dict[str, Any], Forms]:
     if settings.original:
         _, others = read_answers(settings.original)
         answers += [replace(other, method="original") for other in of_method(others, "baseline")]
-    by_form = in_all_methods(answers, {"baseline", *(answer.method for answer in answers)})
-    forms = {form: by_form[form] for form in _ORDER if form in by_form}
+    written = {"baseline", *(answer.method for answer in answers)}
+    forms = in_all_methods(answers, [form for form in _FORMS if form in written])
     for form, rows in forms.items():
         if [row.question for row in rows] != [row.question for row in forms["baseline"]]:
             raise InvalidRequestError(f"the answers of {form} are to other prompts than the plain ones")

@@ -77,8 +77,8 @@ async def measure(
 ) -> list[Answer]:
     """Time every prompt in both forms; see `take_turns` and `ask`.
 
-    Answers that are written one at a time begin with one of each form that does not count. Cancelling it
-    cancels the answers under way.
+    Answers that are timed begin with one of each form that does not count. Cancelling it cancels the answers
+    under way.
     """
     forms = ["baseline"] if settings.plain_only else ["baseline", "parallel"]
     seeded = settings.temperature > 0 and (await client.connect()).honours_seeds

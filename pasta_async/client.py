@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self, Unpack
@@ -21,10 +21,10 @@ from pasta_async.interpreter.runner import Prepared, Runner, with_retries
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Settings
 from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
-from pasta_async.plans.events import EmitFill, Filled, ValidationFailedError
+from pasta_async.plans.events import EmitFill, FillDone, Filled, ValidationFailedError
 from pasta_async.plans.parts import Layout
 from pasta_async.plans.plan import Plan, PlanForm
-from pasta_async.plans.run import FillStream, FillWork, PlanRun
+from pasta_async.plans.run import FillStream, PlanRun
 from pasta_async.plans.schema import Schema
 from pasta_async.prompts import Prompt, check_ids, check_json, check_length, most_tokens, read_prompt
 from pasta_async.protocol import Backend, Message, Model
@@ -216,7 +216,7 @@ class Client:
         Cancelling it ends every hole and aborts every request before the cancellation goes on.
         """
         work, _ = self._filling(prompt, form, instruct, options, streamed=False)
-        return await work(None, None)
+        return await work(None)
 
     def fill_stream(
         self,
@@ -247,7 +247,7 @@ class Client:
 
     def _filling(
         self, prompt: Prompt, form: Any, instruct: bool, options: FillOptions, *, streamed: bool
-    ) -> tuple[FillWork[Any], Observation]:
+    ) -> tuple[Callable[[EmitFill | None], Coroutine[Any, Any, Filled[Any]]], Observation]:
         """The work of filling a form, all its options checked but the prompt, and its observers."""
         plan = Plan.of(form)
         asked = _instructed(prompt, plan) if instruct else prompt
@@ -257,19 +257,21 @@ class Client:
             raise InvalidRequestError("a plan takes no stop texts: its holes end by their form")
         most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
 
-        async def work(stream: FillStream[Any] | None, emit: EmitFill | None) -> Filled[Any]:
+        async def work(emit: EmitFill | None) -> Filled[Any]:
             async with self._prepared(observation, plan) as prepared:
                 limits = prepared.start.limits
                 fitted, report = _checked(plan, prepared.model, limits, most, len(prepared.prompt))
                 if report.verdict == "no":
                     raise InvalidPlanError(report)
                 run = PlanRun(prepared, fitted, emit)
-                if stream:
-                    stream.run = run
-                observation.partial = run.partial
+                observation.run = run
                 filled = await run.run()
                 observation.generation = filled.generation
-            return _validated(filled, form) if isinstance(form, type) else filled
+            if isinstance(form, type):
+                filled = _validated(filled, form)
+            if emit and (wait := emit([FillDone(filled)])):
+                await wait
+            return filled
 
         return work, observation
 
@@ -277,7 +279,7 @@ class Client:
         """Prepare an answer, then run it."""
         async with self._prepared(observation) as prepared:
             runner = Runner(prepared, emit)
-            observation.partial = runner.partial
+            observation.run = runner
             observation.generation = await runner.run()
             return observation.generation
 
@@ -399,7 +401,7 @@ def _validated(filled: Filled[dict[str, Any]], form: type[BaseModel]) -> Filled[
     except ValidationError as error:
         message = f"{form.__name__} refuses what was written: {error}"
         raise ValidationFailedError(message, filled=filled) from error
-    return Filled(value=value, text=filled.text, closed=filled.closed, generation=filled.generation)
+    return Filled(value=value, text=filled.text, truncated=filled.truncated, generation=filled.generation)
 
 
 def _open(backend: object, settings: Settings, options: BackendOptions) -> tuple[Backend, bool]:

@@ -78,6 +78,14 @@ class Observer(Protocol):
         ...
 
 
+class Run(Protocol):
+    """The decoding of one answer, or plan."""
+
+    def partial(self) -> Generation:
+        """The answer so far."""
+        ...
+
+
 class Observation(AnswerObserver):
     """The observers of one answer, as one observer.
 
@@ -86,7 +94,7 @@ class Observation(AnswerObserver):
 
     Attributes:
         start: The options of the answer.
-        partial: Returns the answer so far; None before it is decoded.
+        run: The run that decodes the answer; None before that.
         generation: The answer once it is over, or the part of it that there is.
     """
 
@@ -94,7 +102,7 @@ class Observation(AnswerObserver):
         self._observers = observers
         self.start: AnswerStart = start
         self._answers: list[AnswerObserver] | None = None
-        self.partial: Callable[[], Generation] | None = None
+        self.run: Run | None = None
         self.generation: Generation | None = None
 
     def __enter__(self) -> Self:
@@ -106,8 +114,8 @@ class Observation(AnswerObserver):
         self._answers = _each(self._observers, lambda observer: observer.answer(start))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self.partial:
-            self.generation = self.partial()
+        if error is not None and self.run:
+            self.generation = self.run.partial()
         if self._answers is None:
             self.begin(None)
         self.ended(self.generation, error)

@@ -101,9 +101,10 @@ class ResultStream(Generic[_E, _R]):
     @property
     def partial(self) -> Generation | None:
         """The answer so far, at any moment, also after leaving the block; None before it has begun."""
-        if self._observation.generation or not self._observation.partial:
-            return self._observation.generation
-        return self._observation.partial()
+        observation = self._observation
+        if observation.generation or not observation.run:
+            return observation.generation
+        return observation.run.partial()
 
     def _emit(self, events: list[_E]) -> Awaitable[None] | None:
         self._events += events

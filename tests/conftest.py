@@ -27,7 +27,7 @@ settings.register_profile("usual", max_examples=50, derandomize=True, deadline=N
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
-NEVER_BLOCK = ("interpreter", "client", "backends/test_scripted.py", "test_clock.py")
+NEVER_BLOCK = ("interpreter", "client", "testing")
 """Tests, below this folder, in which no call may block the loop. Others load models, or start servers."""
 
 _loops: list[asyncio.AbstractEventLoop] = []

@@ -1,16 +1,28 @@
-"""Long work over many items: a journal to go on from, and a bounded pool of workers."""
+"""Long work over many items: a journal to go on from, a bounded pool of workers, and items that fail."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.errors import (
+    BackendError,
+    BackendStatusError,
+    InvalidRequestError,
+    PastaError,
+    ThreadFailedError,
+)
+from pasta_async.progress import progress
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_MAX_IN_A_ROW = 10  # failures, before the others are given up
+_OF_ONE_REQUEST = (400, 413, 422)
+"""Statuses by which a server refuses one request rather than all of them."""
 
 
 class Journal:
@@ -128,3 +140,50 @@ async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from error.__cause__  # without the group
+
+
+async def collect(
+    items: Collection[Item],
+    work: Callable[[Item], Awaitable[Result]],
+    in_flight: int,
+    skipped: type[PastaError] = BackendError,
+) -> tuple[dict[Item, Result], dict[Item, str]]:
+    """Ask for something about each item, `in_flight` at a time, with a progress bar.
+
+    An item fails by an error of the kind `skipped`. That ends the run where others would fail as well: after
+    a refusal such as that of a wrong key, a failure before any success, or ten failures in a row.
+    Cancelling it ends the requests under way.
+
+    Returns:
+        The results by item, and the reasons of those that failed.
+
+    Raises:
+        PastaError: No item can be worked on, or a failure that the others share.
+    """
+    results: dict[Item, Result] = {}
+    failures: dict[Item, str] = {}
+    lost: list[BackendError] = []  # since the last success
+    with progress(len(items), "answers") as advance:
+
+        async def collect_one(item: Item) -> None:
+            try:
+                results[item] = await work(item)
+                lost.clear()
+            except skipped as error:
+                failures[item] = f"{type(error).__name__}: {error}"
+                cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
+                if isinstance(cause, BackendError):  # else it is the prompt's fault, or took too long
+                    lost.append(cause)
+                    if _is_shared(cause, not results) or len(lost) >= _MAX_IN_A_ROW:
+                        raise
+            advance()
+
+        await for_each(items, collect_one, in_flight)
+    return results, failures
+
+
+def _is_shared(error: BackendError, first: bool) -> bool:
+    """True for a refusal that all other requests would get, or for a failure before any success."""
+    if not isinstance(error, BackendStatusError):
+        return first
+    return error.status not in _OF_ONE_REQUEST and (first or not error.retryable)

@@ -25,8 +25,8 @@ from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.results import Generation
 from pasta_async.training.data.corpus import PartSettings, Record, digest, read_records, write_records
-from pasta_async.training.endpoint import backend_digest, collect
-from pasta_async.training.jobs import Journal, journal_beside
+from pasta_async.training.jobs import Journal, collect, journal_beside
+from pasta_async.training.model_digest import backend_digest
 from pasta_async.training.samples import Plain, Sample, SampledPrompt
 from pasta_async.training.views import Trie
 

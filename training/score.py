@@ -27,10 +27,11 @@ from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.results import sequential_tokens
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.endpoint import Endpoint, EndpointSettings, collect, model_digest
+from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from pasta_async.training.faults import soundness
-from pasta_async.training.jobs import Journal, journal_beside
+from pasta_async.training.jobs import Journal, collect, journal_beside
 from pasta_async.training.judging import Judge, PairwiseJudge
+from pasta_async.training.model_digest import model_digest
 from pasta_async.training.samples import SampledPrompt, Score, faults_of_sample, read_samples
 
 
@@ -51,7 +52,7 @@ class JudgeSettings(EndpointSettings):
         if not self.judge_model and (self.remote or self.judge == "likelihood"):
             raise ValueError("name the endpoint's model, or the model's folder, with --judge-model")
         if self.judge not in ("", "likelihood") and ":" not in self.judge:
-            raise ValueError(f"--judge {self.judge} is no endpoint, nor package.module:name")
+            raise ValueError(f"--judge {self.judge} is no folder, endpoint or package.module:name")
         return self
 
     @property

@@ -29,12 +29,12 @@ from pydantic import Field
 
 from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import open_folder, read_json
-from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_path
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_path, is_adapter
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
-from pasta_async.training.endpoint import model_digest
 from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
+from pasta_async.training.model_digest import model_digest
 from pasta_async.training.rows import Row, deal_rows, pack_row, row_length, target_losses
 from pasta_async.training.views import Trie
 
@@ -455,7 +455,7 @@ def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSe
     """The model that is trained, and the settings with nothing left open."""
     folder, rank, alpha = settings.model, settings.lora_rank, settings.lora_alpha
     adapter = None
-    if (folder / ADAPTER_CONFIG).is_file():
+    if is_adapter(folder):
         adapter = folder
         config = read_json(adapter / ADAPTER_CONFIG)
         folder = base_path(adapter)

@@ -24,7 +24,7 @@ from pasta_async.backends.local.checkpoint import (
     read_json,
     well_formed,
 )
-from pasta_async.backends.local.pull import ADAPTER_CONFIG, SHIPPED_MODELS, base_path
+from pasta_async.backends.local.pull import ADAPTER_CONFIG, SHIPPED_MODELS, base_path, is_adapter
 from pasta_async.backends.local.stored import stored_object
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
@@ -65,9 +65,8 @@ def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
         ModuleNotFoundError: It is a GGUF file, and the package `gguf` is not installed.
     """
     with well_formed(path):
-        is_adapter = (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file()
         whole = _open_whole(base or base_path(path))
-        return open_adapter(path, whole) if is_adapter else whole
+        return open_adapter(path, whole) if is_adapter(path) else whole
 
 
 def _open_whole(path: Path) -> Checkpoint:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from llguidance import LLMatcher, LLTokenizer
 
-    from pasta_async.backends.local.session import Engine, Stream
+    from pasta_async.backends.local.engine import Engine, Stream
 
 _LOG = logging.getLogger(__name__)
 _SMALL_MODEL = 100_000_000  # weights; below this the products are too small to share between threads
@@ -143,7 +143,7 @@ class _LoadedModel:
 
             from pasta_async.backends.local.adapter import open_checkpoint
             from pasta_async.backends.local.checkpoint import weight_count
-            from pasta_async.backends.local.session import Engine, EngineLoop
+            from pasta_async.backends.local.engine import Engine, EngineLoop
 
             checkpoint = open_checkpoint(path)
             self._defaults = checkpoint.generation_defaults()
@@ -187,9 +187,9 @@ class _LoadedModel:
 
     def stream(self, request: DecodeRequest, grammar: LLMatcher | None) -> Stream:
         """A request as the engine takes it; InvalidRequestError if it cannot."""
+        from pasta_async.backends.local.engine import Stream
         from pasta_async.backends.local.sampler import TokenSampler
         from pasta_async.backends.local.scheduler import Job
-        from pasta_async.backends.local.session import Stream
 
         _check_ids(request, self.model)
         sampler = TokenSampler(

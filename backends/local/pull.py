@@ -254,6 +254,11 @@ def find_model(name: str | Path) -> Path:
     return _MODELS / name if name in SHIPPED_MODELS else Path(name)
 
 
+def is_adapter(path: Path) -> bool:
+    """True for the folder of an adapter, and not of a whole model."""
+    return (path / ADAPTER_CONFIG).is_file() and not (path / "config.json").is_file()
+
+
 def base_path(path: Path) -> Path:
     """The model whose weights a path stands for: the base of a folder that has none, or the path itself.
 
@@ -272,9 +277,9 @@ def base_path(path: Path) -> Path:
             f"the base of {name} ({source.file}) is not on this machine: "
             f"`pasta-async pull {name}` gets it ({source.megabytes})"
         )
-    if (adapter := read_object(path / ADAPTER_CONFIG)) is None:
+    if not is_adapter(path):
         return path
-    named = adapter.get("base_model_name_or_path")
+    named = (read_object(path / ADAPTER_CONFIG) or {}).get("base_model_name_or_path")
     for base in (Path(str(named)), path / str(named)) if named else ():
         if base.exists():
             return base

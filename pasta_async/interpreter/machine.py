@@ -74,7 +74,7 @@ class Machine:
         width: Width = "one" if start.parallel == "never" else "full"
         width = "plain" if tags is None and not self.outline else width
         self.transcript: Transcript = Transcript(self.threads, self._budget, self._visible, width, notes)
-        self._joined = [*prompt]  # the prompt and the written form up to the last join
+        self._joined_ids = [*prompt]  # the prompt and the written form up to the last join
         self._stops_idly = False  # a request of main ended at a sync that had nothing to join
         self._is_asked_anew = False  # main's context was changed: its request ends, and a new one follows
         self._topics: set[str] = set()  # of the round's promises (`plain_topic`)
@@ -88,13 +88,13 @@ class Machine:
         thread = self.threads[number]
         main = self.main.reader.ids
         if number == 0:
-            return (*self._joined, *self._own_text())
-        forked = main[self._budget.round_start : thread.origin]
+            return (*self._joined_ids, *self._own_text())
+        forked = main[self._budget.round_start : thread.promise_end]
         if self.outline:  # without the heads of earlier items, behind which the model would write a bare head
-            first = self._budget.round[0].head
-            forked = main[self._budget.round_start : first] + main[thread.head : thread.origin]
+            first = self._budget.round[0].head_start
+            forked = main[self._budget.round_start : first] + main[thread.head_start : thread.promise_end]
         opening = (self._tags.open_async,) if self._tags else ()
-        return (*self._joined, *forked, *opening, *thread.reader.ids)
+        return (*self._joined_ids, *forked, *opening, *thread.reader.ids)
 
     def _own_text(self) -> list[int]:
         """Main's ids since the last join, with `_OMITTED` in the place of each item of an outline."""
@@ -104,8 +104,8 @@ class Machine:
         if self.outline and self.outline.leading:
             omitted = self.model.tokenizer.encode(_OMITTED)
             for thread in self._budget.round:
-                seen += [*main[start : thread.origin], *omitted]
-                start = thread.origin
+                seen += [*main[start : thread.promise_end], *omitted]
+                start = thread.promise_end
         return seen + main[start:]
 
     def wants(self, number: int) -> bool:
@@ -129,7 +129,7 @@ class Machine:
         ids = self.context(number)
         max_tokens = min(self._budget.allowance(thread), self.model.context_length - len(ids))
         if max_tokens < 1:
-            self._close(thread, "length", "budget", now)
+            self._close(thread, "budget", now)
             self._settle_budget(now)
             return None
         # Tags that would be wrong wherever the request wrote them are banned.
@@ -200,14 +200,14 @@ class Machine:
             self._join_list(now)
         else:
             for thread in self._budget.round:
-                self._joined += main[start : thread.origin]
-                self._joined += self._chunk(thread)
-                start = thread.origin
-            self._joined += main[start:]
+                self._joined_ids += main[start : thread.promise_end]
+                self._joined_ids += self._chunk(thread)
+                start = thread.promise_end
+            self._joined_ids += main[start:]
         self._budget.join()
         self._topics.clear()
         self._repeats = False
-        self.main.tail = 0
+        self.main.undecided_tokens = 0
         self.main.state = "open"
         self._stops_idly = False
         self._tell(ev.SyncJoined(now))
@@ -216,7 +216,7 @@ class Machine:
         """End the answer; `finish_reason` says how it was broken off, if it was."""
         for thread in self.threads:
             if thread.state != "done":
-                self._close(thread, thread.finish_reason, "interrupted", now)
+                self._close(thread, "interrupted", now)
         if cut := self.transcript.cut:
             self._tell_changes(self.transcript.truncate(cut))
             self._show(self._visible.close_at(cut, self.transcript.document().text), now)
@@ -235,40 +235,40 @@ class Machine:
         if outline and (thread.number or outline.leading):
             self._feed_held(thread, token, now)
         elif token in self.model.end_ids:
-            thread.kept += 1
-            self._close(thread, "stop", "end", now)
+            thread.document_tokens += 1
+            self._close(thread, "end", now)
         else:
             if outline and outline.at_line_start:
-                self.main.head = thread.kept
-            thread.kept += 1
+                self.main.head_start = thread.document_tokens
+            thread.document_tokens += 1
             self._act(thread, thread.reader.read(token), now)
         # A budget that does not allow one more token ends the thread at once, so that the answer is the same
         # whether tokens come one by one or many in a piece.
-        if thread.state == "open" and not self._budget.allows(thread, 1):
-            self._close(thread, "length", "budget", now)
+        if thread.state == "open" and not self._budget.allows_one_more(thread):
+            self._close(thread, "budget", now)
 
     def _feed_held(self, thread: Thread, token: int, now: float) -> None:
         """Feed an item of a list, or main behind a head, where the parser may hold text back.
 
-        Such a token is counted in `Thread.tail` until it is certain that its text stands in the document.
+        Such a token is one of `Thread.undecided_tokens` until it is certain that its text is in the document.
         """
         if token in self.model.end_ids:
-            thread.tail += 1
+            thread.undecided_tokens += 1
             if thread is self.main:
                 self._end_list(now)
             else:
-                self._close(thread, "stop", "end", now)
+                self._close(thread, "end", now)
             return
         readings = thread.reader.read(token)
-        thread.tail += 1
+        thread.undecided_tokens += 1
         if any(isinstance(reading, lang.Sync) for reading in readings):
             self._end_list(now)
             return
         if any(isinstance(reading, str) for reading in readings):
             if thread is self.main:
                 self._cut_head(str(readings[0]))
-            thread.kept = len(thread.reader.ids)
-            thread.tail = 0
+            thread.document_tokens = len(thread.reader.ids)
+            thread.undecided_tokens = 0
         self._act(thread, readings, now)
 
     def _cut_head(self, text: str) -> None:
@@ -280,11 +280,11 @@ class Machine:
             # The parser did not take all of the last token: the rest of it is encoded anew.
             head_ids = tokenizer.encode(last.rstrip())
             ids[-1:] = head_ids
-            self.main.forced += len(head_ids) - 1
+            self.main.inserted_tokens += len(head_ids) - 1
 
     def _end_list(self, now: float) -> None:
         """End a list: main waits for its items, then goes on behind the last one."""
-        self.main.reader.end_list(self.main.kept)
+        self.main.reader.end_list(self.main.document_tokens)
         self._act(self.main, [lang.Sync()], now)
 
     def _end_request(self, thread: Thread, finish_reason: FinishReason, now: float) -> None:
@@ -293,10 +293,10 @@ class Machine:
             self._end_list(now)
         elif finish_reason == "length":
             # The backend's limit was the thread's allowance when the request was sent, or the context's end.
-            self._close(thread, "length", "budget", now)
+            self._close(thread, "budget", now)
         elif not thread.stopped_where_asked():
             # It ended at none of the request's stop ids: the model has no more to say.
-            self._close(thread, "stop", "end", now)
+            self._close(thread, "end", now)
         elif thread is self.main:
             # It stopped at a tag, but main is not waiting: the sync had nothing to join. Main goes on with a
             # new request, which does not stop at syncs, so that any number of idle ones costs one request.
@@ -313,7 +313,7 @@ class Machine:
             elif isinstance(reading, ReasoningRead):
                 self._tell(ev.ReasoningDelta(reading.text))
             elif isinstance(reading, lang.ChunkEnded):
-                self._close(thread, "stop", reading.closed_by, now)
+                self._close(thread, reading.closed_by, now)
             elif isinstance(reading, lang.Promise):
                 topic = plain_topic(reading.topic)
                 if self._tags and topic and topic in self._topics and not self._repeats:
@@ -327,7 +327,7 @@ class Machine:
 
     def _write(self, thread: Thread, text: str) -> None:
         lane = self._chunk_lanes.get(thread.number, self._visible.tail)
-        lane.pending.append((thread.origin + thread.kept, text))
+        lane.pending.append((thread.promise_end + thread.document_tokens, text))
         last = self.events[-1] if self.events else None
         if isinstance(last, ev.ThreadDelta) and last.thread == thread.number:
             self.events[-1] = ev.ThreadDelta(thread.number, last.delta + text)  # one event for a piece
@@ -368,13 +368,13 @@ class Machine:
         if head:
             self._lead_on(head, thread)
         self._budget.open(thread, promise.tokens)
-        self._chunk_lanes[number] = self._visible.open(number, thread.origin)
+        self._chunk_lanes[number] = self._visible.open(number, thread.promise_end)
         self.threads.append(thread)
         self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
         if self._budget.allowance(thread) > 0:
             self.spawned.append(number)
         else:
-            self._close(thread, "length", "budget", now)
+            self._close(thread, "budget", now)
 
     def _take_promise_back(self, tags: TagIds) -> None:
         """Take back a promise that repeats a topic of its round, and ask main anew, from before it.
@@ -384,8 +384,8 @@ class Machine:
         counts.
         """
         main = self.main
-        main.kept = len(main.reader.ids) - 1 - main.reader.ids[::-1].index(tags.promise)
-        main.reader = main.reader.reread(main.kept)
+        main.document_tokens = len(main.reader.ids) - 1 - main.reader.ids[::-1].index(tags.promise)
+        main.reader = main.reader.reread(main.document_tokens)
         main.reported = len(main.reader.parser.diagnostics)
         self._repeats = True
         self._is_asked_anew = True
@@ -405,10 +405,10 @@ class Machine:
         if earlier:
             # This head stands behind the separator that the interpreter wrote. The head came, so the tokens
             # that led main on to it stand in the document, and main did not decode them.
-            thread.head = earlier[-1].origin + len(separator)
-            main.forced += self._lead_tokens
+            thread.head_start = earlier[-1].promise_end + len(separator)
+            main.inserted_tokens += self._lead_tokens
         else:
-            thread.head = main.head
+            thread.head_start = main.head_start
         self._lead_tokens = len(separator) + len(marker)
         for token in (*separator, *marker):
             main.reader.read(token)
@@ -424,20 +424,20 @@ class Machine:
         tokenizer = self.model.tokenizer
         ids = main.reader.ids
         # Main's tokens before the list stay as they are.
-        start = threads[0].head
-        self._joined += ids[self._budget.round_start : start]
+        start = threads[0].head_start
+        self._joined_ids += ids[self._budget.round_start : start]
         # The heads and the items are encoded anew, as one text: tokens may reach over their borders.
         text = ""
         for thread in threads:
-            text += tokenizer.decode(ids[start : thread.origin]) + self.transcript.text(thread.number)
-            start = thread.origin
+            text += tokenizer.decode(ids[start : thread.promise_end]) + self.transcript.text(thread.number)
+            start = thread.promise_end
         parser = threads[-1].reader.parser
         gap = parser.gap if isinstance(parser, ItemParser) else ""
-        self._joined += tokenizer.encode(text + gap)
+        self._joined_ids += tokenizer.encode(text + gap)
         # The white space is main's, as far as the budget goes: the interpreter writes it for main.
         for token in tokenizer.encode(gap)[: max(0, self._budget.allowance(main))]:
-            main.kept += 1
-            main.forced += 1
+            main.document_tokens += 1
+            main.inserted_tokens += 1
             self._act(main, main.reader.read(token), now)
 
     def _report_end(self, thread: Thread) -> None:
@@ -447,32 +447,19 @@ class Machine:
 
     def _settle_budget(self, now: float) -> None:
         """Close threads that are out of budget; emit text whose position is final."""
-        if self._budget.reached:
-            spent = self.threads if self._budget.exhausted else self._budget.behind()
+        if self._budget.may_be_at_a_limit:
+            spent = self.threads if self._budget.exhausted else self._budget.threads_past_the_end()
             for thread in [thread for thread in spent if thread.state != "done"]:
-                self._close(thread, "length", "budget", now)
+                self._close(thread, "budget", now)
                 self.dropped.append(thread.number)
         if self._visible.ready:
             self._show(self._visible.take(), now)
 
-    def _close(
-        self, thread: Thread, finish_reason: FinishReason, closed_by: lang.ClosedBy, now: float
-    ) -> None:
-        """End a thread; text that its parser held back becomes a part of the document or is dropped."""
-        # At the end of the answer drop an unfinished tag; at the end of a chunk keep it as text.
-        cut = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
-        readings: Sequence[lang.Reading | ReasoningRead] = ()
-        if thread.tail and thread.number and finish_reason == "length":
-            # If the answer ended, the held text belongs to the item. If the item hit its own cap, it may be
-            # the next head: drop it.
-            cut = thread.kept + thread.tail >= thread.cap
-            readings = () if cut else thread.reader.spill()
-        readings = [*readings, *thread.reader.close(cut=cut)]
-        # Tokens whose text was held back count if any of that text came out; else they are forgotten.
-        if thread.tail and readings:
-            thread.kept = len(thread.reader.ids)
-        elif thread.tail:
-            del thread.reader.ids[thread.kept :]
+    def _close(self, thread: Thread, closed_by: lang.ClosedBy, now: float) -> None:
+        """End a thread."""
+        if closed_by != "interrupted":  # else what interrupted it has said why
+            thread.finish_reason = "length" if closed_by == "budget" else "stop"
+        readings = self._end_parser(thread, closed_by)
         if thread is self.main:
             self._act(thread, readings, now)
         else:
@@ -481,11 +468,30 @@ class Machine:
             self._act(thread, [reading for reading in readings if isinstance(reading, str)], now)
             lane = self._chunk_lanes[thread.number]
             lane.done = True
-            lane.tokens = thread.kept
+            lane.tokens = thread.document_tokens
         thread.state = "done"
-        thread.finish_reason = finish_reason
         thread.ended = now
         self._report_end(thread)
+
+    def _end_parser(self, thread: Thread, closed_by: lang.ClosedBy) -> list[lang.Reading | ReasoningRead]:
+        """The text that a thread's parser held back and that belongs to the document; the rest is dropped."""
+        # At the end of the answer drop an unfinished tag; at the end of a chunk keep it as text.
+        cut = closed_by == "interrupted" or (
+            closed_by == "budget" and self._budget.is_ended_by_the_answer(thread)
+        )
+        readings: list[lang.Reading | ReasoningRead] = []
+        if thread.undecided_tokens and thread.number and closed_by == "budget":
+            # If the answer ended, the held text belongs to the item. If the item hit its own cap, it may be
+            # the next head: drop it.
+            cut = thread.document_tokens + thread.undecided_tokens >= thread.cap
+            readings += () if cut else thread.reader.spill()
+        readings += thread.reader.close(cut=cut)
+        # Tokens whose text was held back count if any of that text came out; else they are forgotten.
+        if thread.undecided_tokens and readings:
+            thread.document_tokens = len(thread.reader.ids)
+        elif thread.undecided_tokens:
+            del thread.reader.ids[thread.document_tokens :]
+        return readings
 
     def _chunk(self, thread: Thread) -> list[int]:
         """A chunk's ids in the written form, from `<async>` to `</async>`."""

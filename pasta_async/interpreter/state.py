@@ -31,19 +31,19 @@ class RequestLog:
     """Records of its requests. The last one may be under way; the following fields are about that."""
     spans: list[Span] = field(default_factory=list[Span])
     """The times of the requests that are over."""
-    began: float = 0.0
+    request_start: float = 0.0
     """Time at which the last request was sent."""
-    before: int = 0
+    tokens_before: int = 0
     """Tokens that were generated before the last request."""
-    cached: int | None = None
+    cached_tokens: int | None = None
     """Tokens of the last request's context that were in the prefix cache."""
 
     def begin_request(self, prompt_tokens: int, now: float) -> None:
         """A request with this context is about to be sent."""
         self.started = now if self.started is None else self.started
-        self.began = now
-        self.before = self.tokens
-        self.cached = None
+        self.request_start = now
+        self.tokens_before = self.tokens
+        self.cached_tokens = None
         self.requests.append(
             RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
@@ -53,15 +53,15 @@ class RequestLog:
         if piece.ids and self.first_token is None:
             self.first_token = now
         if piece.cached_tokens is not None:
-            self.cached = piece.cached_tokens
+            self.cached_tokens = piece.cached_tokens
 
     def end_request(self, finish_reason: FinishReason, now: float) -> None:
         """The request is over, one way or the other."""
-        self.spans.append(Span(thread=self.number, start=self.began, end=now))
+        self.spans.append(Span(thread=self.number, start=self.request_start, end=now))
         self.requests[-1] = RequestRecord(
             prompt_tokens=self.requests[-1].prompt_tokens,
-            cached_tokens=self.cached,
-            completion_tokens=self.tokens - self.before,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.tokens - self.tokens_before,
             finish_reason=finish_reason,
         )
 
@@ -91,24 +91,24 @@ class Thread(RequestLog):
     state: Literal["open", "joining", "done"] = "open"
     cap: int = 0
     """Largest number of tokens that it may have in the document."""
-    origin: int = 0
+    promise_end: int = 0
     """Main's token count up to the promise, with it."""
-    head: int = 0
+    head_start: int = 0
     """In an outline: main's token count before the item's head. For main: before its current line."""
-    forced: int = 0
+    inserted_tokens: int = 0
     """Tokens of main that the interpreter wrote for it: they led it on, or stand behind a list."""
-    tail: int = 0
+    undecided_tokens: int = 0
     """In an outline: tokens at the end that are not certain to stand in the document."""
     reported: int = 0
     """Number of its diagnostics that came out as events."""
-    kept: int = 0
+    document_tokens: int = 0
     """Tokens that stand in the document."""
     stop_ids: tuple[int, ...] = ()
     """Ids at which the last request ends."""
 
     def stopped_where_asked(self) -> bool:
         """True if the request under way has come to one of its stop ids."""
-        return self.tokens > self.before and self.reader.ids[-1] in self.stop_ids
+        return self.tokens > self.tokens_before and self.reader.ids[-1] in self.stop_ids
 
     def record(self, text: str) -> ThreadRecord:
         """The thread as users see it."""
@@ -116,7 +116,7 @@ class Thread(RequestLog):
             topic=self.promise.topic if self.promise else "",
             estimate=self.promise.tokens if self.promise else None,
             text=text,
-            discarded_tokens=self.tokens + self.forced - self.kept,
+            discarded_tokens=self.tokens + self.inserted_tokens - self.document_tokens,
             closed_by=self.closed_by,
         )
 
@@ -156,27 +156,29 @@ class TokenBudget:
         self._limits = limits
         main.cap = max_tokens
         # With fewer generated tokens than this, no limit can be reached.
-        self._bound = min(max_tokens, max_tokens if limits.total_tokens is None else limits.total_tokens)
-        self._joined = 0  # tokens of chunks that are joined
-        self._chain = 0  # critical path of the rounds that are over, in tokens
+        self._smallest_limit = min(
+            max_tokens, max_tokens if limits.total_tokens is None else limits.total_tokens
+        )
+        self._joined_tokens = 0  # tokens of chunks that are joined
+        self._earlier_chains = 0  # critical path of the rounds that are over, in tokens
 
     def open(self, thread: Thread, estimate: int | None) -> None:
         """Main wrote a promise."""
-        thread.origin = self._main.kept
+        thread.promise_end = self._main.document_tokens
         thread.cap = self._limits.chunk_cap(estimate)
         self.round.append(thread)
 
     def join(self) -> None:
         """All promises of the round are kept."""
-        self._chain += self._longest()
-        self._joined += sum(thread.kept for thread in self.round)
-        self.round_start = self._main.kept
+        self._earlier_chains += self._longest_chain()
+        self._joined_tokens += sum(thread.document_tokens for thread in self.round)
+        self.round_start = self._main.document_tokens
         self.round = []
 
     @property
     def critical_path(self) -> int:
         """Tokens on the longest chain that had to be decoded one after another."""
-        return self._chain + self._longest()
+        return self._earlier_chains + self._longest_chain()
 
     @property
     def exhausted(self) -> bool:
@@ -184,81 +186,91 @@ class TokenBudget:
         return self._total_left() <= 0
 
     @property
-    def reached(self) -> bool:
+    def may_be_at_a_limit(self) -> bool:
         """True if enough tokens were generated that some thread may be at the end of the answer.
 
         The document cannot have more tokens than were generated, so before that nothing need be counted.
         """
-        return self.generated >= self._bound
+        return self.generated >= self._smallest_limit
 
-    def allows(self, thread: Thread, tokens: int) -> bool:
-        """True if a thread may generate `tokens` more, as far as is known now."""
+    def allows_one_more(self, thread: Thread) -> bool:
+        """True if a thread may generate a further token, as far as is known now."""
         # The thread's own cap holds in any case.
-        if thread.kept + tokens > thread.cap:
+        if thread.document_tokens >= thread.cap:
             return False
         # While all threads together have generated less than any limit, no thread can be at the end of the
         # answer. That is the usual case, and it needs no loop over the other threads.
-        if self.generated + tokens <= self._bound:
+        if self.generated < self._smallest_limit:
             return True
         # Else the tokens that certainly stand in front of this thread's next one decide.
-        return tokens <= max(0, self.allowance(thread))
+        return self.allowance(thread) > 0
 
     def allowance(self, thread: Thread) -> int:
         """Tokens that a thread may still generate, as far as is known now."""
-        tokens_left = self._max_tokens - self._known()
+        tokens_left = self._max_tokens - self._document_tokens()
         if thread.number:
-            left_of_cap = thread.cap - thread.kept
-            # `_known` also counts tokens behind this chunk in the document, which take nothing from it. The
-            # exact count takes longer, and is needed only where the cap leaves more.
+            left_of_cap = thread.cap - thread.document_tokens
+            # `_document_tokens` also counts tokens behind this chunk, which take nothing from it. The exact
+            # count takes longer, and is needed only where the cap leaves more.
             if left_of_cap > tokens_left:
                 left_of_cap = min(left_of_cap, self._left_of_chunk(thread))
             tokens_left = left_of_cap
         return min(tokens_left, self._total_left())
 
-    def at_the_end(self, thread: Thread) -> bool:
+    def is_ended_by_the_answer(self, thread: Thread) -> bool:
         """True if the answer's last token, rather than a chunk's cap, ends this thread."""
-        return thread.number == 0 or (thread.kept < thread.cap and self._left_of_chunk(thread) <= 0)
+        return thread.number == 0 or (
+            thread.document_tokens < thread.cap and self._left_of_chunk(thread) <= 0
+        )
 
-    def behind(self) -> Iterator[Thread]:
+    def threads_past_the_end(self) -> Iterator[Thread]:
         """Threads whose next token would stand behind the end of the answer."""
-        if self._max_tokens <= self._known():
+        if self._max_tokens <= self._document_tokens():
             yield from (thread for thread in self.round if self._left_of_chunk(thread) <= 0)
             yield self._main
 
     def cut(self) -> Cut | None:
         """The place of the answer's last token, once all threads before it are done; None if it fits."""
-        if self._known() <= self._max_tokens:
+        if self._document_tokens() <= self._max_tokens:
             return None
         # Walk through the round in document order: `tokens_left` is the budget for main's tokens, once the
         # chunks passed so far are paid for.
-        tokens_left = self._max_tokens - self._joined
+        tokens_left = self._max_tokens - self._joined_tokens
         for thread in self.round:
-            if tokens_left < thread.origin:
+            if tokens_left < thread.promise_end:
                 break  # main's text ends the answer before this promise
-            if tokens_left - thread.origin <= thread.kept:
-                return Cut(thread.number, tokens_left - thread.origin)  # it ends inside this chunk
-            tokens_left -= thread.kept
+            if tokens_left - thread.promise_end <= thread.document_tokens:
+                return Cut(thread.number, tokens_left - thread.promise_end)  # it ends inside this chunk
+            tokens_left -= thread.document_tokens
         return Cut(0, tokens_left)
 
-    def _known(self) -> int:
+    def _document_tokens(self) -> int:
         """Tokens that stand in the document so far."""
-        return self._joined + self._main.kept + sum(thread.kept for thread in self.round)
+        return (
+            self._joined_tokens
+            + self._main.document_tokens
+            + sum(thread.document_tokens for thread in self.round)
+        )
 
     def _left_of_chunk(self, chunk: Thread) -> int:
         """Tokens that fit into the answer behind the last one of a chunk, as far as is known now."""
-        tokens_left = self._max_tokens - self._joined - chunk.origin - chunk.kept
+        tokens_left = self._max_tokens - self._joined_tokens - chunk.promise_end - chunk.document_tokens
         for thread in self.round:
             if thread is chunk:
                 break
-            tokens_left -= thread.kept
+            tokens_left -= thread.document_tokens
         return tokens_left
 
     def _total_left(self) -> int:
         total = self._limits.total_tokens
         return self._max_tokens if total is None else total - self.generated
 
-    def _longest(self) -> int:
+    def _longest_chain(self) -> int:
         """Tokens on the longest chain of the round: main's own, or main's to a promise and its chunk's."""
-        main = self._main.kept
-        chains = (thread.origin + thread.kept + thread.tail for thread in self.round if thread.origin <= main)
-        return max((main + self._main.tail, *chains)) - self.round_start
+        main = self._main.document_tokens
+        chains = (
+            thread.promise_end + thread.document_tokens + thread.undecided_tokens
+            for thread in self.round
+            if thread.promise_end <= main
+        )
+        return max((main + self._main.undecided_tokens, *chains)) - self.round_start

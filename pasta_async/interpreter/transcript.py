@@ -21,7 +21,7 @@ class Lane:
     """A place in the document that one thread writes to."""
 
     thread: int
-    origin: int = 0
+    promise_end: int = 0
     """Main's token count up to the promise; 0 for main."""
     pending: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     """Pieces of text that are not shown yet, each with the token count at its end: main's tokens up to the
@@ -65,9 +65,9 @@ class Visible:
         front = self._lanes[0]
         return front.done or bool(front.pending)
 
-    def open(self, thread: int, origin: int) -> Lane:
+    def open(self, thread: int, promise_end: int) -> Lane:
         """A new lane for a chunk, at main's current place; main goes on in another lane behind it."""
-        lane = Lane(thread, origin)
+        lane = Lane(thread, promise_end)
         self.tail.done = True
         self.tail = Lane(0)
         self._lanes += (lane, self.tail)
@@ -79,7 +79,7 @@ class Visible:
         while not self.stopped:
             front = self._lanes[0]
             for end, piece in self._certain(front.pending):
-                text += self._show(piece, Cut(front.thread, end - front.origin))
+                text += self._show(piece, Cut(front.thread, end - front.promise_end))
             # The next lane follows once the front one is over and all of its text is out.
             if front.pending or not front.done or len(self._lanes) == 1:
                 break
@@ -179,7 +179,7 @@ class Transcript:
         if number == 0 or self.visible.stopped:
             texts = _texts(self._nodes())
             return texts[number] if number < len(texts) else ""
-        return _texts(thread.reader.parser.nodes)[0] if thread.kept else ""
+        return _texts(thread.reader.parser.nodes)[0] if thread.document_tokens else ""
 
     @property
     def cut(self) -> Cut | None:
@@ -228,7 +228,7 @@ class Transcript:
             threads=records,
             usage=Usage.of(records, first[0].prompt_tokens if first else 0),
             critical_path=self.budget.critical_path,
-            text_tokens=sum(thread.reader.text_tokens for thread in threads if thread.kept),
+            text_tokens=sum(thread.reader.text_tokens for thread in threads if thread.document_tokens),
             finish_reason=self.finish_reason,
             matched_stop=self.visible.matched_stop,
             elapsed=now,
@@ -248,14 +248,14 @@ class Transcript:
         shortened = False
         if cut.thread == 0:
             # The answer ends in main's text: promises that main made before that keep their chunks.
-            last_thread = sum(thread.origin <= cut.tokens for thread in self.threads[1:])
+            last_thread = sum(thread.promise_end <= cut.tokens for thread in self.threads[1:])
             _keep(main, cut.tokens)
         else:
             # It ends in a chunk: main's text ends with the promise of that chunk.
             last_thread = cut.thread
             thread = self.threads[last_thread]
-            _keep(main, thread.origin)
-            if cut.tokens < thread.kept:
+            _keep(main, thread.promise_end)
+            if cut.tokens < thread.document_tokens:
                 _keep(thread, cut.tokens)
                 shortened = True
         self._leave_out(last_thread)
@@ -265,7 +265,7 @@ class Transcript:
     def _leave_out(self, last_thread: int) -> None:
         """Leave the threads behind this one out of the document, which ends before their promises."""
         for thread in self.threads[last_thread + 1 :]:
-            thread.kept = 0
+            thread.document_tokens = 0
             thread.closed_by = "interrupted"
             thread.finish_reason = "abort"
 
@@ -273,7 +273,7 @@ class Transcript:
 def _keep(thread: Thread, tokens: int) -> None:
     """Forget what a thread wrote behind its first `tokens` tokens."""
     thread.reader = thread.reader.first(tokens)
-    thread.kept = tokens
+    thread.document_tokens = tokens
 
 
 def diagnostics_since(thread: Thread, index: int) -> Iterator[Diagnostic]:

@@ -72,7 +72,7 @@ class Filled(BaseModel, Generic[T]):
     """The pydantic model's instance, the object of a schema, or the text of each hole of a template."""
     text: str
     """The JSON text, or the whole text of a template."""
-    closed: tuple[str, ...]
+    truncated: tuple[str, ...]
     """Paths of fields that were cut off at their token limit, and closed: valid, maybe not complete."""
     generation: Generation
     """The record of the run: each hole is a thread, its path the thread's topic."""

@@ -44,7 +44,7 @@ class HolePart(RequestLog):
     """Text in front of the output that makes it an object: `{"key":`, or nothing."""
     values: dict[str, str] = field(default_factory=dict[str, str])
     """The JSON text of each key, once it is whole; free text by the hole's name."""
-    is_closed: bool = False
+    was_truncated: bool = False
     """True if it was cut off at its token limit, and closed."""
     discarded: int = 0
     """Generated tokens of requests that failed."""
@@ -96,7 +96,7 @@ class HolePart(RequestLog):
             estimate=self.hole.tokens,
             text=self.output,
             discarded_tokens=self.discarded,
-            closed_by="budget" if self.is_closed else None,
+            closed_by="budget" if self.was_truncated else None,
         )
 
 

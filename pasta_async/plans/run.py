@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Generic
 
 from pasta_async.errors import (
@@ -25,13 +25,11 @@ from pasta_async.interpreter.runner import Prepared, limited_group, retry_delay
 from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang.document import Document, Text
 from pasta_async.lang.views import Segment
-from pasta_async.observers import Observation
 from pasta_async.plans.events import (
     EmitFill,
     FieldDelta,
     FieldDone,
     FieldStarted,
-    FillDone,
     Filled,
     FillEvent,
     T,
@@ -146,9 +144,9 @@ class PlanRun:
             value = {part.hole.name: part.values[part.hole.name] for part in self._parts}
         else:
             value = json.loads(text)
-        closed = [part.path for part in self._parts if part.is_closed]
-        self._finish_reason = "length" if closed else "stop"
-        return Filled(value=value, text=text, closed=tuple(closed), generation=self.partial())
+        truncated = [part.path for part in self._parts if part.was_truncated]
+        self._finish_reason = "length" if truncated else "stop"
+        return Filled(value=value, text=text, truncated=tuple(truncated), generation=self.partial())
 
     # Order ------------------------------------------------------------------------------------------------
 
@@ -342,12 +340,12 @@ class PlanRun:
             rest, _ = part.free_text("", is_whole=True)
             if rest:
                 await self._hand_on(part, FieldDelta(part.path, rest))
-            part.is_closed = was_cut
+            part.was_truncated = was_cut
             part.values = {part.hole.name: part.output}
             return
         if was_cut and (missing := grammar.closing(part.output)):
             part.output += missing
-            part.is_closed = True
+            part.was_truncated = True
         elif not grammar.accepts(part.output):
             raise BackendProtocolError(f"the backend did not keep to the grammar: {part.output[:80]!r}")
         values = part.raw_values()
@@ -364,38 +362,26 @@ class PlanRun:
             await self._prepared.without_slot(part.number, wait)
 
 
-FillWork = Callable[["FillStream[Any] | None", EmitFill | None], Coroutine[Any, Any, Filled[T]]]
-"""Fills a plan, and gives the stream its run."""
-
-
 class FillStream(ResultStream[FillEvent, Filled[T]], Generic[T]):
-    """The events of one plan. Made by `Client.fill_stream`.
+    """The events of one plan. Made by `Client.fill_stream`."""
 
-    Attributes:
-        run: The run; None until the prompt is encoded.
-    """
-
-    def __init__(self, work: FillWork[T], observation: Observation) -> None:
-        async def run(emit: EmitFill) -> Filled[T]:
-            filled = await work(self, emit)
-            if wait := emit([FillDone(filled)]):
-                await wait
-            return filled
-
-        super().__init__(run, observation)
-        self.run: PlanRun | None = None
+    @property
+    def _plan_run(self) -> PlanRun | None:
+        """The run; None until the prompt is encoded."""
+        run = self._observation.run
+        return run if isinstance(run, PlanRun) else None
 
     def snapshot(self) -> dict[str, Any]:
         """The values so far, by path. A string that is being written has its beginning here.
 
         Fields that are not begun are left out, which tells them from null.
         """
-        return self.run.snapshot() if self.run else {}
+        return self._plan_run.snapshot() if self._plan_run else {}
 
     @property
     def text(self) -> str:
         """The text in order, up to the first part that is not written yet: a beginning of the final text."""
-        return self.run.document() if self.run else ""
+        return self._plan_run.document() if self._plan_run else ""
 
     async def json_deltas(self) -> AsyncIterator[str]:
         """The text in order, piece by piece: the pieces so far are always a beginning of the final JSON."""

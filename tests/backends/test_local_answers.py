@@ -7,10 +7,8 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import local_models
 import numpy as np
 import pytest
-from local_models import unconstrained
 
 import pasta_async
 from pasta_async import Backend
@@ -18,6 +16,8 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.batch import Floats
 from pasta_async.lang import STYLE_CODES, Code
 from pasta_async.protocol import DecodeRequest
+from tests.helpers import local_models
+from tests.helpers.local_models import unconstrained
 from tests.pasta_tiny import examples
 
 FAMILIES = ("describe", "totals", "fair")
@@ -56,7 +56,7 @@ async def test_a_repetition_penalty_spares_tags_and_ends(local: LocalBackend) ->
 
 
 async def test_a_tag_that_can_only_be_wrong_is_not_written(tmp_path: Path) -> None:
-    table_model = importlib.import_module("table_model")
+    table_model = importlib.import_module("tests.helpers.table_model")
     table_model.make(tmp_path)
     async with pasta_async.Client(LocalBackend(tmp_path, device="cpu")) as client:
         answer = await client.generate("Well?")

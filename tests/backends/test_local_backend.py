@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import local_models
 import numpy as np
 import pytest
 import torch
-from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.batch import Floats
@@ -23,6 +21,8 @@ from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
+from tests.helpers import local_models
+from tests.helpers.cache_checks import check_scheduler
 
 torch.set_num_threads(1)
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)

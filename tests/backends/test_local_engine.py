@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import local_models
 import numpy as np
 import pytest
 import torch
-from cache_checks import check_scheduler
-from engine_jobs import decoded, job, run, watched
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
-from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.options import Sampling
+from tests.helpers import local_models
+from tests.helpers.cache_checks import check_scheduler
+from tests.helpers.engine_jobs import decoded, job, run, watched
 
 torch.set_num_threads(1)
 VARIANTS: dict[str, dict[str, Any]] = {

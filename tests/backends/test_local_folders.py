@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import local_models
 import pytest
 import torch
 
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.cache import available_cores, available_memory
-from pasta_async.backends.local.session import Engine
+from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
+from tests.helpers import local_models
 
 
 @pytest.fixture(scope="module")

@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import gguf
-import local_models
 import numpy as np
 import pytest
 import torch
-from engine_jobs import watched
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType, GGUFWriter
-from local_models import tk
 
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.checkpoint import model_config
-from pasta_async.backends.local.session import Engine
+from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.prompts import Message
 from pasta_async.tokenizer import Tokenizer
+from tests.helpers import local_models
+from tests.helpers.engine_jobs import watched
+from tests.helpers.local_models import tk
 
 Metadata = dict[str, Any]
 

@@ -7,18 +7,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import local_models
 import numpy as np
 import pytest
 import torch
-from engine_jobs import watched
 
 from pasta_async.backends.local import kernels
 from pasta_async.backends.local.checkpoint import model_config
+from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.int8 import AVX2, choose_dtype
-from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import InvalidRequestError
+from tests.helpers import local_models
+from tests.helpers.engine_jobs import watched
 
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_jobs import run
-from trained import require_model
 
 from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.batch import Floats
+from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.pull import base_path
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
-from pasta_async.backends.local.session import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.options import Sampling
+from tests.helpers.engine_jobs import run
+from tests.helpers.trained_models import require_model
 
 DOC = Path(__file__).parents[2] / "docs" / "language.md"
 PROMPT, TOKENS, TEXTS = 16, 64, 8
@@ -42,7 +42,7 @@ class Forced(TokenSampler):
 
 def decoded(model: Path, dtype: str, ids: Sequence[int]) -> tuple[float, list[int]]:
     """Bits a token of stretches of 64 tokens, and the choices there."""
-    engine = Engine(model, EngineOptions(device="cpu", slots=4096, dtype=dtype, max_running=24))  # pyright: ignore[reportArgumentType]
+    engine = Engine(model, EngineOptions(device="cpu", slots=4096, dtype=dtype, max_running=TEXTS))  # pyright: ignore[reportArgumentType]
     samplers: list[Forced] = []
     jobs: list[Job] = []
     for start in range(0, TEXTS * (PROMPT + TOKENS), PROMPT + TOKENS):
@@ -68,8 +68,9 @@ EXERCISES = "What are the best exercises for beginners?"
 
 
 async def test_the_items_of_its_list_are_written_in_parallel() -> None:
-    base = base_path(require_model("pasta-smol"))
-    assert base
+    folder = require_model("pasta-smol")
+    base = base_path(folder)
+    assert base != folder
     async with Client(f"local:{base}") as client:
         outlined = await client.generate(EXERCISES, parallel="outline", max_tokens=200)
         plain = await client.generate(EXERCISES, max_tokens=120)

@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import local_models
 import numpy as np
 import pytest
 import torch
-from engine_jobs import decoded, job, run
 from safetensors import torch as safetensors_torch
 
 from pasta_async.backends.local.checkpoint import Checkpoint, open_folder
 from pasta_async.backends.local.conversion import int8_arrays
+from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.int8 import AVX2, Array
-from pasta_async.backends.local.session import Engine
 from pasta_async.backends.local.stored import stored_arrays
 from pasta_async.backends.options import EngineOptions
 from pasta_async.model_folder import write_json
+from tests.helpers import local_models
+from tests.helpers.engine_jobs import decoded, job, run
 
 save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
@@ -210,7 +210,7 @@ from pathlib import Path
 sys.modules["torch"] = None
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
-from pasta_async.backends.local.session import Engine
+from pasta_async.backends.local.engine import Engine
 from pasta_async.options import Sampling
 engine = Engine(Path({str(folder)!r}), {dict(INT8)!r})
 job = Job(0, range(20), 30, TokenSampler(Sampling(), 0), ())

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from written import CAUSES, INTRO, TEXT, WRITTEN, Result, pasta, scripted
 
 from pasta_async import Backend, RealClock
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.helpers.cli_program import CAUSES, INTRO, TEXT, WRITTEN, Result, pasta, scripted
 
 
 def generate(*arguments: str | Path, backend: Backend | None = None, stdin: str | bytes = "") -> Result:

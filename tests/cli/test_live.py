@@ -7,13 +7,13 @@ import re
 
 import pytest
 from rich.console import Console
-from written import CAUSES, INTRO, TEXT, WRITTEN
 
 from pasta_async import Client, Generation, Sampling
 from pasta_async.cli.commands import GenerateOptions, show_answer
 from pasta_async.cli.display import summary
 from pasta_async.cli.live import LiveDisplay, view
 from pasta_async.testing import ScriptedBackend
+from tests.helpers.cli_program import CAUSES, INTRO, TEXT, WRITTEN
 
 
 def picture(generation: Generation, width: int = 80) -> list[str]:

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_folders import adapter_run
-from finetune_folders import base_folder
-from hub_stand_in import UNREACHABLE, Hub, serving, use_hub
-from written import pasta
 
 from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.pull import SHIPPED_MODELS, BaseSource, default_model, find_model
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.training.endpoint import model_digest
+from pasta_async.training.model_digest import model_digest
+from tests.helpers.adapter_folders import adapter_run
+from tests.helpers.cli_program import pasta
+from tests.helpers.finetune_folders import base_folder
+from tests.helpers.hub_stand_in import UNREACHABLE, Hub, serving, use_hub
 from tests.pasta_tiny import PASTA_TINY
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from written import CAUSES, INTRO
+
+from tests.helpers.cli_program import CAUSES, INTRO
 
 ROOT = Path(__file__).parents[2]
 STALLING = """
 from pasta_async.cli import main
 from pasta_async.testing import Fault
-from tests.cli.written import scripted
+from tests.helpers.cli_program import scripted
 main(backend=scripted(Fault(2, 3, "stall")))
 """
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}

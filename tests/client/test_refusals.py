@@ -19,7 +19,7 @@ from pasta_async import (
     stream,
 )
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import RICH
+from tests.helpers.answer_runs import RICH
 
 
 @pytest.mark.parametrize(

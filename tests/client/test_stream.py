@@ -16,7 +16,7 @@ from pasta_async import (
 )
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH
+from tests.helpers.answer_runs import RICH
 
 
 async def test_the_last_event_has_the_generation_that_result_gives() -> None:

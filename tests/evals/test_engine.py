@@ -7,10 +7,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import pytest
-from commands_run import refused
 
 from pasta_async.evals.engine import EngineSettings, Local, main, measure, table
 from pasta_async.tokenizer import Tokenizer
+from tests.helpers.commands_run import refused
 from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands_run import refused, run, write_rows
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import quality
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.ifeval import Question, check, read_questions
+from tests.helpers.commands_run import refused, run, write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from commands_run import run, write_rows
 
 from pasta_async import InvalidRequestError
 from pasta_async.evals.judge import Preference, TrainedJudge, TrainSettings, fit_weights, train
 from pasta_async.training import score
 from pasta_async.training.jobs import Journal
 from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
+from tests.helpers.commands_run import run, write_rows
 from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands_run import run, write_rows
 
 from pasta_async.evals.answers import Answer, of_method, read_answers
 from pasta_async.evals.load import Load, LoadSettings, drive, main, measure, summarise
@@ -17,7 +16,8 @@ from pasta_async.evals.methods import METHODS, WARM_UP, ForcedEngine, MethodName
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend, VirtualClock, word_tokenizer
 from pasta_async.training.jobs import Journal
-from tests.interpreter.support import promise
+from tests.helpers.answer_runs import promise
+from tests.helpers.commands_run import run, write_rows
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:

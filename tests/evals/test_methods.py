@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from commands_run import refused, run, write_rows
-from recorder import Recorder
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.evals.answers import Answer, read_answers
@@ -24,7 +22,9 @@ from pasta_async.evals.methods import (
     time_answer,
 )
 from pasta_async.lang import parse
-from tests.interpreter.support import promise
+from tests.helpers.answer_runs import promise
+from tests.helpers.commands_run import refused, run, write_rows
+from tests.helpers.recorder import Recorder
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
 
 if TYPE_CHECKING:

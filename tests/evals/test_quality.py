@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from chat_server import judging
-from commands_run import refused, run, write_rows
 
 from pasta_async.errors import BackendStatusError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.quality import main
 from pasta_async.training.judging import Judge
+from tests.helpers.chat_server import judging
+from tests.helpers.commands_run import refused, run, write_rows
 from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:

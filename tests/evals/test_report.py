@@ -3,9 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from commands_run import refused
-
 from pasta_async.evals.report import ReportSettings, main, markdown_table, write_page
+from tests.helpers.commands_run import refused
 
 
 def test_a_page_has_all_texts_and_their_first_tables(tmp_path: Path) -> None:

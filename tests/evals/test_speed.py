@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands_run import refused, write_rows
-from commands_run import run as run_command
 
 from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
@@ -20,7 +18,9 @@ from pasta_async.evals.figure import seconds_by_method
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.testing import ScriptedBackend, VirtualClock
 from pasta_async.training.jobs import Journal
-from tests.interpreter.support import promise
+from tests.helpers.answer_runs import promise
+from tests.helpers.commands_run import refused, write_rows
+from tests.helpers.commands_run import run as run_command
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The examples, and the README's code, run with a model that ships; the first one is a real answer."""
+"""The examples, and the README's code, run with a tiny model; the first snippet is a real answer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import PROMPT, running, serving
-from trained import require_model
 from websockets.sync.client import connect
 
 from examples.fastapi_app import Review, app
+from tests.helpers.live_server import PROMPT, running, serving
+from tests.helpers.trained_models import require_model
 from tests.pasta_tiny import LOCAL_TINY
 
 pytestmark = pytest.mark.timeout(400)  # the first to run the int8 kernels compiles them

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import promise
 
 from pasta_async import Client, Generation, Limits
 from pasta_async.engine_load import LIGHT_THREADS, EngineLoad, StepTimes, room
@@ -20,6 +19,7 @@ from pasta_async.errors import BackendStatusError
 from pasta_async.events import ThreadStarted
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend, ScriptSource, VirtualClock
+from tests.helpers.answer_runs import promise
 
 WIDE = "Many." + "".join(promise(f"part {n}", f"Chunk {n} here.") for n in range(40)) + "<sync/> Done."
 TEXT = parse(WIDE).text

@@ -20,7 +20,7 @@ from pasta_async import (
 )
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH, answer
+from tests.helpers.answer_runs import RICH, answer
 
 pytestmark = pytest.mark.loop_matrix
 

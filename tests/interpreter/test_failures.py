@@ -21,7 +21,7 @@ from pasta_async import (
 )
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH, answer, events_of
+from tests.helpers.answer_runs import RICH, answer, events_of
 
 
 async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> PastaError:

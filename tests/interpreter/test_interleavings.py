@@ -11,8 +11,8 @@ import pytest
 from pasta_async import Client, DecodeRequest, Generation, Limits, Piece
 from pasta_async.lang import Document, Promise, Sync, parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, events_of, promise
-from tests.interpreter.vocabularies import tokenizer
+from tests.helpers.answer_runs import ENDLESS, RICH, ROOMY, answer, events_of, promise
+from tests.helpers.vocabularies import tokenizer
 
 TWO = f"One. {promise('a', 'Alpha beta gamma.')} {promise('b', 'Delta.')}<sync/> End."
 

@@ -13,7 +13,7 @@ from pasta_async import Client, DecodeRequest, GenerationTimeoutError, Limits, P
 from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH, answer, promise
+from tests.helpers.answer_runs import RICH, answer, promise
 
 WIDE = "".join(promise(f"part {n}", "a b c d e f g h. ") for n in range(12)) + "<sync/>Done."
 SLOW = dict.fromkeys(range(1, 13), 9.0)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pasta_async import Generation, Limits, Sampling
 from pasta_async.lang import Document
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise, read_by_events
-from tests.interpreter.vocabularies import tokenizer
+from tests.helpers.answer_runs import ENDLESS, RICH, ROOMY, answer, documents, promise, read_by_events
+from tests.helpers.vocabularies import tokenizer
 
 
 def kept(generation: Generation) -> object:

@@ -12,8 +12,8 @@ from pasta_async import Generation, Parallel, Sampling
 from pasta_async.events import DiagnosticFound, TextDelta, ThreadDelta
 from pasta_async.lang import Document, check, parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import ENDLESS, ROOMY, answer, documents, events_of, heard, promise, unrolled
-from tests.interpreter.vocabularies import TAGGED, tokenizer
+from tests.helpers.answer_runs import ENDLESS, ROOMY, answer, documents, events_of, heard, promise, unrolled
+from tests.helpers.vocabularies import TAGGED, tokenizer
 
 TAGS = {promise("coffee"): "promise-nested", "<sync/>": "sync-nested"}
 WRITTEN = parse(

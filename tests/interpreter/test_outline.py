@@ -15,7 +15,7 @@ from pasta_async.interpreter.outline import Head, ItemParser
 from pasta_async.lang import ChunkEnded, Promise, Sync, Text, parse
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.testing.tokenizer import chat_tokenizer
-from tests.interpreter.support import RICH, answer, read_by_events
+from tests.helpers.answer_runs import RICH, answer, read_by_events
 
 LIST = """\
 Three things matter:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pasta_async import DecodeRequest, Piece
 from pasta_async.lang import parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import answer, promise, read_by_events
-from tests.interpreter.vocabularies import tokenizer
+from tests.helpers.answer_runs import answer, promise, read_by_events
+from tests.helpers.vocabularies import tokenizer
 
 REPEATED = promise("TEA", "Again.")
 SOUND = f"1. {promise('Tea', 'Warm.')}\n2. {promise('milk', 'White.')}\n"

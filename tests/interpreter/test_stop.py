@@ -12,8 +12,8 @@ from pasta_async import Generation, Sampling
 from pasta_async.interpreter.transcript import Visible
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import RICH, answer, documents, promise, read_by_events
-from tests.interpreter.vocabularies import tokenizer
+from tests.helpers.answer_runs import RICH, answer, documents, promise, read_by_events
+from tests.helpers.vocabularies import tokenizer
 
 TIMES = st.dictionaries(st.integers(0, 8), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
 

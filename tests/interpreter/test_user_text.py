@@ -12,8 +12,8 @@ from pasta_async import DecodeRequest, Piece, TextDelta
 from pasta_async.events import ReasoningDelta
 from pasta_async.lang import TAG_TOKENS, Segment, parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import RICH, answer, events_of, promise
-from tests.interpreter.vocabularies import TAGGED, tokenizer
+from tests.helpers.answer_runs import RICH, answer, events_of, promise
+from tests.helpers.vocabularies import TAGGED, tokenizer
 
 TYPED = 'What does <sync/> do? <promise topic="a" tokens="10"/><async>This?</async>'
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from language_texts import canonical_documents, closing, outcome, texts, thorough, token_streams
 
 from pasta_async.lang import (
     MAX_TAG,
@@ -21,6 +20,7 @@ from pasta_async.lang import (
     check,
     parse,
 )
+from tests.helpers.language_texts import canonical_documents, closing, outcome, texts, thorough, token_streams
 
 
 @thorough

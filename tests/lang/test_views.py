@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hypothesis import given
-from language_texts import canonical_documents, texts, thorough
 
 from pasta_async.lang import (
     ASYNC_CLOSE,
@@ -20,6 +19,7 @@ from pasta_async.lang import (
     segments,
     views,
 )
+from tests.helpers.language_texts import canonical_documents, texts, thorough
 
 CAUSES = '<promise topic="causes" tokens="60"/>'
 

@@ -13,7 +13,7 @@ from pasta_async.backends.sglang.backend import xgrammar_refusal
 from pasta_async.plans import After, InvalidPlanError, Plan, PlanCode, PlanReport, Tokens
 from pasta_async.plans.checks import check_plan
 from pasta_async.testing import RandomBackend, ScriptedBackend
-from tests.plans.forms import Report, Review
+from tests.helpers.plan_forms import Report, Review
 
 
 def codes(report: PlanReport) -> set[tuple[PlanCode, str, str]]:

@@ -43,7 +43,7 @@ from pasta_async.plans import (
     ValidationFailedError,
 )
 from pasta_async.testing import RandomBackend, VirtualClock
-from tests.plans.forms import KINDS, REVIEW_TEXT, Report, Review, draw_form, keep_promise
+from tests.helpers.plan_forms import KINDS, REVIEW_TEXT, Report, Review, draw_form, keep_promise
 
 KIND_NAMES = ["inside an object", "an object each"]
 
@@ -229,7 +229,7 @@ async def test_a_field_that_is_cut_off_is_closed_and_named() -> None:
 
     async with Client(RandomBackend(2, endless=True)) as client:
         filled = await client.fill("x", Form)
-    assert filled.closed == ("answer",)
+    assert filled.truncated == ("answer",)
     [answer, flag] = filled.threads
     assert (answer.tokens, answer.was_cut, flag.was_cut) == (5, True, False)
 
@@ -260,7 +260,7 @@ async def test_a_stream_tells_each_field_and_ends_with_the_result(
         if isinstance(event, FieldDelta):
             written[event.path] = written.get(event.path, "") + event.delta
     for path, value in done.items():
-        if isinstance(value, str) and path not in filled.closed:
+        if isinstance(value, str) and path not in filled.truncated:
             assert written.get(path, "") == value
 
 
@@ -465,7 +465,7 @@ async def test_an_object_in_sequence_ends_where_the_context_does() -> None:
     async with Client(RandomBackend(1, endless=True, context_length=200)) as client:
         filled = await client.fill([5] * 150, plan)
     assert filled.usage.completion_tokens == 50
-    assert filled.closed == ("object",)
+    assert filled.truncated == ("object",)
 
 
 async def test_a_budget_below_the_annotations_is_refused() -> None:
@@ -503,7 +503,7 @@ async def test_a_value_has_all_its_tokens_whatever_its_key_takes() -> None:
         filled = await client.fill("x", Form)
         report = await client.check(Form)
     assert filled.value == Form(stars=4, is_to_be_recommended=True)
-    assert filled.closed == ()
+    assert filled.truncated == ()
     assert report.bounds and filled.usage.completion_tokens <= report.bounds.tokens
 
 
@@ -517,7 +517,7 @@ async def test_a_field_ends_where_a_model_goes_on_with_others() -> None:
     async with Client(backend) as client, client.fill_stream("x", Form) as stream:
         deltas = [(event.path, event.delta) async for event in stream if isinstance(event, FieldDelta)]
     filled = await stream.result()
-    assert filled.value == Form(price=120, words=["a, b", "c"]) and filled.closed == ()
+    assert filled.value == Form(price=120, words=["a, b", "c"]) and filled.truncated == ()
     assert {path: "".join(text for name, text in deltas if name == path) for path, _ in deltas} == {
         "price": "120",
         "words": '["a, b", "c"]',
@@ -541,7 +541,7 @@ async def test_a_field_of_a_group_takes_nothing_of_the_next_one() -> None:
 
     async with Client(Writing(' "' + "x" * 20, " 4}")) as client:
         filled = await client.fill("x", Form)
-    assert (filled.value.stars, filled.closed) == (4, ("reason",))
+    assert (filled.value.stars, filled.truncated) == (4, ("reason",))
 
 
 async def test_a_point_within_a_number_ends_no_hole() -> None:

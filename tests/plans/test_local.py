@@ -16,9 +16,9 @@ from pasta_async.plans import After, Plan, Tokens
 from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.views import Codec, encode_views
-from tests.interpreter.support import promise
+from tests.helpers.answer_runs import promise
+from tests.helpers.plan_forms import REVIEW_TEXT, Report, Review
 from tests.pasta_tiny import PASTA_TINY
-from tests.plans.forms import REVIEW_TEXT, Report, Review
 
 FOUR_HOLES = Plan("A: {a}\nB: {b}\nC: {c}\nD: {d}", **dict.fromkeys("abcd", Tokens(4)))
 
@@ -119,7 +119,7 @@ async def test_a_template_is_main_with_given_text(name: str) -> None:
         report = await client.check(plan)
         filled = await client.fill("Why?", plan, instruct=False)
     assert (filled.text, filled.generation.document) == (document.text, document)
-    assert not filled.closed
+    assert not filled.truncated
     prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
     codec = Codec(TokenizerFiles.read(PASTA_TINY))
     trained = {view.thread: view for view in encode_views(codec, document) if view.thread}

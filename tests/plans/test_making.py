@@ -13,7 +13,7 @@ from pasta_async import InvalidRequestError
 from pasta_async.grammar import Grammar
 from pasta_async.plans import After, Plan, Together, Tokens
 from pasta_async.plans.checks import check_plan
-from tests.plans.forms import Report
+from tests.helpers.plan_forms import Report
 
 _X = {"$ref": "#/$defs/x"}
 

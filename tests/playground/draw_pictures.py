@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
-from playground_server import serving
 from playwright.async_api import async_playwright
 from rich.console import Console
 from rich.text import Text
@@ -23,6 +22,7 @@ from rich.text import Text
 from pasta_async import Client, Generation
 from pasta_async.cli.display import summary
 from pasta_async.cli.live import view
+from tests.helpers.playground_server import serving
 
 if TYPE_CHECKING:
     from playwright.async_api import Page, ViewportSize

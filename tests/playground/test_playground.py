@@ -9,16 +9,16 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from playground_server import serving
 from playwright.async_api import expect
 
 from pasta_async import Client, Sampling, ThreadFailedError
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.testing import Fault, RandomBackend, ScriptedBackend
 from pasta_async.trace import timeline_page
-from tests.cli.written import CAUSES, END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
+from tests.helpers.cli_program import CAUSES, END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
+from tests.helpers.live_server import WatchedBackend
+from tests.helpers.playground_server import serving
 from tests.pasta_tiny import LOCAL_TINY
-from tests.server.live_server import WatchedBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

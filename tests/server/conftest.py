@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from live_server import LiveServer, WatchedBackend, official, running
 
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
+from tests.helpers.live_server import LiveServer, WatchedBackend, official, running
 from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:

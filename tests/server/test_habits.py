@@ -8,14 +8,22 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import CHAT, COMPLETIONS, LiveServer, WatchedBackend, ask, http_request, running
-from samples import Samples
 from starlette.testclient import TestClient
 
 from pasta_async import Limits, RealClock
 from pasta_async.options import Settings
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.helpers.live_server import (
+    CHAT,
+    COMPLETIONS,
+    LiveServer,
+    WatchedBackend,
+    ask,
+    http_request,
+    running,
+)
+from tests.helpers.metric_samples import Samples
 
 USER = {"role": "user", "content": "Why?"}
 REPLAYED: dict[str, Any] = {

@@ -19,12 +19,12 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_request, serving
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.running import http_protocol
 from pasta_async.testing import ScriptedBackend
+from tests.helpers.live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_request, serving
 from tests.pasta_tiny import LOCAL_TINY
 
 CHAT = {"model": "pasta-tiny", "messages": MESSAGES, "temperature": 0}
@@ -51,7 +51,7 @@ def test_a_client_that_disconnects_ends_every_thread(
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that writes zZzZ... behind a Z, for as long as it may."""
     folder = tmp_path_factory.mktemp("endless")
-    importlib.import_module("table_model").make(folder)
+    importlib.import_module("tests.helpers.table_model").make(folder)
     return folder
 
 

@@ -13,13 +13,22 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, official, read, running, serving
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from pasta_async import BackendStatusError, InvalidRequestError, Limits
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.helpers.live_server import (
+    PATIENCE,
+    LiveServer,
+    WatchedBackend,
+    http_request,
+    official,
+    read,
+    running,
+    serving,
+)
 
 ANSWER = 'Both. <promise topic="tea" tokens="10"/><async>Tea is old.</async><sync/> Enough.'
 SECRET = "the prompt that nobody may read"

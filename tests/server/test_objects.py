@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 import httpx
 import openai
 import pytest
-from live_server import MESSAGES, LiveServer, read
 from pydantic import BaseModel, Field
 
 from pasta_async import Client
 from pasta_async.plans import After, Tokens
+from tests.helpers.live_server import MESSAGES, LiveServer, read
 
 MODEL = "pasta-tiny"
 

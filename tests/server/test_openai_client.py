@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
-from live_server import MESSAGES, PROMPT, WatchedBackend, read
 
 from pasta_async import Client, Sampling
 from pasta_async.tokenizer import Tokenizer
+from tests.helpers.live_server import MESSAGES, PROMPT, WatchedBackend, read
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionChunk

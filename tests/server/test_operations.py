@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from live_server import MESSAGES, official, running
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from samples import DOCUMENT
-from stand_ins import SilentHandler, listening
 
 from pasta_async.testing import ScriptedBackend
+from tests.helpers.live_server import MESSAGES, official, running
+from tests.helpers.metric_samples import DOCUMENT
+from tests.helpers.stand_ins import SilentHandler, listening
 
 if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import Span

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import CHAT, COMPLETIONS, PATIENCE, LiveServer, ask, running, serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -19,6 +18,7 @@ from pasta_async import Limits
 from pasta_async.backends import WrappingBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.testing import ScriptedBackend
+from tests.helpers.live_server import CHAT, COMPLETIONS, PATIENCE, LiveServer, ask, running, serving
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from live_server import CHAT, COMPLETIONS, MESSAGES, PATIENCE, LiveServer, http_request, running, serving
-from recorder import Recorder
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import TAG_TOKENS
@@ -21,6 +19,17 @@ from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.server.running import http_protocol
 from pasta_async.testing import ScriptedBackend
+from tests.helpers.live_server import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    PATIENCE,
+    LiveServer,
+    http_request,
+    running,
+    serving,
+)
+from tests.helpers.recorder import Recorder
 from tests.pasta_tiny import PASTA_TINY
 
 KEY = "sk-very-secret"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from real_server import RealServer, require_sglang, running_server
 
 from pasta_async.backends.sglang import SGLangBackend
+from tests.helpers.real_server import RealServer, require_sglang, running_server
 from tests.pasta_tiny import PASTA_TINY
 
 

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_server import free_port, require_sglang
 
+from tests.helpers.real_server import free_port, require_sglang
 from tests.pasta_tiny import PASTA_TINY, examples
+
+ROOT = Path(__file__).parents[2]
 
 OF_LARGE = ("large-invoices", "large-profiles", "large-speed")
 TABLES = ("trained-speed", "methods", "load", "speed-without-plug-in", *OF_LARGE)
@@ -33,7 +35,7 @@ def run(folder: Path, serve: str, sample: int = 2) -> subprocess.CompletedProces
         "DTYPE": "float32",
         "LOADS": "--at-once 2 --answers 2 --rounds 1",
     }
-    command = ["sh", str(Path(__file__).parents[2] / "evals" / "gpu.sh")]
+    command = ["sh", str(ROOT / "evals" / "gpu.sh")]
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
 
 
@@ -46,7 +48,8 @@ def test_the_kit_measures_everything_once(tmp_path: Path) -> None:
     answered = [(example.prompt, example.document.text) for example in examples("offers")[:4]]
     rows = (json.dumps({"instruction": prompt, "output": text}) + "\n" for prompt, text in answered)
     (tmp_path / "prompts.jsonl").write_text("".join(rows))
-    serve = shlex.join([sys.executable, str(Path(__file__).with_name("serve_on_cpu.py"))])
+    program = ROOT / "tests" / "helpers" / "serve_on_cpu.py"
+    serve = shlex.join(["env", f"PYTHONPATH={ROOT}", sys.executable, str(program)])
     done = run(tmp_path, serve)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "results.json").read_text())

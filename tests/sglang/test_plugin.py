@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from odd_server import ABOUT, OddServer, backend, event, good, pieces_of, sse, stream
 
 from pasta_async import DecodeRequest, Sampling
 from pasta_async_sglang import ON, STATE, TESTED, VARIABLE, register
+from tests.helpers.odd_server import ABOUT, OddServer, backend, event, good, pieces_of, sse, stream
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 

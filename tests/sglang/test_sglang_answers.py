@@ -9,12 +9,12 @@ from contextlib import aclosing
 
 import psutil
 import pytest
-import real_server as stand_ins
-from real_server import fork_running, require_sglang
-from server_contract import PROMPTS, answers, written
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import LaunchedBackend
+from tests.helpers import real_server as stand_ins
+from tests.helpers.real_server import fork_running, require_sglang
+from tests.helpers.server_contract import PROMPTS, answers, written
 from tests.pasta_tiny import PASTA_TINY
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start

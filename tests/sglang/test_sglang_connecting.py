@@ -8,9 +8,7 @@ from typing import Any
 
 import httpx
 import huggingface_hub
-import odd_server
 import pytest
-from odd_server import ABOUT, END, HTML, TAGS, OddServer, backend, good, pieces_of
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import (
@@ -21,6 +19,8 @@ from pasta_async.errors import (
     InvalidRequestError,
     UnsupportedModelError,
 )
+from tests.helpers import odd_server
+from tests.helpers.odd_server import ABOUT, END, HTML, TAGS, OddServer, backend, good, pieces_of
 from tests.pasta_tiny import PASTA_TINY
 
 

@@ -6,11 +6,12 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from real_server import RealServer, free_port
 
 from pasta_async import Client, Generation
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import BackendConnectError, BackendProtocolError, BackendTransportError
+from tests.helpers.real_server import RealServer, free_port
+from tests.torture.cancellation import ServerEngine, break_off
 from tests.torture.faults import Accident, FaultProxy, check_error, through_proxy
 from tests.torture.trials import Trials, draw_prompt
 
@@ -65,3 +66,8 @@ async def test_answers_end_by_name_when_their_server_is_lost_and_the_client_goes
         async with FaultProxy(server.url).listening(port):
             assert [str(answer) for answer in await ask()] == [str(answer) for answer in expected]
     await backend.aclose()
+
+
+async def test_answers_that_are_broken_off_leave_nothing_on_the_server(server: RealServer) -> None:
+    outcomes = await break_off(Trials(count=8), ServerEngine(server.url), at_once=4)
+    assert sum(count for way, count in outcomes.items() if way != "ended before") > 3

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from odd_server import OddServer, backend
 
 from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
+from tests.helpers.odd_server import OddServer, backend
 
 RANK: dict[str, Any] = {
     "dp_rank": 0,

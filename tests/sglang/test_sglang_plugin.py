@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 import httpx
 import pytest
-from real_server import Forked, RealServer, fork_running, greedy, read
-from server_contract import until
 
 from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend
+from tests.helpers.real_server import Forked, RealServer, fork_running, greedy, read
+from tests.helpers.server_contract import until
 from tests.pasta_tiny import examples
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start

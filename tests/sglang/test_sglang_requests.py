@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from odd_server import ABOUT, END, STOP, TAGS, OddServer, backend, encode, event, good, pieces_of, sse, stream
 
 from pasta_async.errors import (
     BackendError,
@@ -18,6 +17,20 @@ from pasta_async.errors import (
 )
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Piece
+from tests.helpers.odd_server import (
+    ABOUT,
+    END,
+    STOP,
+    TAGS,
+    OddServer,
+    backend,
+    encode,
+    event,
+    good,
+    pieces_of,
+    sse,
+    stream,
+)
 
 SYNC, CLOSE = TAGS[5], TAGS[4]
 A, B = encode("ab")

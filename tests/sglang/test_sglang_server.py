@@ -6,14 +6,14 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from real_server import RealServer
-from server_contract import *  # noqa: F403 - the tests
-from server_contract import PROMPT, chat, ids_of, read, request, tags_of
 
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.forcing import force
+from tests.helpers.real_server import RealServer
+from tests.helpers.server_contract import *  # noqa: F403 - the tests
+from tests.helpers.server_contract import PROMPT, chat, ids_of, read, request, tags_of
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from live_server import MESSAGES, PROMPT, LiveServer, http_request, official, read, running
-from real_server import RealServer
-from server_contract import until
 
 from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend
+from tests.helpers.live_server import MESSAGES, PROMPT, LiveServer, http_request, official, read, running
+from tests.helpers.real_server import RealServer
+from tests.helpers.server_contract import until
 
 TOOLS: list[dict[str, Any]] = [
     {

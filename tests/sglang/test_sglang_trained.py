@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from local_models import unconstrained
-from real_server import require_sglang, running_server
-from trained import FEW, PROMPTS, answered, export_model
 
 from pasta_async import Backend, Client, Limits
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
+from tests.helpers.local_models import unconstrained
+from tests.helpers.real_server import require_sglang, running_server
+from tests.helpers.trained_models import FEW, PROMPTS, answered, export_model
 
 SMALL_CACHE = ("--max-total-tokens", "16384")
 

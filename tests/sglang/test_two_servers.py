@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import pytest
-from real_server import RealServer, require_sglang, running_router, running_server
-from server_contract import until
 
 from pasta_async import Client, Generation, PastaError, Sampling
+from tests.helpers.real_server import RealServer, require_sglang, running_router, running_server
+from tests.helpers.server_contract import until
 from tests.pasta_tiny import PASTA_TINY, examples
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for a server to start

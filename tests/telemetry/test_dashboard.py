@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
-from samples import DOCUMENT, Samples
 
 from pasta_async import Client, ThreadFailedError
 from pasta_async.server import create_app
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.helpers.metric_samples import DOCUMENT, Samples
 
 DOCS = Path(__file__).parents[2] / "docs"
 ODD = DOCUMENT + "<sync/> A sync with nothing to join."

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from samples import DOCUMENT
 
 from pasta_async import Client, DecodeRequest, Generation, InvalidRequestError, ThreadFailedError
 from pasta_async.observers import AnswerObserver, AnswerStart
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.telemetry.logs import Logs
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.helpers.metric_samples import DOCUMENT
 
 
 class Lines(logging.Handler):

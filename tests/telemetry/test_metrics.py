@@ -7,7 +7,6 @@ import asyncio
 import anyio
 import pytest
 from prometheus_client import CollectorRegistry
-from samples import DOCUMENT, Samples
 
 from pasta_async import (
     Client,
@@ -18,6 +17,7 @@ from pasta_async import (
 )
 from pasta_async.telemetry.metrics import Metrics
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.helpers.metric_samples import DOCUMENT, Samples
 
 
 @pytest.fixture

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import odd_server
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext, SpanKind, StatusCode
-from samples import DOCUMENT
 
 from pasta_async import Client, ThreadFailedError
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
 from pasta_async.testing import Fault, ScriptedBackend
+from tests.helpers import odd_server
+from tests.helpers.metric_samples import DOCUMENT
 
 
 class Traces:

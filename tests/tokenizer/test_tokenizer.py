@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
-import local_models
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from local_models import tk
 
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.model_folder import TokenizerFiles
 from pasta_async.tokenizer import Detokenizer, Tokenizer, run_encoding
+from tests.helpers import local_models
+from tests.helpers.local_models import tk
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tests.helpers.real_server import running_server
 from tests.pasta_tiny import PASTA_TINY
-from tests.sglang.real_server import running_server
 from tests.torture.cancellation import LocalEngine, ServerEngine, break_off
 from tests.torture.faults import inject
 from tests.torture.inputs import fill_forms, generate

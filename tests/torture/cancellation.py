@@ -20,9 +20,9 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.server import ServerSettings, create_app
-from tests.backends.cache_checks import check_scheduler
+from tests.helpers.cache_checks import check_scheduler
+from tests.helpers.live_server import http_request, serving_in_loop
 from tests.pasta_tiny import PASTA_TINY
-from tests.server.live_server import http_request, serving_in_loop
 from tests.torture.trials import Figures, Trials, draw_prompt
 
 BATCH = 200

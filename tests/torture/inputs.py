@@ -15,9 +15,9 @@ from pasta_async.lang import parse
 from pasta_async.server import create_app
 from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
-from tests.lang.language_texts import PIECES, closing
+from tests.helpers.language_texts import PIECES, closing
+from tests.helpers.plan_forms import KINDS, draw_form, keep_promise
 from tests.pasta_tiny import PASTA_TINY
-from tests.plans.forms import KINDS, draw_form, keep_promise
 from tests.torture.trials import Figures, Trials
 
 HANGS = 60.0

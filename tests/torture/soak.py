@@ -16,8 +16,8 @@ import httpx
 from pasta_async.backends.local import LocalBackend
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.running import http_protocol
+from tests.helpers.live_server import PATIENCE, WatchedBackend, http_request, serving
 from tests.pasta_tiny import PASTA_TINY
-from tests.server.live_server import PATIENCE, WatchedBackend, http_request, serving
 from tests.torture.trials import Figures, Trials, draw_prompt
 
 AT_ONCE = 24

@@ -11,11 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import local_models
 import pytest
 import torch
-from adapter_folders import AdapterRun, adapter_run
-from commands_run import status
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.backends.local import export as exporting
@@ -24,6 +21,9 @@ from pasta_async.backends.local.checkpoint import expected_shapes
 from pasta_async.backends.local.export import export_folder
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.training import ship
+from tests.helpers import local_models
+from tests.helpers.adapter_folders import AdapterRun, adapter_run
+from tests.helpers.commands_run import status
 
 CHAT = [{"role": "user", "content": "Tell 0: 12 <sync/> 漢字"}]
 

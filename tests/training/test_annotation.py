@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from annotator_server import Annotator, running_annotator
-from commands_run import status
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.lang import Chunk, Document, Promise, Sync, check, parse
 from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
 from pasta_async.training.data.annotate_endpoint import EXAMPLES, check_reply, first_prompt
-from pasta_async.training.data.corpus import plain_record, read_records, write_records
+from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
 from pasta_async.training.views import Mark, insert_tags, rough_tokens
+from tests.helpers.annotator_server import Annotator, running_annotator
+from tests.helpers.commands_run import status
 
 RESPONSE = (
     "Bread needs flour, water and salt, and the patience of whoever bakes it in the morning.\n\n"
@@ -95,6 +95,16 @@ def test_short_answers_stay_plain_without_a_request(annotator: Annotator, tmp_pa
     summary = annotate(run_settings)
     assert (summary["accepted"], summary["unasked"], annotator.requests) == (1, 1, [])
     assert next(read_records(tmp_path / "out" / "annotated.jsonl")).document.promises == ()
+
+
+def test_an_answer_that_had_tags_and_is_short_stays_plain(annotator: Annotator, tmp_path: Path) -> None:
+    run_settings = settings(annotator, tmp_path)
+    written = '<promise topic="a" tokens="10"/><async>Short.</async>'
+    record = Record(id="one", messages=[{"role": "user", "content": "one"}], written=written)
+    write_records(Path(run_settings.data), [record])
+    annotate(run_settings)
+    [annotated] = read_records(tmp_path / "out" / "annotated.jsonl")
+    assert (annotated.document.promises, annotated.document.text) == ((), "Short.")
 
 
 def test_no_reply_that_arrived_is_paid_for_again(annotator: Annotator, tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_run import status
-from draws import records
 
 from pasta_async import InvalidRequestError
 from pasta_async.testing import ScriptedBackend
 from pasta_async.training import answers
 from pasta_async.training.answers import AnswerSettings, draw_answers
 from pasta_async.training.data.corpus import read_records, write_records
+from tests.helpers.commands_run import status
+from tests.helpers.sample_draws import records
 from tests.pasta_tiny import LOCAL_TINY
 
 TEXT = "Tea is green. Coffee is brown, and that is all."

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_folders import ANSWERS, base_folder
-from local_models import TEMPLATE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
@@ -18,6 +16,8 @@ from pasta_async.lang.views import views
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.model import MARK, ModelCodec, ModelMaker, write_tokenizer
 from pasta_async.training.views import align, encode_views
+from tests.helpers.finetune_folders import ANSWERS, base_folder
+from tests.helpers.local_models import TEMPLATE
 
 CHAT = [
     {"role": "system", "content": "Be kind."},

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_run import status, write_rows
 
 import pasta_async
 from pasta_async import InvalidRequestError
@@ -29,6 +28,7 @@ from pasta_async.training.data.corpus import (
 )
 from pasta_async.training.data.leakage import LeakageFilter
 from pasta_async.training.views import critical_path
+from tests.helpers.commands_run import status, write_rows
 
 CHAT = {
     "conversations": [

@@ -17,7 +17,7 @@ from pasta_async.training.faults import (
     soundness,
 )
 from pasta_async.training.samples import Sample, faults_of_sample
-from tests.interpreter.support import promise
+from tests.helpers.answer_runs import promise
 
 TEA, COFFEE = "Tea comes from China, where it grew wild.", "Coffee was first drunk in Yemen."
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_folders import base_folder
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -28,6 +27,7 @@ from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge
 from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, score
 from pasta_async.training.views import Mark
+from tests.helpers.finetune_folders import base_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

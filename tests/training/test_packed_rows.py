@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_folders import ANSWERS, base_folder
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_mask
@@ -24,6 +23,7 @@ from pasta_async.training.rows import (
 )
 from pasta_async.training.trainer import Schedule, TrainerSettings
 from pasta_async.training.views import Trie, encode_views, pack_views
+from tests.helpers.finetune_folders import ANSWERS, base_folder
 
 
 def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_folders import ANSWERS, base_folder
-from preference_files import prompt_of, write_files
 from safetensors.torch import load_file
 
 from pasta_async.errors import InvalidRequestError
@@ -21,6 +19,8 @@ from pasta_async.training.data.corpus import write_records
 from pasta_async.training.model import ModelCodec, write_tokenizer
 from pasta_async.training.prefer import PreferSettings, choose_best, prefer
 from pasta_async.training.samples import Sample, SampledPrompt, Score, read_samples
+from tests.helpers.finetune_folders import ANSWERS, base_folder
+from tests.helpers.preference_files import prompt_of, write_files
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,12 +10,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands_run import status
 from pydantic import BaseModel
 
 from pasta_async.lang import check
 from pasta_async.training.data.corpus import read_prompts, read_records
 from pasta_async.training.samples import read_scores
+from tests.helpers.commands_run import status
 from tests.pasta_tiny import EXAMPLES, PASTA_TINY
 
 RECIPES = sorted(Path(__file__).parents[2].glob("training/recipes/*.sh"))

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands_run import status
-from draws import PROMPTS, WRITTEN, draw, records
 
 from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
@@ -29,6 +27,8 @@ from pasta_async.training.rows import pack_row, target_losses
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.samples import read_samples
 from pasta_async.training.views import Trie, encode_views, pack_views
+from tests.helpers.commands_run import status
+from tests.helpers.sample_draws import PROMPTS, WRITTEN, draw, records
 from tests.pasta_tiny import EXAMPLES, PASTA_TINY
 
 

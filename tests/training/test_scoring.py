@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from chat_server import (
+
+from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
+from pasta_async.training.data.corpus import write_records
+from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
+from pasta_async.training.score import ScoreSettings, main, score
+from tests.helpers.chat_server import (
     failing,
     first_is_better,
     forbidding,
@@ -18,15 +23,10 @@ from chat_server import (
     talkative,
     without_choices,
 )
-from commands_run import status
-
-from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
-from pasta_async.training.data.corpus import write_records
-from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
-from pasta_async.training.score import ScoreSettings, main, score
+from tests.helpers.commands_run import status
 
 if TYPE_CHECKING:
-    from chat_server import Trouble
+    from tests.helpers.chat_server import Trouble
 
 
 def sample_of(text: str, number: int, critical_path: int = 10, **changed: Any) -> Sample:

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_folders import adapter_run
-from finetune_folders import base_folder, data_file
-from killed_sft import killed_sft
-from local_models import TEMPLATE, engine_greedy, greedy
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
-from two_processes import run_in_two
 
 from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
 from pasta_async.training import trainer
 from pasta_async.training.data.corpus import read_records
 from pasta_async.training.model import ModelCodec, ModelMaker, write_tokenizer
 from pasta_async.training.sft import SftSettings, sft, supervised
+from tests.helpers.adapter_folders import adapter_run
+from tests.helpers.finetune_folders import base_folder, data_file
+from tests.helpers.killed_sft import killed_sft
+from tests.helpers.local_models import TEMPLATE, engine_greedy, greedy
+from tests.helpers.two_processes import run_in_two
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from real_vllm import RealServer, running_vllm
-from server_contract import until
 
 from pasta_async.backends.vllm import VLLMBackend
+from tests.helpers.real_vllm import RealServer, running_vllm
+from tests.helpers.server_contract import until
 from tests.pasta_tiny import PASTA_TINY
 
 

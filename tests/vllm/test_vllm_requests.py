@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-import odd_server
 import pytest
-from odd_server import END, TAGS, OddServer, encode, pieces_of, sse, stream
 
 from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.errors import (
@@ -19,6 +17,8 @@ from pasta_async.errors import (
 )
 from pasta_async.options import Sampling
 from pasta_async.protocol import Model, Piece
+from tests.helpers import odd_server
+from tests.helpers.odd_server import END, TAGS, OddServer, encode, pieces_of, sse, stream
 
 A, B = encode("ab")
 CARD = {"id": "odd", "owned_by": "vllm", "root": odd_server.model_folder(), "max_model_len": 100}

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from local_models import unconstrained
-from real_vllm import BLOCK, RealServer, running_vllm
-from server_contract import *  # noqa: F403 - the tests
-from server_contract import chat, ids_of, read, request
-from trained import FEW, answered, export_model
 
 from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.errors import BackendTransportError, PastaError
+from tests.helpers.local_models import unconstrained
+from tests.helpers.real_vllm import BLOCK, RealServer, running_vllm
+from tests.helpers.server_contract import *  # noqa: F403 - the tests
+from tests.helpers.server_contract import chat, ids_of, read, request
+from tests.helpers.trained_models import FEW, answered, export_model
 from tests.pasta_tiny import examples
 from tests.torture.cancellation import VLLMEngine, break_off
 from tests.torture.trials import Trials
@@ -57,10 +57,10 @@ async def test_pasta_smol_answers_as_it_does_here(tmp_path: Path) -> None:
     folder = export_model("pasta-smol", tmp_path / "pasta-smol")
     local = LocalBackend("pasta-smol", device="cpu", dtype="float32")
     with running_vllm(folder, tmp_path / "log") as (url, _):
-        async with Client(VLLMBackend(url)) as served:
+        served = VLLMBackend(url)
+        async with aclosing(local), aclosing(served):
             expected = await answered(unconstrained(local), FEW)
-            served_answers = await answered(served.backend, FEW)
-    await local.aclose()
+            served_answers = await answered(served, FEW)
     for prompt, ours, theirs in zip(FEW, expected, served_answers, strict=True):
         assert theirs.document.format() == ours.document.format(), prompt
     assert any(len(answer.threads) > 1 for answer in expected)

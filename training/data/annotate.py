@@ -34,8 +34,9 @@ from pasta_async.training.data.annotate_structure import (
     structure_marks,
 )
 from pasta_async.training.data.corpus import Record, SourceSettings, write_records
-from pasta_async.training.endpoint import Endpoint, EndpointSettings, model_digest
+from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from pasta_async.training.jobs import Journal
+from pasta_async.training.model_digest import model_digest
 from pasta_async.training.views import CountTokens, text_speedup, token_counter
 
 

@@ -20,7 +20,8 @@ from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, escape
 from pasta_async.protocol import Message
 from pasta_async.training.data.annotate_structure import LEAST
 from pasta_async.training.data.corpus import Record, StrictModel
-from pasta_async.training.endpoint import Endpoint, collect
+from pasta_async.training.endpoint import Endpoint
+from pasta_async.training.jobs import collect
 from pasta_async.training.views import CountTokens, Mark, insert_tags, recount
 
 _TEXTS: dict[str, Any] = tomllib.loads(
@@ -109,10 +110,11 @@ class Annotator:
             cut = completion.finish_reason == "length"
             self.problems["reply-cut" if cut else checked[0].code] += 1
             reasons = ("reply-cut: the reply reached its token limit", *reasons) if cut else reasons
-            if completion.text == reply:
-                break  # the next request would be this one again
             reply = completion.text
-            messages = [*opening, *_retry(reply, reasons)]
+            again = [*opening, *_retry(reply, reasons)]
+            if again == messages:
+                break  # the model would say it once more
+            messages = again
         return Rejected(record=record, reasons=reasons, reply=reply)
 
 

@@ -101,7 +101,7 @@ async def keep_promise(
             return False
         filled = await client.fill("x", schema)
     assert report.bounds
-    assert bool(filled.closed) == (filled.generation.finish_reason == "length")
+    assert bool(filled.truncated) == (filled.generation.finish_reason == "length")
     assert filled.critical_path <= report.bounds.critical_path
     assert filled.usage.completion_tokens <= report.bounds.tokens
     whole = Grammar.of_schema(Plan.in_sequence(schema).holes[0].schema or {}, compact=False)

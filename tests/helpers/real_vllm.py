@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from real_server import free_port, running_program
+
+from tests.helpers.real_server import free_port, running_program
 
 BLOCK = 32
 """Tokens of a block of the KV cache: on a GPU 16, on a CPU it has to be a multiple of 32."""

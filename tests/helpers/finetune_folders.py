@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import local_models
-
 from pasta_async.training.data.corpus import Record, write_records
+from tests.helpers import local_models
 
 ANSWERS = (
     # several rounds, adjacent promises, text behind the last one

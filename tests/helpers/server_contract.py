@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from local_models import unconstrained
 from pydantic import BaseModel
 
 from pasta_async import Client, Generation
@@ -23,8 +22,9 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.tag_tokens import TagIds
+from tests.helpers.local_models import unconstrained
+from tests.helpers.plan_forms import REVIEW_TEXT, Report, Review
 from tests.pasta_tiny import examples
-from tests.plans.forms import REVIEW_TEXT, Report, Review
 
 
 class Server(Protocol):

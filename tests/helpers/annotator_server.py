@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 
-from chat_server import ChatServer, complete, send, serving
+from tests.helpers.chat_server import ChatServer, complete, send, serving
 
 _ASKED = re.compile(r"PROMPT:\n(.*?)\n\nRESPONSE:\n(.*)", re.DOTALL)
 

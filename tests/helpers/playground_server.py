@@ -7,7 +7,7 @@ from typing import Any
 
 from pasta_async import Backend
 from pasta_async.server import ServerSettings, create_app
-from tests.server.live_server import serving_in_loop
+from tests.helpers.live_server import serving_in_loop
 
 
 def serving(backend: Backend, **settings: Any) -> AbstractAsyncContextManager[str]:

@@ -7,7 +7,8 @@ from http.server import BaseHTTPRequestHandler
 
 import huggingface_hub.constants as constants
 import pytest
-from stand_ins import SilentHandler, listening
+
+from tests.helpers.stand_ins import SilentHandler, listening
 
 UNREACHABLE = "http://127.0.0.1:1"
 

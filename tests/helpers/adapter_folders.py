@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from finetune_folders import base_folder
 
 from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
+from tests.helpers.finetune_folders import base_folder
 
 
 class AdapterRun(NamedTuple):

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from cache_checks import check_scheduler
 
 from pasta_async.backends.local.batch import Floats
+from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
-from pasta_async.backends.local.session import Engine
 from pasta_async.options import Sampling
+from tests.helpers.cache_checks import check_scheduler
 
 
 class Watched(NamedTuple):

@@ -1,6 +1,6 @@
 """Run a module of SGLang, unmodified, on a machine with no GPU stack.
 
-``python tests/sglang/on_cpu.py sglang.launch_server --model-path MODEL ...`` is what ``python -m`` would be
+``python tests/helpers/on_cpu.py sglang.launch_server --model-path MODEL ...`` is what ``python -m`` would be
 elsewhere; SGLang was installed without its dependencies (requirements/sglang-cpu.txt). Its speed says nothing
 about SGLang on a GPU. A program that imports SGLang itself imports this module first.
 

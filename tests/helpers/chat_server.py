@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from stand_ins import SilentHandler, listening
+from tests.helpers.stand_ins import SilentHandler, listening
 
 Trouble = Callable[["ChatServer", BaseHTTPRequestHandler], None]
 """Answers a request in some bad way."""

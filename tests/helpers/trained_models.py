@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from written import pasta
 
 from pasta_async import Backend, Client, Generation, Limits, Sampling
 from pasta_async.backends.local.pull import base_path, find_model
 from pasta_async.errors import UnsupportedModelError
+from tests.helpers.cli_program import pasta
 
 PROMPTS = (
     "Compare tea and coffee: origin, taste, health.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from real_server import server_command
+from tests.helpers.real_server import server_command
 
 _, model, _, port, *flags = sys.argv
 command = server_command(model, device="cpu", port=int(port), extra=["--skip-server-warmup", *flags])

@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
-import table_model
 
 from pasta_async.backends.http.backend import ServerBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Piece
+from tests.helpers import table_model
 
 TOKENIZER = table_model.tokenizer()
 VOCABULARY: int = TOKENIZER.get_vocab_size()
