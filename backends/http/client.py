@@ -33,7 +33,7 @@ DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
 SHORT_READ = 30.0
 """Seconds that a server may take over anything but decoding: telling what it is, aborting."""
 
-KEEPALIVE = 2.0
+_KEEPALIVE = 2.0
 """Seconds that an idle connection is kept: servers close it after 5, maybe just as it is used again."""
 
 DRAIN_SECONDS = 1.0
@@ -88,7 +88,7 @@ class HTTPClient:
         if self._own is None or self._loop is not loop:
             self._loop = loop
             # Requests wait for their turn in the client and on the server, never for a connection.
-            self._own = http_client(self.url, limits=httpx.Limits(keepalive_expiry=KEEPALIVE))
+            self._own = http_client(self.url, limits=httpx.Limits(keepalive_expiry=_KEEPALIVE))
             # `asyncio.run` ends the async generators that are left before it closes the loop.
             self._open = _open_in_this_loop(self._own)
             await anext(self._open)
@@ -122,7 +122,7 @@ class HTTPClient:
         *,
         is_limited: bool = True,
     ) -> Events:
-        """Post JSON, with further headers, and read events. The caller closes them.
+        """Post JSON, with further headers, and read the reply as it comes. The caller closes it.
 
         Without `is_limited` the server may take any time.
 
@@ -196,9 +196,9 @@ class HTTPClient:
         hint = " (pass api_key=)" if status in (401, 403) else ""
         text = " ".join(response.text.split())
         return BackendStatusError(
-            f"{url} answered {status}{hint}: {text:.300}",
+            f"{url} answered {status}{hint}: {text:.1000}",
             status=status,
-            retry_after=retry_seconds(response),
+            retry_after=_retry_seconds(response),
         )
 
 
@@ -209,7 +209,7 @@ async def _open_in_this_loop(client: httpx.AsyncClient) -> AsyncGenerator[None]:
 
 
 class Events:
-    """The events of a streamed reply, up to ``[DONE]``."""
+    """A streamed reply: its bytes, or its events up to ``[DONE]``."""
 
     def __init__(self, http: HTTPClient, response: httpx.Response, url: str) -> None:
         self._http = http
@@ -280,7 +280,7 @@ class Events:
         await self._response.aclose()
 
 
-def retry_seconds(response: httpx.Response) -> float | None:
+def _retry_seconds(response: httpx.Response) -> float | None:
     """Seconds after which a server wants to be asked again; None if it gives none, or a date."""
     header = response.headers.get("retry-after", "")
     return float(header) if re.fullmatch(r"\d{1,9}(\.\d+)?", header) else None

@@ -128,6 +128,13 @@ class _AdapterConfig(File):
         """A mapping; peft also takes a list, which is that of the embedding."""
         return {"embed_tokens": cast("list[Any]", given)} if isinstance(given, list) else given or {}
 
+    @field_validator("trainable_token_indices")
+    @classmethod
+    def _each_once(cls, rows: dict[str, list[int]]) -> dict[str, list[int]]:
+        if any(len(set(ids)) < len(ids) for ids in rows.values()):
+            raise ValueError("an id is there twice")
+        return rows
+
     @property
     def scale(self) -> float:
         """The factor of the product of a layer's two matrices."""

@@ -13,6 +13,7 @@ single rows do.) Arrays are contiguous. Each thread calls a kernel with its numb
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -21,6 +22,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from pasta_async.backends.local import pull
 from pasta_async.backends.local.int8 import KEY_BLOCK, LANES, OUTPUT_GROUP, PANEL
 from pasta_async.backends.local.vectors import (
     TALLEST,
@@ -59,13 +61,14 @@ _CONFIG: Any = numba.config
 
 
 def cache_folder() -> str:
-    """The folder of the machine code. Its name has a hash of all sources: numba looks at this file alone."""
+    """The folder of the machine code, named by a hash of all sources: numba looks at one file alone."""
     sources = hashlib.sha256()
     for name in ("kernels.py", "vectors.py", "int8.py"):
         sources.update(Path(__file__).with_name(name).read_bytes())
     chosen: str = _CONFIG.CACHE_DIR  # NUMBA_CACHE_DIR
-    folder = Path(chosen) if chosen else Path(__file__).with_name("__pycache__")
-    return str(folder / f"kernels-{sources.hexdigest()[:16]}")
+    here = Path(__file__).parent
+    own = here / "__pycache__" if os.access(here, os.W_OK) else pull.cache_folder()
+    return str((Path(chosen) if chosen else own) / f"kernels-{sources.hexdigest()[:16]}")
 
 
 _CACHE = cache_folder()

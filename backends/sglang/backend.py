@@ -227,19 +227,20 @@ class SGLangBackend(ServerBackend):
     async def _read_load(self) -> EngineLoad:
         """The load of the server, or of all workers of a router together."""
         reports: list[_Loads] = []
+        engines = self._engines  # which another request may change meanwhile
         try:
             # All at once: the caller's time is short. All are waited for, also if one fails.
-            asked = (self._http.ask(_Loads, f"{server}/v1/loads?include=core") for server in self._engines)
+            asked = (self._http.ask(_Loads, f"{server}/v1/loads?include=core") for server in engines)
             for report in await asyncio.gather(*asked, return_exceptions=True):
                 if isinstance(report, BaseException):
                     raise report
                 reports.append(report)
         except BackendConnectError:
-            if self._engines != [self.url]:
+            if engines != [self.url]:
                 self._model = None  # a router's worker has gone: the next request asks which there are
             raise
         ranks = [rank for report in reports for rank in report.loads]
-        for server, report in zip(self._engines, reports, strict=True):
+        for server, report in zip(engines, reports, strict=True):
             for number, rank in enumerate(report.loads):
                 growth = self._steps.growth(rank.decode_moments or [0.0] * 6, (server, number))
                 steps, requests, micros, squares, products, _ = growth

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FieldStarted:
-    """A hole's request was sent; `path` names its field."""
+    """A hole's request is being sent, for the first time or again; `path` names its field."""
 
     path: str
     thread: int

@@ -306,11 +306,8 @@ def _fields(text: str) -> Iterator[tuple[str, slice]]:
         begin = key.end()
         try:
             _, position = _DECODER.raw_decode(text, begin)
-        except (
-            JSONDecodeError,
-            RecursionError,
-        ):  # a value that cannot be read reaches to the end of the text
-            position = len(text)
+        except (JSONDecodeError, RecursionError):
+            position = len(text)  # a value that cannot be read reaches to the end of the text
         yield json.loads(key[1]), slice(begin, position)
 
 

@@ -239,6 +239,8 @@ class PlanRun:
                     part.discarded = part.tokens
                     part.output = ""
                     part.held = ""
+                    part.values = {}
+                    part.was_truncated = False
                     wait = self._prepared.clock.sleep(retry_delay(failures, error))
                     await self._prepared.without_slot(part.number, wait)
                     failures += 1
@@ -353,7 +355,7 @@ class PlanRun:
             for raw in values.values():
                 json.loads(raw)
         except RecursionError as error:  # by a schema that refers to itself
-            raise BackendProtocolError("the output is nested too deeply to be read") from error
+            raise BackendError("the output is nested too deeply to be read") from error
         part.values = values
 
     async def _hand_on(self, part: HolePart, event: FillEvent) -> None:

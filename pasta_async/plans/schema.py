@@ -28,6 +28,7 @@ _NO_MEANING = (
     "discriminator",
 )
 _SHARED = ("$defs", "definitions")
+_DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
 _NAMED_SCHEMAS = ("properties", *_SHARED, "patternProperties")
 
 
@@ -105,9 +106,11 @@ def _with_root_defined(schema: Schema) -> Schema:
             return [rewritten(item) for item in cast("list[Any]", part)]
         if not isinstance(part, Mapping):
             return part
-        changed = {key: rewritten(value) for key, value in cast("Schema", part).items()}
+        changed = {
+            key: value if key in _DATA else rewritten(value) for key, value in cast("Schema", part).items()
+        }
         reference = changed.get("$ref")
-        if isinstance(reference, str) and re.match(r"#(?!/(\$defs|definitions)/)", reference):
+        if isinstance(reference, str) and re.match(r"#(?:$|/(?!(?:\$defs|definitions)/))", reference):
             root_references += 1
             changed["$ref"] = f"#/$defs/{name}{reference[1:]}"
         return changed
@@ -115,8 +118,8 @@ def _with_root_defined(schema: Schema) -> Schema:
     whole = rewritten(schema)
     if not root_references:
         return schema
-    root = {key: value for key, value in whole.items() if key not in _SHARED}
-    return {**whole, "$defs": {**whole.get("$defs", {}), name: root}}
+    root = {key: value for key, value in whole.items() if key not in (*_SHARED, "$id", "$schema")}
+    return {**whole, "$defs": {**definitions_of(whole).get("$defs", {}), name: root}}
 
 
 def properties_of(schema: Schema) -> dict[str, Schema]:
@@ -214,8 +217,17 @@ def _combines(schema: Any) -> bool:
     if not isinstance(schema, Mapping):
         return False
     keywords = cast("Schema", schema)
-    has_more = "properties" in keywords and not keywords.keys().isdisjoint(("$ref", "anyOf", "oneOf"))
-    return has_more or "allOf" in keywords or any(map(_combines, keywords.values()))
+    several: Any = keywords.get("allOf", ())  # pydantic before 2.9 has one of a single schema
+    parts = [key for key in ("properties", "$ref", "anyOf", "oneOf") if key in keywords]
+    if len(parts) + (len(cast("list[Any]", several)) if isinstance(several, list) else 0) > 1:
+        return True
+    for key, value in keywords.items():
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):  # its keys are names, not keywords
+            if any(map(_combines, cast("Schema", value).values())):
+                return True
+        elif key not in _DATA and _combines(value):
+            return True
+    return False
 
 
 def _bare(schema: Any, keep: tuple[str, ...], *, is_closed: bool) -> Any:

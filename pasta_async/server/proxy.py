@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from pydantic_core import from_json
 
-from pasta_async.errors import GenerationTimeoutError
+from pasta_async.errors import BackendError, GenerationTimeoutError
 from pasta_async.options import Limits
 from pasta_async.prompts import check_json
 from pasta_async.server.errors import ApiError
@@ -72,6 +72,8 @@ class EngineReply:
                     part = await asyncio.wait_for(anext(parts), left)
                 except StopAsyncIteration:
                     return
+                except BackendError:  # one of them is a `TimeoutError`, too
+                    raise
                 except TimeoutError as error:
                     raise GenerationTimeoutError(
                         f"the answer took longer than {self._timeout:g} s"

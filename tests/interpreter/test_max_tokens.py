@@ -93,13 +93,21 @@ async def test_what_is_decoded_behind_the_cut_is_cancelled_and_counted() -> None
 
 @given(document=documents(nested=True), most=st.integers(1, 60), **TIMING)
 @settings(max_examples=25)
-async def test_the_events_add_up_to_what_is_kept(document: Document, most: int, **timing: Any) -> None:
+async def test_the_events_add_up_to_what_is_kept(
+    document: Document,
+    most: int,
+    latencies: dict[int, float],
+    piece: int,
+    threads: int,
+    cap: int | None,
+) -> None:
     backend = ScriptedBackend(
-        document, latency=1.0, thread_latency=timing["latencies"], tokenizer=tokenizer("words")
+        document, latency=1.0, thread_latency=latencies, tokenizer=tokenizer("words"), piece=piece
     )
-    generation, text, threads = await read_by_events(backend, sampling=Sampling(max_tokens=most))
+    limits = Limits(chunk_tokens=cap or ROOMY.chunk_tokens, max_threads=threads, timeout=None)
+    generation, text, texts = await read_by_events(backend, sampling=Sampling(max_tokens=most), limits=limits)
     assert text == generation.text
-    assert threads == {record.thread: record.text for record in generation.threads if record.text}
+    assert texts == {record.thread: record.text for record in generation.threads if record.text}
 
 
 @pytest.mark.parametrize("total", [5, 30, 60])

@@ -234,11 +234,16 @@ async def test_a_field_that_is_cut_off_is_closed_and_named() -> None:
     assert (answer.tokens, answer.was_cut, flag.was_cut) == (5, True, False)
 
 
-@given(st.randoms(use_true_random=False), st.integers(0, 10**6))
-def test_where_check_says_yes_every_run_ends_with_a_valid_object_within_the_bounds(
-    drawn: random.Random, seed: int
-) -> None:
-    asyncio.run(keep_promise(draw_form(drawn), seed, endless=drawn.random() < 0.5, kinds=drawn.choice(KINDS)))
+def test_where_check_says_yes_every_run_ends_with_a_valid_object_within_the_bounds() -> None:
+    promised: list[bool] = []
+
+    @given(st.randoms(use_true_random=False), st.integers(0, 10**6))
+    def fill_some(drawn: random.Random, seed: int) -> None:
+        form, kinds = draw_form(drawn), drawn.choice(KINDS)
+        promised.append(asyncio.run(keep_promise(form, seed, endless=drawn.random() < 0.5, kinds=kinds)))
+
+    fill_some()
+    assert sum(promised) > len(promised) / 4
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids=KIND_NAMES)

@@ -24,10 +24,8 @@ EXTRAS = {
 """The extra that a folder may lean on; all others have the core dependencies alone."""
 
 LATE = {
-    "backends/sglang": {"sglang", "torch", "transformers"},
     "pasta_async/grammar": {"llguidance"},
     "evals/judge": {"torch", "safetensors"},
-    "evals/forcing": {"torch"},
     "pasta_async/progress": {"rich"},
     "pasta_async/server": {"opentelemetry"},
 }

@@ -100,7 +100,7 @@ def test_short_answers_stay_plain_without_a_request(annotator: Annotator, tmp_pa
 def test_an_answer_that_had_tags_and_is_short_stays_plain(annotator: Annotator, tmp_path: Path) -> None:
     run_settings = settings(annotator, tmp_path)
     written = '<promise topic="a" tokens="10"/><async>Short.</async>'
-    record = Record(id="one", messages=[{"role": "user", "content": "one"}], written=written)
+    record = Record(id="one", messages=({"role": "user", "content": "one"},), written=written)
     write_records(Path(run_settings.data), [record])
     annotate(run_settings)
     [annotated] = read_records(tmp_path / "out" / "annotated.jsonl")
