@@ -100,14 +100,18 @@ def _with_root_defined(schema: Schema) -> Schema:
         name += "_"
     root_references = 0
 
-    def rewritten(part: Any) -> Any:
+    def rewritten(part: Any, *, has_names: bool = False) -> Any:
         nonlocal root_references
         if isinstance(part, list):
             return [rewritten(item) for item in cast("list[Any]", part)]
         if not isinstance(part, Mapping):
             return part
+        # The keys of `properties` and the like are names, not keywords.
         changed = {
-            key: value if key in _DATA else rewritten(value) for key, value in cast("Schema", part).items()
+            key: value
+            if key in _DATA and not has_names
+            else rewritten(value, has_names=key in _NAMED_SCHEMAS and not has_names)
+            for key, value in cast("Schema", part).items()
         }
         reference = changed.get("$ref")
         if isinstance(reference, str) and re.match(r"#(?:$|/(?!(?:\$defs|definitions)/))", reference):

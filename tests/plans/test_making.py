@@ -99,14 +99,14 @@ def test_schemas_that_are_combined_do_not_forbid_the_keys_of_each_other() -> Non
 
 
 def test_a_reference_to_the_whole_schema_means_the_whole_schema() -> None:
-    fields = {"name": {"type": "string"}, "parts": {"type": "array", "items": {"$ref": "#"}}}
+    fields = {"default": {"type": "string"}, "const": {"type": "array", "items": {"$ref": "#"}}}
     schema: dict[str, Any] = {"type": "object", "properties": fields, "required": [*fields]}
     schema["$defs"] = {"root": {}}
-    field = Grammar.of_value(Plan.of(schema).by_name["parts"].value_schema)
-    assert field.accepts(' [{"name": "b", "parts": []}]}') and not field.accepts(" [[]]}")
+    field = Grammar.of_value(Plan.of(schema).by_name["const"].value_schema)
+    assert field.accepts(' [{"default": "b", "const": []}]}') and not field.accepts(" [[]]}")
     whole = Grammar.of_schema(Plan.in_sequence(schema).holes[0].schema or {}, compact=True)
-    assert whole.accepts('{"name": "a", "parts": [{"name": "b", "parts": []}]}')
-    assert not whole.accepts('{"name": "a", "parts": [[]]}')
+    assert whole.accepts('{"default": "a", "const": [{"default": "b", "const": []}]}')
+    assert not whole.accepts('{"default": "a", "const": [[]]}')
 
 
 @pytest.mark.parametrize(
