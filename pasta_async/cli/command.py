@@ -140,10 +140,15 @@ def settings_of(settings: type[S], namespace: Namespace) -> S:
     try:
         return settings(**{name: value for name, value in vars(namespace).items() if name in names})
     except ValidationError as error:
-        mistakes = (f"--{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-        parser.error("; ".join(mistakes).replace("_", "-"))
+        parser.error("; ".join(_mistake(e["loc"], e["msg"]) for e in error.errors()))
     except InvalidRequestError as error:
         parser.error(str(error))
+
+
+def _mistake(location: tuple[int | str, ...], message: str) -> str:
+    """A bad option and the reason; where several options do not go together, the reason names them."""
+    option = "--" + ".".join(map(str, location)).replace("_", "-") + ": "
+    return (option if location else "") + message.removeprefix("Value error, ")
 
 
 def _help(field: FieldInfo) -> str:
