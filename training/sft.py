@@ -17,7 +17,7 @@ from pasta_async.lang import parse
 from pasta_async.training.data.corpus import Record, read_records
 from pasta_async.training.model import ModelCodec
 from pasta_async.training.trainer import Task, TrainerSettings, train
-from pasta_async.training.views import Trie, align, pack_plain, pack_views, recount
+from pasta_async.training.views import Trie, align, pack_plain, pack_views, with_estimates
 
 
 class SftSettings(TrainerSettings):
@@ -59,7 +59,7 @@ def supervised(records: Sequence[Record], codec: ModelCodec, settings: SftSettin
         except PastaError as error:
             raise InvalidRequestError(f"{record.id}: {error}") from error
         pack = pack_views if pasta else pack_plain
-        return pack(codec, prompt, recount(document, count))
+        return pack(codec, prompt, with_estimates(document, count))
 
     return Task(len(examples), example, lambda trie: len(trie.targets))
 

@@ -20,7 +20,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from pasta_async.lang import TAG_TOKENS, Document, Ignored, Node, Promise, Segment, Text, views
+from pasta_async.lang import (
+    TAG_TOKENS,
+    Document,
+    Ignored,
+    Node,
+    Promise,
+    Segment,
+    Text,
+    rounded_estimate,
+    views,
+)
 from pasta_async.model_folder import TokenizerFiles
 from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
@@ -267,17 +277,17 @@ def token_counter(folder: Path | str | None) -> CountTokens:
     return lambda text: len(tokenizer.encode(text))
 
 
-def recount(document: Document, count: CountTokens | None) -> Document:
+def with_estimates(document: Document, count: CountTokens | None) -> Document:
     """The document with its tags in their exact form, each estimate made from the length of its chunk.
 
-    An estimate is rounded up to tens, at least ten. Without `count` promises have none.
+    It is at least ten. Without `count` promises have none.
     """
-    nodes = [
-        replace(node, tokens=count and 10 * max(1, math.ceil(count(node.chunk.text) / 10)), source="")
-        if isinstance(node, Promise) and node.chunk is not None
-        else node
-        for node in document.nodes
-    ]
+    nodes: list[Node] = []
+    for node in document.nodes:
+        if isinstance(node, Promise) and node.chunk is not None:
+            tokens = rounded_estimate(max(1, count(node.chunk.text))) if count else None
+            node = replace(node, tokens=tokens, source="")
+        nodes.append(node)
     return Document(tuple(nodes))
 
 

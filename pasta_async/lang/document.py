@@ -5,6 +5,7 @@ The language is that of the paper (arXiv 2502.11517, section 2); docs/language.m
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ __all__ = [
     "Sync",
     "Text",
     "escape",
+    "rounded_estimate",
 ]
 
 PROMISE_OPEN = '<promise topic="'
@@ -156,6 +158,11 @@ class Chunk:
     def format(self) -> str:
         """The written form; always closed."""
         return self.opened + "".join(node.format() for node in self.nodes) + ASYNC_CLOSE
+
+
+def rounded_estimate(tokens: int) -> int:
+    """The estimate of a promise whose chunk has so many tokens: rounded up to tens."""
+    return 10 * math.ceil(tokens / 10)
 
 
 @dataclass(frozen=True, slots=True)

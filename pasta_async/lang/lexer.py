@@ -7,13 +7,12 @@ most `MAX_TAG` characters long. With backslashes behind the `<` it is text, whic
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pasta_async.lang.diagnostics import Code
-from pasta_async.lang.document import MAX_TAG, TAG_REST, TAG_START, Promise, unquoted
+from pasta_async.lang.document import MAX_TAG, TAG_REST, TAG_START, Promise, rounded_estimate, unquoted
 
 
 class Tag(NamedTuple):
@@ -150,5 +149,5 @@ def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
     readable = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MAX_ESTIMATE))
     if not readable or (number := int(digits)) > MAX_ESTIMATE:
         return None, Code.TOKENS_BAD
-    rounded = 10 * math.ceil(number / 10)
+    rounded = rounded_estimate(number)
     return rounded, None if rounded == number else Code.TOKENS_NOT_TENS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from pydantic_core import from_json
 from pasta_async.grammar import Grammar, GrammarKind
 from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.state import RequestLog
-from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text
+from pasta_async.lang.document import Chunk, Document, Node, Promise, Sync, Text, rounded_estimate
 from pasta_async.lang.views import Segment, views
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.results import ThreadRecord
@@ -184,9 +183,8 @@ class Layout:
                 inside = (Text(hole.head[len(head) :] + (values[hole.name] or "")),)
             elif hole is last:
                 inside = ()
-            estimate = 10 * math.ceil(hole.tokens / 10)
             chunk = None if inside is None else Chunk(inside)
-            nodes.append(Promise(hole.name.replace("_", " "), estimate, chunk))
+            nodes.append(Promise(hole.name.replace("_", " "), rounded_estimate(hole.tokens), chunk))
             if hole is last:
                 return Document(tuple(nodes))
         if self._plan.tail:

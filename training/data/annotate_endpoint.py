@@ -22,7 +22,7 @@ from pasta_async.training.data.annotate_structure import LEAST
 from pasta_async.training.data.corpus import Record, StrictModel
 from pasta_async.training.endpoint import Endpoint
 from pasta_async.training.jobs import collect
-from pasta_async.training.views import CountTokens, Mark, insert_tags, recount
+from pasta_async.training.views import CountTokens, Mark, insert_tags, with_estimates
 
 _TEXTS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("annotate_prompt.toml").read_text(encoding="utf-8")
@@ -163,7 +163,7 @@ def check_reply(original: str, reply: str, count: CountTokens) -> Document | Seq
         problems = [_text_changed(original, annotated.text)]
     if problems:
         return problems
-    document = recount(insert_tags(original, _marks(annotated, original)), count)
+    document = with_estimates(insert_tags(original, _marks(annotated, original)), count)
     return [*_problems(document)] or document
 
 

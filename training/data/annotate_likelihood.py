@@ -28,7 +28,7 @@ from pasta_async.training.views import (
     Mark,
     encode_views,
     insert_tags,
-    recount,
+    with_estimates,
 )
 
 _AT_ONCE = 16
@@ -96,7 +96,7 @@ class LikelihoodModel(LanguageModel):
 
     def _rounds(self, record: Record, marks: Sequence[Mark]) -> Iterator[tuple[_Slot, list[int], list[int]]]:
         """The texts that are measured: the slot of each, the ids that are visible before it, and its own."""
-        document = recount(insert_tags(record.document.text, marks), None)
+        document = with_estimates(insert_tags(record.document.text, marks), None)
         targets = {view.thread: view.target for view in encode_views(self, document)}
         chunks = [targets[thread][:-1] for thread in range(1, len(marks) + 1)]  # less `</async>`
         gaps = self._gaps(targets[0])
@@ -220,7 +220,7 @@ def annotate_by_likelihood(
         taus = [item_tau if is_item(text, mark) else thresholds.tau for mark in marks]
         measured = costs.get(key)
         chosen = choose(marks, Costs(**measured), taus, thresholds.sync_tau) if measured else []
-        documents.append(recount(insert_tags(text, chosen), count))
+        documents.append(with_estimates(insert_tags(text, chosen), count))
     return documents, totals
 
 

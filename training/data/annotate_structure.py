@@ -36,7 +36,7 @@ from markdown_it.tree import SyntaxTreeNode
 
 from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.faults import INTRODUCTION, SMALL
-from pasta_async.training.views import CountTokens, Mark, insert_tags, recount, rough_tokens
+from pasta_async.training.views import CountTokens, Mark, insert_tags, rough_tokens, with_estimates
 
 Cut = Literal["points", "blocks", "lists", "details"]
 LEAST = 20
@@ -84,7 +84,7 @@ def annotate_by_structure(
     `.text` of the result is the answer, character for character. A piece of fewer than `least` tokens, by
     `count`, is not promised.
     """
-    return recount(insert_tags(text, structure_marks(text, count, cut, least)), count)
+    return with_estimates(insert_tags(text, structure_marks(text, count, cut, least)), count)
 
 
 def structure_marks(
