@@ -140,7 +140,7 @@ measure() {
     fi
 }
 
-# timed NAME: time answers of a model in all its ways.
+# timed NAME: time plain and parallel answers of a model.
 timed() {
     measure "$1" speed --prompts "$PROMPTS" --temperature 0.6 --max-tokens 500
 }

@@ -75,7 +75,7 @@ async def measure(
     settings: SpeedSettings,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Time every prompt in both forms; see `take_turns` and `ask`.
+    """Have every prompt answered in both forms, or plainly alone; see `take_turns` and `ask`.
 
     Answers that are timed begin with one of each form that does not count. Cancelling it cancels the answers
     under way.

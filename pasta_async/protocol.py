@@ -58,7 +58,7 @@ class DecodeRequest:
     answer: str
     """Id of the answer: all its requests should reach the same prefix cache."""
     thread: int
-    """0 is the main thread, k the k-th promise, or a plan's k-th field; a plan has no main thread."""
+    """0 is the main thread, k the k-th promise, or the k-th thread of a plan, which has no main thread."""
     ids: tuple[int, ...]
     """The whole context, of ids below `Model.vocab_size`."""
     max_tokens: int

@@ -135,7 +135,8 @@ class Generation(_Record):
     document: InstanceOf[Document]
     """The answer with its tags; `document.format()` is the written form."""
     threads: tuple[ThreadRecord, ...]
-    """The main thread and one for each promise, in document order; of a plan one for each field."""
+    """The main thread and one for each promise, in document order; of a plan one for each
+    field, those of a list's items behind all others."""
     usage: Usage
     critical_path: int
     """Tokens on the longest chain that had to be decoded one after another, tags counted."""

@@ -52,7 +52,7 @@ class JudgeSettings(EndpointSettings):
         if not self.judge_model and (self.remote or self.judge == "likelihood"):
             raise ValueError("name the endpoint's model, or the model's folder, with --judge-model")
         if self.judge not in ("", "likelihood") and ":" not in self.judge:
-            raise ValueError(f"--judge {self.judge} is no folder, endpoint or package.module:name")
+            raise ValueError(f"--judge {self.judge} is no endpoint, nor a judge: package.module:name")
         return self
 
     @property

@@ -280,7 +280,7 @@ def token_counter(folder: Path | str | None) -> CountTokens:
 def with_estimates(document: Document, count: CountTokens | None) -> Document:
     """The document with its tags in their exact form, each estimate made from the length of its chunk.
 
-    It is at least ten. Without `count` promises have none.
+    Each is at least ten. Without `count` promises have none.
     """
     nodes: list[Node] = []
     for node in document.nodes:

@@ -22,8 +22,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_async.backends.local import pull
 from pasta_async.backends.local.int8 import KEY_BLOCK, LANES, OUTPUT_GROUP, PANEL
+from pasta_async.backends.local.pull import cache_folder
 from pasta_async.backends.local.vectors import (
     TALLEST,
     add_atomically,
@@ -60,18 +60,22 @@ _TINY = np.float32(1e-30)
 _CONFIG: Any = numba.config
 
 
-def cache_folder() -> str:
+def code_folder() -> str:
     """The folder of the machine code, named by a hash of all sources: numba looks at one file alone."""
     sources = hashlib.sha256()
     for name in ("kernels.py", "vectors.py", "int8.py"):
         sources.update(Path(__file__).with_name(name).read_bytes())
     chosen: str = _CONFIG.CACHE_DIR  # NUMBA_CACHE_DIR
-    here = Path(__file__).parent
-    own = here / "__pycache__" if os.access(here, os.W_OK) else pull.cache_folder()
-    return str((Path(chosen) if chosen else own) / f"kernels-{sources.hexdigest()[:16]}")
+    if chosen:
+        folder = Path(chosen)
+    elif os.access(here := Path(__file__).parent, os.W_OK):
+        folder = here / "__pycache__"
+    else:
+        folder = cache_folder()
+    return str(folder / f"kernels-{sources.hexdigest()[:16]}")
 
 
-_CACHE = cache_folder()
+_CACHE = code_folder()
 
 
 def _kernel(function: _Function, *, fast: bool = False) -> _Function:

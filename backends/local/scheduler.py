@@ -156,7 +156,7 @@ class Scheduler:
         """Admit a job if there is room for its prompt; False if there is none."""
         active = sum(not other.paused for other in self.running)
         # So much is needed even if the whole prompt is in the tree. Without that nothing is published: each
-        # time adds a node, and a job may wait for many steps.
+        # `publish` adds a node, and a job may wait for many steps.
         if active and self._available < 1 + _HEADROOM * active:
             return False
         # Threads of the same answer share most of their context: make all of it known to the tree.

@@ -114,7 +114,7 @@ def _with_root_defined(schema: Schema) -> Schema:
             for key, value in cast("Schema", part).items()
         }
         reference = changed.get("$ref")
-        if isinstance(reference, str) and re.match(r"#(?:$|/(?!(?:\$defs|definitions)/))", reference):
+        if isinstance(reference, str) and re.match(r"#(?!/(?:\$defs|definitions)(?:/|$))(?:/|$)", reference):
             root_references += 1
             changed["$ref"] = f"#/$defs/{name}{reference[1:]}"
         return changed

@@ -59,13 +59,13 @@ def open_int8(folder: Path) -> Engine:
 def test_machine_code_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("kernels.py", "vectors.py", "int8.py"):
         shutil.copy(Path(kernels.__file__).with_name(name), tmp_path)
-    folders = {Path(kernels.cache_folder()).name}
+    folders = {Path(kernels.code_folder()).name}
     monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
-    folders.add(Path(kernels.cache_folder()).name)
+    folders.add(Path(kernels.code_folder()).name)
     assert len(folders) == 1
     with (tmp_path / "vectors.py").open("a") as file:
         file.write("# changed")
-    folders.add(Path(kernels.cache_folder()).name)
+    folders.add(Path(kernels.code_folder()).name)
     assert len(folders) == 2
 
 
