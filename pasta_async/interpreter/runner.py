@@ -134,19 +134,20 @@ class Prepared:
         record.begin_request(len(request.ids), self.now())
         if headers := self.observer.request(request):
             request = replace(request, headers=headers)
-        finish_reason: FinishReason | None = "abort"  # if it is cancelled
+        finish_reason: FinishReason = "abort"  # if it is cancelled
         try:
             async with aclosing(self.backend.decode(request)) as pieces:
                 async for piece in pieces:
-                    if finish_reason := await feed(piece):
-                        return finish_reason
+                    if reason := await feed(piece):
+                        finish_reason = reason
+                        return reason
             raise BackendProtocolError("the backend's stream ended without saying why")
         except Exception as error:
             finish_reason = "error"
             self.observer.request_failed(request, error)
             raise
         finally:
-            record.end_request(finish_reason or "abort", self.now())
+            record.end_request(finish_reason, self.now())
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -33,34 +33,43 @@ def kept(generation: Generation) -> object:
     )
 
 
-TIMING: dict[str, Any] = {
-    "latencies": st.dictionaries(st.integers(0, 8), st.sampled_from([0.1, 1.0, 3.0, 20.0])),
-    "piece": st.sampled_from([1, 2, 3, 7, 1000]),
-    "threads": st.sampled_from([1, 2, 16]),
-    "cap": st.sampled_from([None, 3, 8]),
-}
+class Timing(NamedTuple):
+    """Latencies and sizes on which an answer must not depend, and the cap of its chunks."""
+
+    latencies: dict[int, float]
+    piece: int
+    threads: int
+    cap: int | None
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(chunk_tokens=self.cap or ROOMY.chunk_tokens, max_threads=self.threads, timeout=None)
+
+
+TIMINGS = st.builds(
+    Timing,
+    latencies=st.dictionaries(st.integers(0, 8), st.sampled_from([0.1, 1.0, 3.0, 20.0])),
+    piece=st.sampled_from([1, 2, 3, 7, 1000]),
+    threads=st.sampled_from([1, 2, 16]),
+    cap=st.sampled_from([None, 3, 8]),
+)
 
 
 @given(
     document=documents(nested=True),
     name=st.sampled_from(["words", "bytes", "merged"]),
     most=st.integers(1, 90),
-    **TIMING,
+    timing=TIMINGS,
 )
 @settings(max_examples=60)
 async def test_the_cut_is_that_of_the_answer_in_sequence(
-    document: Document,
-    name: str,
-    most: int,
-    latencies: dict[int, float],
-    piece: int,
-    threads: int,
-    cap: int | None,
+    document: Document, name: str, most: int, timing: Timing
 ) -> None:
     def make(**options: Any) -> ScriptedBackend:
         return ScriptedBackend(document, tokenizer=tokenizer(name), **options)
 
-    sampling, limits = Sampling(max_tokens=most), Limits(chunk_tokens=cap or ROOMY.chunk_tokens, timeout=None)
+    sampling = Sampling(max_tokens=most)
+    limits = timing.limits.model_copy(update={"max_threads": Limits().max_threads})
     whole = await answer(make(), sampling=ENDLESS, limits=limits)
     sequence = await answer(make(), sampling=sampling, limits=limits, parallel="never")
     if whole.usage.completion_tokens - whole.usage.discarded_tokens <= most:
@@ -71,8 +80,8 @@ async def test_the_cut_is_that_of_the_answer_in_sequence(
         assert whole.text.startswith(sequence.text.rstrip("\ufffd"))  # a character may be cut, too
     assert sequence.text == sequence.document.text
     assert all(found.thread <= len(sequence.document.promises) for found in sequence.diagnostics)
-    backend = make(latency=1.0, thread_latency=latencies, piece=piece)
-    cut = await answer(backend, sampling=sampling, limits=limits.model_copy(update={"max_threads": threads}))
+    backend = make(latency=1.0, thread_latency=timing.latencies, piece=timing.piece)
+    cut = await answer(backend, sampling=sampling, limits=timing.limits)
     assert kept(cut) == kept(sequence)
     assert not backend.open
 
@@ -91,21 +100,19 @@ async def test_what_is_decoded_behind_the_cut_is_cancelled_and_counted() -> None
     assert len(generation.document.promises) == 1
 
 
-@given(document=documents(nested=True), most=st.integers(1, 60), **TIMING)
+@given(document=documents(nested=True), most=st.integers(1, 60), timing=TIMINGS)
 @settings(max_examples=25)
-async def test_the_events_add_up_to_what_is_kept(
-    document: Document,
-    most: int,
-    latencies: dict[int, float],
-    piece: int,
-    threads: int,
-    cap: int | None,
-) -> None:
+async def test_the_events_add_up_to_what_is_kept(document: Document, most: int, timing: Timing) -> None:
     backend = ScriptedBackend(
-        document, latency=1.0, thread_latency=latencies, tokenizer=tokenizer("words"), piece=piece
+        document,
+        latency=1.0,
+        thread_latency=timing.latencies,
+        tokenizer=tokenizer("words"),
+        piece=timing.piece,
     )
-    limits = Limits(chunk_tokens=cap or ROOMY.chunk_tokens, max_threads=threads, timeout=None)
-    generation, text, texts = await read_by_events(backend, sampling=Sampling(max_tokens=most), limits=limits)
+    generation, text, texts = await read_by_events(
+        backend, sampling=Sampling(max_tokens=most), limits=timing.limits
+    )
     assert text == generation.text
     assert texts == {record.thread: record.text for record in generation.threads if record.text}
 
