@@ -1,4 +1,4 @@
-"""The result of an answer: text, document, threads, usage, timeline."""
+"""The result of an answer: text, document, threads with their requests, usage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pasta_async.lang.diagnostics import STYLE_CODES, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.lang.parser import read_document
 
-__all__ = ["FinishReason", "Generation", "RequestRecord", "Span", "ThreadRecord", "Usage", "Width"]
+__all__ = ["FinishReason", "Generation", "RequestRecord", "ThreadRecord", "Usage", "Width"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 """The reason for the end of a request, a thread or an answer.
@@ -45,8 +45,11 @@ class _Record(BaseModel):
 
 
 class RequestRecord(_Record):
-    """One request to the backend."""
+    """One request to the backend. Times are seconds since the answer began."""
 
+    started: float
+    ended: float | None = None
+    """None while it is under way."""
     prompt_tokens: int
     """Tokens of the context."""
     cached_tokens: int | None
@@ -54,6 +57,10 @@ class RequestRecord(_Record):
     completion_tokens: int
     finish_reason: FinishReason | None = None
     """None while it is under way."""
+
+    def times(self, now: float) -> tuple[float, float]:
+        """Its beginning and its end; if it is under way, that is now."""
+        return self.started, now if self.ended is None else self.ended
 
 
 class ThreadRecord(_Record):
@@ -117,14 +124,6 @@ class Usage(_Record):
         )
 
 
-class Span(_Record):
-    """A stretch of the timeline in which a thread decoded."""
-
-    thread: int
-    start: float
-    end: float
-
-
 class Generation(_Record):
     """A finished answer, or the part of it that an error left."""
 
@@ -148,7 +147,6 @@ class Generation(_Record):
     """The stop text that ended the answer, if one did; it is not in `text`."""
     elapsed: float
     """Seconds from the beginning of the answer to its end."""
-    timeline: tuple[Span, ...]
     width: Width = "full"
     notes: tuple[str, ...] = ()
     """Remarks: an option that the backend could not honour (a seed, say), the reason for a smaller width."""
@@ -165,7 +163,6 @@ class Generation(_Record):
             text_tokens=0,
             finish_reason="error",
             elapsed=0.0,
-            timeline=(),
         )
 
     @model_validator(mode="before")

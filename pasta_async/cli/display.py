@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pasta_async.lang import STYLE_CODES
-from pasta_async.results import Generation, Span, ThreadRecord
+from pasta_async.results import Generation, ThreadRecord
 from pasta_async.streaming import AnswerStream
 
 LABEL = 24
@@ -71,16 +71,14 @@ def summary(answer: Generation, baseline: Generation | None = None, *, width: in
     `width` characters.
     """
     longest = max(answer.elapsed, baseline.elapsed if baseline else 0.0)
-    rows = [
-        (label(thread), [span for span in answer.timeline if span.thread == thread.thread], thread.tokens)
-        for thread in answer.threads
-    ]
+    rows = [(label(thread), thread, answer.elapsed) for thread in answer.threads]
     if baseline:
-        rows.append(("baseline", [*baseline.timeline], baseline.usage.completion_tokens))
+        rows.append(("baseline", baseline.threads[0], baseline.elapsed))
     margin = max(len(name) for name, _, _ in rows)
-    bars = [
-        f"{name:{margin}}  {bar(spans, longest, width)}  {tokens:>5} tokens" for name, spans, tokens in rows
-    ]
+    bars: list[str] = []
+    for name, thread, elapsed in rows:
+        times = [request.times(elapsed) for request in thread.requests]
+        bars.append(f"{name:{margin}}  {bar(times, longest, width)}  {thread.tokens:>5} tokens")
     scale = f"{'':{margin}}  0{f'{longest:.2f} s':>{width - 1}}"
     return [*bars, scale, "", *_numbers(answer, baseline)]
 
@@ -92,12 +90,12 @@ def label(thread: ThreadRecord) -> str:
     return name if len(name) <= LABEL else name[: LABEL - 1] + "…"
 
 
-def bar(spans: Iterable[Span], longest: float, width: int) -> str:
-    """The times when a thread decoded, drawn over `longest` seconds in `width` characters."""
+def bar(times: Iterable[tuple[float, float]], longest: float, width: int) -> str:
+    """The times from which and to which a thread decoded, drawn over `longest` seconds in `width` signs."""
     cells = [" "] * width
-    for span in spans:
-        first = min(int(span.start / longest * width), width - 1) if longest else 0
-        last = int(span.end / longest * width) if longest else width
+    for started, ended in times:
+        first = min(int(started / longest * width), width - 1) if longest else 0
+        last = int(ended / longest * width) if longest else width
         last = min(max(last, first + 1), width)
         cells[first:last] = "█" * (last - first)
     return "".join(cells)

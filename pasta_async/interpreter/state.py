@@ -11,7 +11,7 @@ from pasta_async.interpreter.reading import Reader
 from pasta_async.lang import ClosedBy, Promise
 from pasta_async.options import Limits
 from pasta_async.protocol import Piece
-from pasta_async.results import FinishReason, RequestRecord, Span, ThreadRecord
+from pasta_async.results import FinishReason, RequestRecord, ThreadRecord
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -29,10 +29,6 @@ class RequestLog:
     ended: float | None = None
     requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
     """Records of its requests. The last one may be under way; the following fields are about that."""
-    spans: list[Span] = field(default_factory=list[Span])
-    """The times of the requests that are over."""
-    request_start: float = 0.0
-    """Time at which the last request was sent."""
     tokens_before: int = 0
     """Tokens that were generated before the last request."""
     cached_tokens: int | None = None
@@ -41,11 +37,10 @@ class RequestLog:
     def begin_request(self, prompt_tokens: int, now: float) -> None:
         """A request with this context is about to be sent."""
         self.started = now if self.started is None else self.started
-        self.request_start = now
         self.tokens_before = self.tokens
         self.cached_tokens = None
         self.requests.append(
-            RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
+            RequestRecord(started=now, prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
 
     def receive(self, piece: Piece, now: float) -> None:
@@ -57,8 +52,9 @@ class RequestLog:
 
     def end_request(self, finish_reason: FinishReason, now: float) -> None:
         """The request is over, one way or the other."""
-        self.spans.append(Span(thread=self.number, start=self.request_start, end=now))
         self.requests[-1] = RequestRecord(
+            started=self.requests[-1].started,
+            ended=now,
             prompt_tokens=self.requests[-1].prompt_tokens,
             cached_tokens=self.cached_tokens,
             completion_tokens=self.tokens - self.tokens_before,

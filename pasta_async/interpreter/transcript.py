@@ -232,7 +232,6 @@ class Transcript:
             finish_reason=self.finish_reason,
             matched_stop=self.visible.matched_stop,
             elapsed=now,
-            timeline=tuple(span for thread in threads for span in thread.spans),
             width=self.width,
             notes=self.notes,
         )

@@ -102,7 +102,6 @@ class PlanRun:
             text_tokens=tokens,
             finish_reason=self._finish_reason,
             elapsed=now,
-            timeline=tuple(span for part in self._parts for span in part.spans),
             width="full",
             notes=self._prepared.notes,
         )

@@ -67,7 +67,7 @@ class PastaOptions(_Body):
     limits: dict[str, Any] | None = None
     """Fields of `Limits` for this answer; none may be above the server's own."""
     record: bool | None = None
-    """Ask for the whole record: threads, timeline, written form."""
+    """Ask for the whole record: threads with their requests, written form."""
     events: bool | None = None
     """In a stream, ask for every event as it happens, in chunks without choices; those of fields too."""
     plan: bool | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from pasta_async.errors import missing_extra
 from pasta_async.observers import AnswerObserver, AnswerStart
 from pasta_async.protocol import DecodeRequest
-from pasta_async.results import Generation, RequestRecord, Span, ThreadRecord
+from pasta_async.results import Generation, RequestRecord, ThreadRecord
 from pasta_async.telemetry import error_type, figures, outcome
 
 try:
@@ -100,13 +100,13 @@ class _AnswerSpans(AnswerObserver):
         span = self._tracer.start_span(name, self._context, start_time=self._at(record.opened))
         fields = record.model_dump(exclude={"requests", "text", "topic"})  # no text in traces
         _set(span, {f"pasta.{name}": value for name, value in fields.items()})
-        times = [span for span in generation.timeline if span.thread == record.thread]
-        for request, time in zip(record.requests, times, strict=False):
-            self._add_request(request, time, trace.set_span_in_context(span, self._context))
+        for request in record.requests:
+            self._add_request(request, generation.elapsed, trace.set_span_in_context(span, self._context))
         span.end(self._at(ended))
 
-    def _add_request(self, record: RequestRecord, time: Span, parent: Context) -> None:
-        span = self._call("text_completion", parent, trace.SpanKind.CLIENT, self._at(time.start))
+    def _add_request(self, record: RequestRecord, elapsed: float, parent: Context) -> None:
+        started, ended = record.times(elapsed)
+        span = self._call("text_completion", parent, trace.SpanKind.CLIENT, self._at(started))
         attributes = {
             "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,
@@ -116,7 +116,7 @@ class _AnswerSpans(AnswerObserver):
         _set(span, attributes)
         if record.finish_reason == "error":
             span.set_status(trace.StatusCode.ERROR)
-        span.end(self._at(time.end))
+        span.end(self._at(ended))
 
     def _call(self, operation: str, parent: Context | None, kind: SpanKind, at: int) -> trace.Span:
         """Begin the span of a call of the model, with the attributes that the conventions require."""

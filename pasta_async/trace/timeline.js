@@ -40,9 +40,13 @@ const pasta = (() => {
     return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
   }
 
+  /** The times from which and to which a thread decoded; a request under way lasts until now. */
+  const stretchesOf = (record, answer) =>
+    record.requests.map(({ started, ended }) => ({ start: started, end: ended ?? answer.elapsed }));
+
   /** Threads that main waited for, and when: from `waiting` until the last was done, at `kept`; it went on at `joined`. */
   function roundsOf(answer) {
-    const main = answer.timeline.filter((span) => span.thread === 0);
+    const main = answer.threads[0].thread ? [] : stretchesOf(answer.threads[0], answer); // a plan has no main
     const rounds = [];
     const isLost = (record) => ["abort", "error"].includes(record.finish_reason);
     let before = 0; // the last thread of the rounds so far
@@ -66,12 +70,12 @@ const pasta = (() => {
       key: record.thread,
       name: nameOf(record),
       record,
-      spans: answer.timeline.filter((span) => span.thread === record.thread),
+      stretches: stretchesOf(record, answer),
       tokens: record.tokens,
     }));
     if (baseline) {
       const record = baseline.threads[0];
-      rows.push({ key: "baseline", name: "baseline", record, spans: baseline.timeline, tokens: record.tokens });
+      rows.push({ key: "baseline", name: "baseline", record, stretches: stretchesOf(record, baseline), tokens: record.tokens });
     }
     return rows;
   }
@@ -86,7 +90,7 @@ const pasta = (() => {
       return mark;
     };
     const first = row.record.first_token;
-    for (const span of row.spans) {
+    for (const span of row.stretches) {
       const decodes = first === null ? span.end : Math.min(Math.max(first, span.start), span.end);
       if (decodes > span.start) place("timeline-bar prefill", span.start, decodes);
       if (decodes < span.end) place("timeline-bar", decodes, span.end);
@@ -99,7 +103,7 @@ const pasta = (() => {
   }
 
   function inWords(row) {
-    const stretches = row.spans.map((span) => `from ${seconds(span.start)} to ${seconds(span.end)}`);
+    const stretches = row.stretches.map((span) => `from ${seconds(span.start)} to ${seconds(span.end)}`);
     return stretches.length ? `decoded ${stretches.join(", ")}` : "has not decoded";
   }
 

@@ -96,8 +96,8 @@
     }
 
     picture() {
-      const whole = this.generation;
-      if (whole || this.clock.timeline.length) timeline(by("timeline"), whole ?? this.clock.answer);
+      const answer = this.generation ?? this.clock.answer;
+      if (answer) timeline(by("timeline"), answer);
     }
 
     finish() {
@@ -111,7 +111,7 @@
     }
 
     tellHowMany() {
-      const count = this.clock.running.size;
+      const count = this.clock.running.length;
       if (count) tell(count > 1 ? `${count} threads decode at the same time …` : "One thread decodes …");
     }
 
@@ -183,8 +183,8 @@
     }
 
     picture() {
-      const whole = this.generation;
-      if (whole || this.clock.timeline.length) timeline(by("timeline"), whole ?? this.clock.answer);
+      const answer = this.generation ?? this.clock.answer;
+      if (answer) timeline(by("timeline"), answer);
     }
 
     finish() {
@@ -209,9 +209,9 @@
         }
         this.lanes[thread].replaced(""); // it may have failed, and begin anew
         this.lanes[thread].state("decodes");
-        this.clock.pause(thread, time);
         this.clock.start(thread, time);
-        tell(`${this.clock.running.size === 1 ? "One field is" : `${this.clock.running.size} fields are`} being written …`);
+        const count = this.clock.running.length;
+        tell(`${count === 1 ? "One field is" : `${count} fields are`} being written …`);
       },
       "field.delta"({ path, delta }) {
         const thread = this.threads.get(path);
@@ -245,8 +245,7 @@
 
     picture() {
       const { generation } = answered;
-      const baseline = this.generation ?? (this.clock.timeline.length ? this.clock.answer : null);
-      timeline(by("timeline"), generation, baseline);
+      timeline(by("timeline"), generation, this.generation ?? this.clock.answer);
     }
 
     finish() {

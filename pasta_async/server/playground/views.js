@@ -120,12 +120,10 @@ const views = (() => {
     }
   }
 
-  /** The timeline so far, in the form of a finished answer's. Times are the server's. */
+  /** The threads so far, in the form of a finished answer's. Times are the server's. */
   class Clock {
     constructor() {
       this.threads = [];
-      this.timeline = [];
-      this.running = new Map();
       this.began = Infinity;
     }
 
@@ -141,15 +139,14 @@ const views = (() => {
 
     promise(thread, topic, time) {
       this.threads[thread] = {
-        thread, topic, tokens: 0, opened: time, started: null, first_token: null, ended: null,
+        thread, topic, tokens: 0, opened: time, started: null, first_token: null, ended: null, requests: [],
       };
     }
 
     start(thread, time) {
+      this.pause(thread, time);
       this.threads[thread].started ??= time;
-      const span = { thread, start: time, end: null };
-      this.running.set(thread, span);
-      this.timeline.push(span);
+      this.threads[thread].requests.push({ started: time, ended: null });
     }
 
     heard(thread) {
@@ -158,25 +155,29 @@ const views = (() => {
     }
 
     pause(thread, time) {
-      const span = this.running.get(thread);
-      if (span) span.end = time;
-      this.running.delete(thread);
+      const request = this.threads[thread].requests.at(-1);
+      if (request) request.ended ??= time;
     }
 
     done(record) {
       this.threads[record.thread] = record;
-      this.pause(record.thread, record.ended ?? this.now);
+    }
+
+    /** The records of threads that decode at this moment. */
+    get running() {
+      return Object.values(this.threads).filter((record) => record.requests.at(-1)?.ended === null);
     }
 
     stop() {
-      for (const thread of [...this.running.keys()]) this.pause(thread, this.now);
+      for (const { thread } of this.running) this.pause(thread, this.now);
     }
 
-    /** The answer so far. */
+    /** The answer so far; null before anything decodes. */
     get answer() {
-      const now = this.now;
-      const timeline = this.timeline.map((span) => ({ ...span, end: span.end ?? now }));
-      return { threads: Object.values(this.threads), timeline, elapsed: Math.max(now, ...timeline.map((span) => span.end), 0) };
+      const threads = Object.values(this.threads);
+      const requests = threads.flatMap((record) => record.requests);
+      if (!requests.length) return null;
+      return { threads, elapsed: Math.max(this.now, ...requests.map((request) => request.ended ?? 0)) };
     }
   }
 
