@@ -38,8 +38,9 @@ class LocalBackend:
     All live threads of all answers share one forward pass for each step. Keys and values are shared through a
     radix tree, also between threads that are still running: a fork copies nothing.
 
-    A slow reader pauses its own request and nothing else. When KV slots run out, requests wait; those that
-    could never fit are refused at once. Event loops may share a backend, one after another or at once.
+    A request goes on decoding while its reader is slow, as on a server. When KV slots run out, requests wait;
+    those that could never fit are refused at once. Event loops may share a backend, one after another or at
+    once.
 
     Args:
         path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json), a GGUF
@@ -93,8 +94,6 @@ class LocalBackend:
             finish_reason = None
             while finish_reason is None:
                 piece = await stream.read()
-                if stream.job.paused or stream.empty:  # the engine may have paused it while nobody read
-                    loaded.engine_loop.resume()
                 finish_reason = piece.finish_reason
                 yield piece
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,6 @@ _TOGETHER = 16  # new tokens of an entry that attend together in the compiled st
 class Entry:
     """New tokens of one sequence: those from `start`; all before have their keys and values."""
 
-    group: Hashable  # sequences of a group are expected to share slots
     ids: Ints
     start: int
     slots: Ints  # the slot of each token up to the last new one

@@ -27,20 +27,14 @@ from pasta_async.errors import UnsupportedModelError
 
 Ids = NDArray[np.int64]
 
-PAGE = 32
-"""Slots that attention reads together. A product is compiled for each new shape, so sizes are whole pages."""
-
 _CACHE_BYTES = 2**30
 _MAX_SLOTS = 32768
 _MIN_SLOTS = 1024
 
 
 def kv_shape(config: ModelConfig, slots: int) -> tuple[int, int, int, int]:
-    """Shape of the keys and values of all slots: `[layers, 2 * kv_heads, slots, head_dim]`, keys first.
-
-    The slots of a head are contiguous, as batched products need them, and rounded up to whole pages.
-    """
-    return config.layers, 2 * config.kv_heads, PAGE * math.ceil(slots / PAGE), config.head_dim
+    """Shape of the keys and values of all slots: `[layers, 2 * kv_heads, slots, head_dim]`, keys first."""
+    return config.layers, 2 * config.kv_heads, slots, config.head_dim
 
 
 def mapped(size: int) -> mmap.mmap:
@@ -49,58 +43,23 @@ def mapped(size: int) -> mmap.mmap:
 
 
 class SlotPool:
-    """The free slots.
-
-    A sequence gets slots one behind the other, and begins with a page of its own if it can: the fewer pages
-    it is on, the less attention reads.
-    """
+    """The free slots."""
 
     def __init__(self, slots: int) -> None:
         self.size = slots
         self.free: int = slots
         """The number of free slots."""
-        self._unused = np.ones(slots, np.bool_)
-        self._free_of_page = np.full(slots // PAGE, PAGE)  # free slots of each page
+        self._stack = np.arange(slots)[::-1].copy()  # the first `free` of it are the free slots
 
-    @property
-    def free_in_pages(self) -> int:
-        """The number of slots in pages that are free as a whole."""
-        return PAGE * int(np.count_nonzero(self._free_of_page == PAGE))
-
-    def take(self, count: int, behind: int | None = None) -> Ids:
-        """Claim `count` free slots, if possible those after `behind`, the last slot of the sequence."""
-        parts = [] if behind is None else [self._claim(self._stretch(behind + 1, count))]
-        while (missing := count - sum(map(len, parts))) > 0:
-            parts.append(self._claim(self._free_stretch(missing)))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    def take(self, count: int) -> Ids:
+        """Claim `count` free slots: of those that were given back last, so they are in the CPU's cache."""
+        self.free -= count
+        return self._stack[self.free : self.free + count][::-1].copy()
 
     def give(self, slots: Ids) -> None:
         """Give slots back."""
-        self._mark(slots, free=True)
-
-    def _free_stretch(self, most: int) -> Ids:
-        """At most `most` free slots: from the first page that is free as a whole, or else any."""
-        whole = np.flatnonzero(self._free_of_page == PAGE)
-        if len(whole):
-            return self._stretch(int(whole[0]) * PAGE, most)
-        return np.flatnonzero(self._unused)[:most]
-
-    def _stretch(self, start: int, most: int) -> Ids:
-        """At most `most` free slots from `start` on, up to the first that is taken."""
-        window = self._unused[start : start + most]
-        return np.arange(start, start + (len(window) if window.all() else int(window.argmin())))
-
-    def _claim(self, slots: Ids) -> Ids:
-        self._mark(slots, free=False)
-        return slots
-
-    def _mark(self, slots: Ids, *, free: bool) -> None:
-        pages = slots // PAGE
-        change = 1 if free else -1
-        self._unused[slots] = free
-        self.free += change * len(slots)
-        # The last slots may not fill a page: they are in no count.
-        np.add.at(self._free_of_page, pages[pages < len(self._free_of_page)], change)
+        self._stack[self.free : self.free + len(slots)] = slots[::-1]
+        self.free += len(slots)
 
 
 @dataclass(eq=False, slots=True)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown
 _SLOW_TO_CONVERT = 10**8  # the same for weights that are converted to int8
-_MAX_UNREAD = 32  # pieces in a reader's buffer before its job pauses
 
 
 class Output(NamedTuple):
@@ -100,7 +99,7 @@ class Engine:
         self.reset()
         if compiled:
             # numba compiles the kernels, or loads them, now rather than in an answer.
-            token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
+            token = Entry(np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
             self._model.forward([token])  # in a slot that is nobody's yet
 
     def reset(self) -> None:
@@ -132,10 +131,7 @@ class Engine:
             return None
         # 2. One forward pass over all of them; row i of the logits is of the last token of task i.
         logits = self._model.forward(
-            [
-                Entry(job.answer, job.ids, job.computed, job.slots[: job.computed + count])
-                for job, count in tasks
-            ]
+            [Entry(job.ids, job.computed, job.slots[: job.computed + count]) for job, count in tasks]
         )
         for job, count in tasks:
             job.computed += count
@@ -231,27 +227,6 @@ class Stream:
         self._pieces: deque[Piece] = deque()
         self._news = asyncio.Event()
         self._error: BaseException | None = None
-        self._written = 0  # pieces so far
-        self._read = 0  # pieces that the reader has taken
-
-    @property
-    def full(self) -> bool:
-        """True if the reader is so far behind that the job should pause."""
-        return self._written - self._read >= _MAX_UNREAD
-
-    @property
-    def empty(self) -> bool:
-        """True if the reader has read all that was handed to it."""
-        return not self._pieces
-
-    def write(self, token: int, finish_reason: RequestEnd | None) -> Piece:
-        """The piece of a token; the first and the last say how much of the prompt was cached.
-
-        Called in the engine's thread.
-        """
-        cached_tokens = self.job.cached if finish_reason or not self._written else None
-        self._written += 1
-        return Piece((token,), finish_reason, cached_tokens)
 
     def post(self, piece: Piece) -> None:
         """Hand a piece to the reader."""
@@ -273,7 +248,6 @@ class Stream:
                 raise self._error
             self._news.clear()
             await self._news.wait()
-        self._read += 1
         return self._pieces.popleft()
 
 
@@ -301,11 +275,6 @@ class EngineLoop:
             BackendError: The loop is closed.
         """
         self._submit(lambda: self._add(stream))
-
-    def resume(self) -> None:
-        """Let jobs go on whose readers have made room in their buffers."""
-        with suppress(BackendError):  # a closed loop ends the stream anyway
-            self._submit(lambda: None)
 
     async def close(self, stream: Stream) -> None:
         """End a stream. When this returns its slots are free. A cancellation is raised only after that."""
@@ -340,7 +309,7 @@ class EngineLoop:
         self._executor.submit(self._run)
 
     def _run(self) -> None:
-        """Step until nothing can move: every job has ended, or waits for its reader."""
+        """Step until every job has ended."""
         while True:
             try:
                 self._step_while_possible()
@@ -356,8 +325,6 @@ class EngineLoop:
             while self._commands:
                 command = self._commands.popleft()
                 command()
-            for stream in self._streams.values():
-                stream.job.paused = stream.full
             outputs = self._engine.step()
             if outputs is None:
                 return
@@ -409,7 +376,9 @@ class EngineLoop:
                 assert error is not None
                 deliveries[stream.loop].append(lambda stream=stream, error=error: stream.fail(error))
             else:
-                piece = stream.write(token, finish_reason)
+                # The first piece and the last say how much of the prompt was cached.
+                has_count = finish_reason or job.length == job.prompt_length + 1
+                piece = Piece((token,), finish_reason, job.cached if has_count else None)
                 deliveries[stream.loop].append(lambda stream=stream, piece=piece: stream.post(piece))
         for loop, delivery in deliveries.items():
             if not _call_soon(loop, _call_all, delivery):  # closed meanwhile

@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.batch import Entry, Floats
-from pasta_async.backends.local.blocks import Batch, BatchMaker, Block
-from pasta_async.backends.local.cache import PAGE, kv_shape, mapped
+from pasta_async.backends.local.batch import Entry, Floats, new_tokens
+from pasta_async.backends.local.cache import kv_shape, mapped
 from pasta_async.backends.local.checkpoint import ModelConfig, Read
 from pasta_async.backends.local.conversion import norm_scale, rotary_order, row_chunks, taken
 from pasta_async.backends.local.int8 import kv_dtype
@@ -28,10 +27,15 @@ from pasta_async.backends.options import DType
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """`y = x W^T + b`, from `[rows, in]` to `[rows, out]`, both of the model's type."""
 
-_FEW_ROWS = 8  # the row count that the packed layout is chosen for
-
-_flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _lengths: Callable[..., torch.Tensor] = getattr(torch.linalg, "vector_norm")  # noqa: B009 (it has no types)
+
+
+class _Sight(NamedTuple):
+    """The attention of one sequence's new tokens."""
+
+    rows: slice  # of the batch
+    seen: torch.Tensor  # int64 `[tokens]`: the slot of each token up to the last new one
+    mask: torch.Tensor | None  # bool `[rows, tokens]`, True where a row may look; None for a single row
 
 
 class CausalLM:
@@ -67,11 +71,10 @@ class CausalLM:
         shape = kv_shape(self._config, slots)
         self._kv = ()  # before the new ones are made: there may be no memory for both
         if device.type == "cpu":
-            pages = mapped(math.prod(shape) * self._kv_dtype.itemsize)
-            self._kv = torch.frombuffer(pages, dtype=self._kv_dtype).view(shape).unbind()
+            memory = mapped(math.prod(shape) * self._kv_dtype.itemsize)
+            self._kv = torch.frombuffer(memory, dtype=self._kv_dtype).view(shape).unbind()
         else:
             self._kv = torch.zeros(shape, device=device, dtype=self._kv_dtype).unbind()
-        self._batches = BatchMaker(slots, device, self._kv_dtype)
 
     @torch.inference_mode()
     def forward(self, entries: Sequence[Entry]) -> Floats:
@@ -79,25 +82,34 @@ class CausalLM:
 
         Returns logits, float32 `[entries, vocabulary]`, of the last token of each entry.
         """
-        batch = self._batches.make(entries)
-        ids = batch.ids
-        positions = batch.positions
-        padded = pad_rows(len(ids)) if _packs(self._embedding) else len(ids)
-        if added := padded - len(ids):
-            ids = F.pad(ids, (0, added))
-            positions = F.pad(positions, (0, added))
-        x = self._embedding.index_select(0, ids)  # [padded rows, hidden]
-        rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
+        device = self._embedding.device
+        ids, positions, slots = (torch.as_tensor(array, device=device) for array in new_tokens(entries))
+        sights = _sights(entries, device)
+        x = self._embedding.index_select(0, ids)  # [rows, hidden]
+        rotation = self._rotation.index_select(0, positions)  # [rows, 1, head_dim / 2]
         for layer, kv in zip(self._layers, self._kv, strict=True):
-            x.add_(layer.attention(_normalised(x, self._epsilon), rotation, batch, kv))
+            x.add_(layer.attention(_normalised(x, self._epsilon), rotation, slots, sights, kv))
             x.add_(layer.feed_forward(_normalised(x, self._epsilon)))
-        if len(batch.last) < padded:
-            x = x.index_select(0, batch.last)
+        x = x[[sight.rows.stop - 1 for sight in sights]]
         return self._head(_normalised(x, self._epsilon)).float().cpu().numpy()
 
 
+def _sights(entries: Sequence[Entry], device: torch.device) -> list[_Sight]:
+    """The attention of each entry's new tokens: each sees all before it, and itself."""
+    sights: list[_Sight] = []
+    end = 0
+    for entry in entries:
+        seen = torch.as_tensor(entry.slots, device=device)
+        mask = None
+        if entry.count > 1:
+            mask = torch.ones(entry.count, len(seen), dtype=torch.bool, device=device).tril(entry.start)
+        sights.append(_Sight(slice(end, end + entry.count), seen, mask))
+        end += entry.count
+    return sights
+
+
 class _Layer:
-    """Attention and feed-forward of normalised states, `[padded rows, hidden]`; results are of that shape."""
+    """Attention and feed-forward of normalised states, `[rows, hidden]`; results are of that shape."""
 
     def __init__(self, config: ModelConfig, read: Read, prefix: str, dtype: torch.dtype) -> None:
         c = config
@@ -124,55 +136,40 @@ class _Layer:
         return self._down(F.silu(gate).mul_(up))
 
     def attention(
-        self, x: torch.Tensor, rotation: torch.Tensor, batch: Batch, kv: torch.Tensor
+        self,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        slots: torch.Tensor,
+        sights: Sequence[_Sight],
+        kv: torch.Tensor,
     ) -> torch.Tensor:
-        """The layer's first half: the change of the states. Puts keys and values into `kv`."""
-        # `x` may have more rows than the batch has tokens (`pad_rows`); the padding's results are not used.
+        """The layer's first half: the change of the states.
+
+        Keys and values of the rows go into their `slots` of `kv`, `[2 * kv_heads, slots, head_dim]`.
+        """
         c = self._config
-        rows, padded = len(batch.ids), x.shape[0]
-        qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
+        rows = len(x)
+        qkv = self._qkv(x).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
         qk = qkv[:, : c.heads + c.kv_heads]
         if self._qk_norm is not None:
             qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm)
         _rotate(qk, rotation)
         # Keys and values go into the cache first: queries find those of their own tokens there as well.
-        computed = qkv.to(kv.dtype)
-        kv.index_copy_(1, batch.slots, computed[:rows, c.heads :].transpose(0, 1))
-        queries = computed[:, : c.heads]
-        if rows == padded and len(batch.blocks) == 1 and isinstance(batch.blocks[0].rows, slice):
-            # The usual case of one block with all rows in order: nothing is gathered or scattered.
-            return self._out(_attend(queries, kv, batch.blocks[0]).to(x.dtype))
-        out = x.new_zeros(padded, c.heads * c.head_dim)
-        for block in batch.blocks:
-            out[block.rows] = _attend(queries[block.rows], kv, block).to(x.dtype)
-        return self._out(out)
+        heads = qkv.to(kv.dtype).transpose(0, 1)  # [heads, rows, head_dim]
+        kv.index_copy_(1, slots, heads[c.heads :])
+        # Each sequence attends by itself: beside the weights, which all share, its keys are little to read.
+        out = [_attend(heads[: c.heads, sight.rows], kv, sight) for sight in sights]
+        return self._out(torch.cat(out).to(x.dtype))
 
 
-def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block) -> torch.Tensor:
-    """Attention of a block's queries `[groups * queries, heads, head_dim]` in a layer with the cache `kv`.
+def _attend(queries: torch.Tensor, kv: torch.Tensor, sight: _Sight) -> torch.Tensor:
+    """Attention of queries `[heads, rows, head_dim]` in a layer with the cache `kv`.
 
-    Returns `[groups * queries, heads * head_dim]`.
+    Returns `[rows, heads * head_dim]`.
     """
-    groups, queries, kv_heads, head_dim = block.groups, block.queries, len(kv) // 2, q.shape[-1]
-    keys, values = _keys_values(kv, block.table, groups)
-    if queries == 1 and groups == 1 and q.is_cpu:  # for one query torch's fused operator is faster
-        q = q.reshape(1, kv_heads, -1, head_dim)
-        mask = block.mask.expand(-1, -1, q.shape[2], -1)
-        return _flash(q, keys[None], values[None], attn_mask=mask)[0].view(1, -1)
-    # The queries that share a key-value head stand below each other: one product serves them all.
-    q = q.reshape(groups, queries, kv_heads, -1, head_dim).permute(2, 0, 3, 1, 4) / math.sqrt(head_dim)
-    scores = q.reshape(len(keys), -1, head_dim) @ keys.transpose(1, 2)
-    scores.view(kv_heads, groups, -1, queries, keys.shape[1]).add_(block.mask)
-    out = scores.softmax(-1) @ values
-    return out.view(*q.shape).permute(1, 3, 0, 2, 4).reshape(groups * queries, -1)
-
-
-def _keys_values(kv: torch.Tensor, table: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of some pages, `[kv_heads * groups, keys, head_dim]` each, copied."""
-    heads, _, head_dim = kv.shape
-    pages = kv.view(heads, -1, PAGE * head_dim).index_select(1, table)
-    keys, values = pages.view(heads * groups, -1, head_dim).chunk(2)
-    return keys, values
+    keys, values = kv.index_select(1, sight.seen)[None].chunk(2, 1)
+    attended = F.scaled_dot_product_attention(queries[None], keys, values, sight.mask, enable_gqa=True)
+    return attended[0].transpose(0, 1).flatten(1)
 
 
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
@@ -209,35 +206,7 @@ def linear(
     bias = torch.cat(tuple(biases)) if biases else None
     weight = _converted(matrices, dtype, scale)
     bias = None if bias is None else bias.to(weight.dtype)
-    if _packs(weight):
-        return _packed(weight, bias)
     return partial(F.linear, weight=weight, bias=bias)
-
-
-def _packs(weight: torch.Tensor) -> bool:
-    """True if products with weights like this one are oneDNN's."""
-    return weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-
-
-def pad_rows(rows: int) -> int:
-    """The number of rows to pad a batch to for oneDNN, to which each new one costs milliseconds."""
-    if rows <= _FEW_ROWS:
-        return rows
-    step = 8 if rows <= 64 else 32
-    return step * math.ceil(rows / step)
-
-
-def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """float32 on a CPU, in oneDNN's layout.
-
-    A decode step has as many rows as there are threads. The usual product of 2 to 16 rows costs about twice
-    that of one row, since it packs the weights anew each time; with packed weights 8 rows cost little more
-    than one (measured for 256 x 1408: 1.4 times).
-    """
-    ops = cast("Any", torch.ops.mkldnn)
-    packed = ops._reorder_linear_weight(weight, _FEW_ROWS)
-    product = ops._linear_pointwise.default
-    return lambda x: product(x, packed, bias, "none", [], "")
 
 
 def _converted(

@@ -46,11 +46,9 @@ class Job:
         self.slots: Ids = np.empty(self.max_length, np.int64)
         self.computed = 0  # tokens that have keys and values
         self.published = 0  # tokens of these whose slots the radix tree owns; the others are this job's own
-        self.last_slot: int | None = None  # the latest slot that it got since it was admitted
         self.node: Node | None = None  # where it stands in the tree, locked; None while it waits
         self.cached: int | None = None  # tokens of the prompt that the cache had when it was first admitted
         self.arrival = 0
-        self.paused = False  # its reader is behind: the job keeps its slots but is not computed
 
     @property
     def uncomputed(self) -> int:
@@ -70,9 +68,9 @@ class Scheduler:
 
     Decoded tokens come first, then prompts, a part at a time, so that a long prompt does not stall the rest.
     Jobs of answers that have started are admitted before new answers, in order of arrival. When slots run
-    out, cached ones are evicted; then paused jobs and then the youngest are preempted: they wait again, and
-    what they computed stays cached. The oldest is never preempted for want of slots, and no job may need more
-    than the pool of `slots`, so something always moves.
+    out, cached ones are evicted; then the youngest jobs are preempted: they wait again, and what they
+    computed stays cached. The oldest is never preempted, and no job may need more than the pool of `slots`,
+    so something always moves.
     """
 
     def __init__(self, slots: int, max_running: int, max_prefill_tokens: int) -> None:
@@ -103,26 +101,22 @@ class Scheduler:
         self._admit()
         # Every job that decodes gets its one token. Prompts share the step's budget, in the order of
         # admission; the last one that fits gets a part.
-        active = [job for job in self.running if not job.paused]
-        tasks = [Task(job, 1) for job in active if job.uncomputed == 1]
+        tasks = [Task(job, 1) for job in self.running if job.uncomputed == 1]
         budget = self._max_prefill_tokens
-        for job in active:
+        for job in self.running:
             if job.uncomputed > 1 and budget:
                 tasks.append(Task(job, min(job.uncomputed, budget)))
                 budget -= tasks[-1].tokens
         # Preemption for want of slots may take tasks away again. The slots go to the tasks that are left.
         tasks = self._make_room(tasks)
         for job, count in tasks:
-            taken = self.pool.take(count, job.last_slot)
-            job.slots[job.computed : job.computed + count] = taken
-            job.last_slot = int(taken[-1])
+            job.slots[job.computed : job.computed + count] = self.pool.take(count)
         return tasks
 
     def load(self) -> EngineLoad:
-        """The load now, without jobs whose readers are behind. May be called from any thread."""
-        running = sum(not job.paused for job in self.running[:])
-        queued = sum(not job.paused for job in self.waiting[:])
-        return EngineLoad(self._max_running, running, queued, kv_use=1 - self._available / self.pool.size)
+        """The load now. May be called from any thread."""
+        kv_use = 1 - self._available / self.pool.size
+        return EngineLoad(self._max_running, len(self.running), len(self.waiting), kv_use)
 
     def publish(self, job: Job) -> None:
         """Give the tree the tokens that a running job has computed since, so that other jobs find them."""
@@ -142,22 +136,20 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting jobs in, those of answers that have started first, until one does not fit."""
-        if len(self.running) >= self._max_running and not any(job.paused for job in self.running):
+        if len(self.running) >= self._max_running:
             return
-        ready = [job for job in self.waiting if not job.paused]
-        ready.sort(key=lambda job: (job.answer not in self._started_answers, job.arrival))
-        for job in ready:
-            if len(self.running) >= self._max_running and not self._preempt_paused():
-                return
+        ready = sorted(self.waiting, key=lambda job: (job.answer not in self._started_answers, job.arrival))
+        for job in ready[: self._max_running - len(self.running)]:
             if not self._enter(job):
                 return
 
     def _enter(self, job: Job) -> bool:
         """Admit a job if there is room for its prompt; False if there is none."""
-        active = sum(not other.paused for other in self.running)
+        # Running jobs need slots for their next tokens, too.
+        headroom = _HEADROOM * len(self.running)
         # So much is needed even if the whole prompt is in the tree. Without that nothing is published: each
         # `publish` adds a node, and a job may wait for many steps.
-        if active and self._available < 1 + _HEADROOM * active:
+        if self.running and self._available < 1 + headroom:
             return False
         # Threads of the same answer share most of their context: make all of it known to the tree.
         for other in self.running:
@@ -166,12 +158,9 @@ class Scheduler:
         # The last token is always computed, for its logits. The lock keeps the prefix from being evicted.
         node, slots = self.radix.match(job.ids[: job.length - 1])
         self.radix.lock(node)
-        # Running jobs need slots for their next tokens, too. Where nobody runs, paused jobs make room.
-        needed = job.length - len(slots) + _HEADROOM * active
-        while self._available < needed:
-            if active or not self._preempt_paused():
-                self.radix.unlock(node)
-                return False
+        if self._available < job.length - len(slots) + headroom:
+            self.radix.unlock(node)
+            return False
         job.slots[: len(slots)] = slots
         job.node = node
         job.computed = len(slots)
@@ -194,18 +183,6 @@ class Scheduler:
         job.node = None
         job.computed = 0
         job.published = 0
-        job.last_slot = None
-
-    def _preempt(self, job: Job) -> None:
-        self._leave(job)
-        self.waiting.append(job)
-
-    def _preempt_paused(self) -> bool:
-        """Preempt the youngest paused job; False if there is none."""
-        paused = [job for job in self.running if job.paused]
-        if paused:
-            self._preempt(max(paused, key=lambda job: job.arrival))
-        return bool(paused)
 
     @property
     def _available(self) -> int:
@@ -215,12 +192,10 @@ class Scheduler:
         """Evict, and if need be preempt jobs, until the pool has a slot for every task's token."""
         # A preempted job's tokens become evictable, and its task needs no slots any more.
         while (needed := sum(count for _, count in tasks)) > self._available:
-            if not self._preempt_paused():
-                youngest = max(self.running, key=lambda job: job.arrival)
-                self._preempt(youngest)
-                tasks = [task for task in tasks if task.job is not youngest]
-        # Slots are taken from whole free pages if possible: attention reads a whole page for a single slot.
-        if needed > self.pool.free_in_pages:
-            spare = max(needed - self.pool.free, self.pool.size // 64)
-            self.pool.give(self.radix.evict(spare))
+            youngest = max(self.running, key=lambda job: job.arrival)
+            self._leave(youngest)
+            self.waiting.append(youngest)
+            tasks = [task for task in tasks if task.job is not youngest]
+        if needed > self.pool.free:  # some more are evicted, for that goes through the whole tree
+            self.pool.give(self.radix.evict(max(needed - self.pool.free, self.pool.size // 64)))
         return tasks

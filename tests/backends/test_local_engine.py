@@ -173,7 +173,7 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(
     alive: list[Job] = []
     done: list[Job] = []
     for _ in range(data.draw(st.integers(1, 25))):
-        action = data.draw(st.sampled_from(["new", "fork", "remove", "pause", "step", "step", "step"]))
+        action = data.draw(st.sampled_from(["new", "fork", "remove", "step", "step", "step"]))
         if action == "new":
             task = job(prompt(data.draw(st.integers(1, 40))), data.draw(st.integers(1, 20)), group=len(done))
         elif action == "fork" and alive + done:
@@ -187,16 +187,11 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(
             alive.append(task)
         elif alive and action == "remove":
             engine.remove(alive.pop(data.draw(st.integers(0, len(alive) - 1))))
-        elif alive and action == "pause":
-            chosen = data.draw(st.sampled_from(alive))
-            chosen.paused = not chosen.paused
         else:
             ended = [output.job for output in engine.step() or () if output.finish_reason]
             alive = [task for task in alive if task not in ended]
             done += ended
         check_scheduler(engine.scheduler)
-    for task in alive:
-        task.paused = False
     while engine.step() is not None:
         check_scheduler(engine.scheduler)
     for task in alive + done:
