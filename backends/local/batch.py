@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_TOGETHER = 16  # new tokens of an entry that attend together in the compiled step; fewer attend one by one
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -38,23 +36,17 @@ class RowBatch(NamedTuple):
     last: Ints  # the row of each entry's last token, `[entries]`
     seen: Ints  # the slots of all entries, entry after entry: `[sum of their lengths]`
     starts: Ints  # the index in `seen` of the first slot that each row sees, `[rows]`
-    single: Ints  # rows that attend one by one, `[single rows]`
-    prompts: Ints  # `[prompts, 2]`: first row and end of each entry whose rows attend together
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> RowBatch:
         """The batch of these entries, in order."""
         counts = np.array([entry.count for entry in entries], np.int64)
         lengths = np.array([len(entry.slots) for entry in entries], np.int64)
-        ends = np.cumsum(counts, dtype=np.int64)
-        together = counts >= _TOGETHER
         return cls(
             *new_tokens(entries),
-            last=ends - 1,
+            last=np.cumsum(counts, dtype=np.int64) - 1,
             seen=np.concatenate([entry.slots for entry in entries]),
             starts=np.repeat(np.cumsum(lengths, dtype=np.int64) - lengths, counts),
-            single=np.flatnonzero(~np.repeat(together, counts)),
-            prompts=np.column_stack((ends - counts, ends))[together],
         )
 
 

@@ -16,7 +16,6 @@ from pasta_async.backends.local.batch import Entry, RowBatch
 from pasta_async.backends.local.cache import kv_shape, mapped
 from pasta_async.backends.local.checkpoint import ModelConfig
 from pasta_async.backends.local.int8 import (
-    KEY_BLOCK,
     LANES,
     OUTPUT_GROUP,
     PRODUCT_ARRAYS,
@@ -135,14 +134,11 @@ class CompiledLM:
             batch.seen,
             batch.starts,
             batch.positions + 1,
-            batch.single,
-            batch.prompts,
             self._kv,
             self._qk_norms,
             *self._epsilons,
             *(_room((rows, width), np.float32) for width in widths),
             *self._private(rows),
-            self._transposed(batch),
             batch.last,
             self._head,
             logits,
@@ -153,12 +149,6 @@ class CompiledLM:
         """A row of `kernels.step`'s table: addresses of a product's arrays, and its number of inputs / 4."""
         arrays = [self._arrays[f"{name}.{array}"] for array in PRODUCT_ARRAYS]
         return [*(array.ctypes.data for array in arrays), arrays[0].shape[1]]
-
-    def _transposed(self, batch: RowBatch) -> NDArray[np.float32]:
-        """Memory for the transposed keys of a prompt, `[kv_heads, blocks, head_dim, KEY_BLOCK]`."""
-        seen = batch.positions[batch.prompts[:, 1] - 1]
-        blocks = (int(seen.max()) // KEY_BLOCK + 1) if len(seen) else 0
-        return _room((self._config.kv_heads, blocks, self._config.head_dim, KEY_BLOCK), np.float32)
 
     def _private(self, rows: int) -> tuple[NDArray[Any], ...]:
         """Scratch memory of each thread: quantised rows, their sizes and zeros, scores of a row's heads."""
@@ -171,7 +161,7 @@ class CompiledLM:
                 _room((threads, rows, widest), np.uint8 if VNNI else np.int16),
                 _room((threads, rows), np.float32),
                 _room((threads, rows), np.int32),
-                _room((threads, c.heads // c.kv_heads, len(self._rotations) + KEY_BLOCK), np.float32),
+                _room((threads, c.heads // c.kv_heads, len(self._rotations) + LANES), np.float32),
             )
         return self._scratch
 

@@ -62,9 +62,6 @@ def _has_numba() -> bool:
 OUTPUT_GROUP = 64
 """Outputs that the kernels compute in one thread."""
 
-KEY_BLOCK = 64
-"""Keys of a prompt that the kernels multiply a query with at once."""
-
 PANEL: int = OUTPUT_GROUP if VNNI else 8
 """Outputs whose weights stand together for the kernels, as many as registers hold results of."""
 

@@ -4,8 +4,8 @@ At the size of a small model most operators take longer to begin than to compute
 goes through all layers, on several threads that wait for each other only where they must (`step`).
 
 Activations are quantised row by row, and each row attends by itself, so a row's result depends neither on the
-rest of the batch nor on the number of threads. (The rows of a prompt attend in another order of sums than
-single rows do.) Arrays are contiguous. Each thread calls a kernel with its number, `thread` of `threads`.
+rest of the batch nor on the number of threads. Arrays are contiguous. Each thread calls a kernel with its
+number, `thread` of `threads`.
 """
 
 # numba has no types.
@@ -22,7 +22,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.int8 import KEY_BLOCK, LANES, OUTPUT_GROUP, PANEL
+from pasta_async.backends.local.int8 import LANES, OUTPUT_GROUP, PANEL
 from pasta_async.backends.local.pull import cache_folder
 from pasta_async.backends.local.vectors import (
     TALLEST,
@@ -30,7 +30,6 @@ from pasta_async.backends.local.vectors import (
     as_float,
     attention_scores,
     attention_sum,
-    block_scores,
     give_way,
     largest,
     least,
@@ -38,7 +37,6 @@ from pasta_async.backends.local.vectors import (
     pause,
     rounded_for,
     tile,
-    widened,
 )
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -321,22 +319,21 @@ def _attend(
     group: tuple[int, ...],
     parts: tuple[int, ...],
     qkv: Floats,
-    rows: Ints,
     sight: Sight,
     kv: NDArray[Any],
     scores: Floats,
     out: Floats,
     who: Who,
 ) -> None:
-    """Attention of single rows, each over its own slots."""
+    """Attention of all rows, each over its own slots."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     head_bytes, stride = kv.shape[1] * head_dim * kv.itemsize, 4 * scores.shape[1]
     seen, starts, counts = sight
-    first_item, behind = _part(len(rows) * kv_heads, who)
+    first_item, behind = _part(len(qkv) * kv_heads, who)
     # An item is a row with the queries of one key-value head. Items go head by head: a thread then takes rows
     # of one answer one after another, which read the same keys.
     for item in range(first_item, behind):
-        h, r = item // len(rows), int(rows[item % len(rows)])
+        h, r = item // len(qkv), item % len(qkv)
         slots, count = seen.ctypes.data + 8 * starts[r], counts[r]
         keys, first, to = kv.ctypes.data + h * head_bytes, h * repeats * head_dim, scores.ctypes.data
         attention_scores(group, parts, kv, qkv[r, first:].ctypes.data, keys, slots, count, to, stride)
@@ -344,52 +341,6 @@ def _attend(
             _softmax(scores[i], count)
         values = keys + kv_heads * head_bytes
         attention_sum(group, parts, kv, to, stride, values, slots, count, out[r, first:].ctypes.data)
-
-
-@_fast
-def _transpose(keys: NDArray[Any], slots: Ints, to: Floats) -> None:
-    """Put the keys `[slots, head_dim]` of at most `KEY_BLOCK` slots into columns, `[head_dim, KEY_BLOCK]`."""
-    for column in range(len(slots)):
-        for i in range(len(to)):
-            to[i, column] = widened(keys[slots[column], i], keys)
-
-
-@_fast
-def _attend_together(
-    group: tuple[int, ...],
-    parts: tuple[int, ...],
-    qkv: Floats,
-    rows: Ints,
-    sight: Sight,
-    kv: NDArray[Any],
-    keys: Floats,
-    scores: Floats,
-    out: Floats,
-    who: Who,
-    turn: int,
-) -> int:
-    """Attention of a prompt's rows, `rows[0]:rows[1]` of the batch. Returns the next turn."""
-    repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
-    (seen, starts, counts), first, last = sight, int(rows[0]), int(rows[1])
-    slots, stride = seen[starts[first] : starts[first] + counts[last - 1]], 4 * scores.shape[1]
-    blocks = (len(slots) + KEY_BLOCK - 1) // KEY_BLOCK
-    # First all threads put the keys into columns, block by block; each query then meets 64 keys at once.
-    for item in range(who[0], blocks * kv_heads, who[1]):
-        b, h = item // kv_heads, item % kv_heads
-        _transpose(kv[h], slots[b * KEY_BLOCK : (b + 1) * KEY_BLOCK], keys[h, b])
-    turn = _wait(who, turn)
-    # Then a thread takes rows, each with the queries of one key-value head.
-    to = scores.ctypes.data
-    for item in range(who[0], (last - first) * kv_heads, who[1]):
-        r, h = first + item // kv_heads, item % kv_heads
-        at, count = h * repeats * head_dim, counts[r]
-        query, values, to_row = qkv[r, at:].ctypes.data, kv[kv_heads + h].ctypes.data, out[r, at:].ctypes.data
-        for b in range((count + KEY_BLOCK - 1) // KEY_BLOCK):
-            block_scores(group, parts, query, keys[h, b].ctypes.data, to + 4 * b * KEY_BLOCK, stride)
-        for i in range(repeats):
-            _softmax(scores[i], count)
-        attention_sum(group, parts, kv, to, stride, values, slots.ctypes.data, count, to_row)
-    return _wait(who, turn)
 
 
 @_kernel
@@ -436,8 +387,6 @@ def step(
     seen: Ints,
     starts: Ints,
     counts: Ints,
-    single: Ints,
-    prompts: Ints,
     kv: NDArray[Any],
     norms: Floats,
     epsilon: np.float32,
@@ -449,7 +398,6 @@ def step(
     all_sizes: Floats,
     all_zeros: Zeros,
     all_scores: Floats,
-    keys: Floats,
     last: Ints,
     head: Ints,
     logits: Floats,
@@ -471,8 +419,6 @@ def step(
         seen: Slots; row r attends to `seen[starts[r] : starts[r] + counts[r]]`.
         starts: The first index in `seen` of each row, `[rows]`.
         counts: The number of slots that each row sees, `[rows]`.
-        single: Rows that attend one by one.
-        prompts: `[prompts, 2]`: first row and end of each prompt whose rows attend together.
         kv: `[layers, 2 * kv_heads, slots, head_dim]`: float32, or bfloat16 as uint16.
         norms: Weights of the norms of queries and keys, `[layers, heads + kv_heads, head_dim]`; without norms
             `[layers, 0, head_dim]`.
@@ -484,8 +430,7 @@ def step(
         all_q: Scratch of each thread, `[threads, rows, widest input]`.
         all_sizes: The same, `[threads, rows]`.
         all_zeros: The same, `[threads, rows]`.
-        all_scores: The same, `[threads, queries of a group, most positions and a block]`.
-        keys: Scratch of all threads for a prompt's keys, `[kv_heads, blocks, head_dim, KEY_BLOCK]`.
+        all_scores: The same, `[threads, queries of a group, most positions, up to a multiple of `LANES`]`.
         last: Rows whose logits are wanted.
         head: The last product, as a row of `table`.
         logits: `[len(last), outputs]`.
@@ -513,11 +458,7 @@ def step(
         turn = _wait(who, turn)
         _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, who)
         turn = _wait(who, turn)
-        _attend(group, parts, qkv, single, sight, kv[layer], scores, attended, who)
-        for i in range(len(prompts)):
-            turn = _attend_together(
-                group, parts, qkv, prompts[i], sight, kv[layer], keys, scores, attended, who, turn
-            )
+        _attend(group, parts, qkv, sight, kv[layer], scores, attended, who)
         turn = _wait(who, turn)
         # In the last layer only rows whose logits are wanted go on.
         if layer == len(table) - 1 and len(last) < rows:

@@ -46,6 +46,7 @@ class Job:
         self.slots: Ids = np.empty(self.max_length, np.int64)
         self.computed = 0  # tokens that have keys and values
         self.published = 0  # tokens of these whose slots the radix tree owns; the others are this job's own
+        self.last_slot: int | None = None  # the latest slot that it got since it was admitted
         self.node: Node | None = None  # where it stands in the tree, locked; None while it waits
         self.cached: int | None = None  # tokens of the prompt that the cache had when it was first admitted
         self.arrival = 0
@@ -110,7 +111,9 @@ class Scheduler:
         # Preemption for want of slots may take tasks away again. The slots go to the tasks that are left.
         tasks = self._make_room(tasks)
         for job, count in tasks:
-            job.slots[job.computed : job.computed + count] = self.pool.take(count)
+            taken = self.pool.take(count, job.last_slot)
+            job.slots[job.computed : job.computed + count] = taken
+            job.last_slot = int(taken[-1])
         return tasks
 
     def load(self) -> EngineLoad:
@@ -183,6 +186,7 @@ class Scheduler:
         job.node = None
         job.computed = 0
         job.published = 0
+        job.last_slot = None
 
     @property
     def _available(self) -> int:

@@ -16,7 +16,7 @@ from llvmlite import ir as _ir
 from numba.core import types as _types
 from numba.extending import intrinsic as _intrinsic
 
-from pasta_async.backends.local.int8 import KEY_BLOCK, LANES, PANEL, VNNI
+from pasta_async.backends.local.int8 import LANES, PANEL, VNNI
 
 ir: Any = _ir
 types: Any = _types
@@ -191,33 +191,6 @@ def attention_scores(
 
 
 @intrinsic
-def block_scores(_: Any, group: Any, parts: Any, queries: Any, keys: Any, out: Any, stride: Any) -> Any:
-    """Products of the queries that share a key-value head with `KEY_BLOCK` keys, which stand in columns.
-
-    `group`, `parts`, `queries`, `out` and `stride` as for `attention_scores`; `keys` is the address of
-    float32 `[head_dim, KEY_BLOCK]`.
-    """
-    heads, vectors = group.count, KEY_BLOCK // LANES
-
-    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-        queries, keys, out, stride = args[2:]
-        size = _I64(LANES * parts.count)
-        for some in _shares(heads, vectors):
-            with _Loop(b, size, [ir.Constant(_FLOATS, None)] * (heads * len(some))) as loop:
-                row = b.add(keys, b.mul(loop.index, _I64(4 * KEY_BLOCK)))
-                key = [_load(b, row, _FLOATS, 64 * i) for i in some]
-                for h in range(heads):
-                    address = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
-                    _add_scaled(b, loop.carried, h * len(some), key, _load(b, address, _F32))
-            for at, total in enumerate(loop.carried):
-                h, i = divmod(at, len(some))
-                _store(b, total, b.add(b.add(out, b.mul(stride, _I64(h))), _I64(64 * some[i])))
-        return context.get_dummy_value()
-
-    return types.void(group, parts, *[types.int64] * 4), generate
-
-
-@intrinsic
 def attention_sum(
     _: Any,
     group: Any,
@@ -286,17 +259,6 @@ def rounded_for(_: Any, number: Any, array: Any) -> Any:
         return b.trunc(b.lshr(b.add(b.add(bits, _I32(0x7FFF)), odd), _I32(16)), ir.IntType(16))
 
     return (types.uint16 if half else types.float32)(types.float32, array), generate
-
-
-@intrinsic
-def widened(_: Any, number: Any, array: Any) -> Any:
-    """A number of an array as a float32: itself, or the bfloat16 that a uint16 has the bits of."""
-    half = array.dtype == types.uint16
-
-    def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
-        return b.bitcast(b.shl(b.zext(args[0], _I32), _I32(16)), _F32) if half else args[0]
-
-    return types.float32(number, array), generate
 
 
 @intrinsic
