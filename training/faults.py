@@ -25,6 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from pasta_async.lang import Document, Promise
 
@@ -96,8 +97,14 @@ def same_stem(word: str, other: str) -> bool:
     return shorter[:same] == longer[:same]
 
 
-Faults = Counter[str]
-"""The faults of one answer by their names, those of promises as the number that have them; and `promises`."""
+class Faults(NamedTuple):
+    """The faults of one answer."""
+
+    promises: int
+    """All promises of the answer."""
+    counts: Counter[str]
+    """By the name of a fault: 1 if the answer as a whole has it, or the number of promises that have it."""
+
 
 OF_ANSWERS: dict[str, float] = {
     "malformed": 0.5,
@@ -153,8 +160,7 @@ def count_faults(
     chunks = [promise.chunk.text if promise.chunk else "" for promise in promises]
     parts = sum(promise.topic != INTRODUCTION for promise in promises)
     items = max(parts, _longest_list(document.text))
-    return Faults(
-        promises=len(promises),
+    counts = Counter(
         malformed=int(not well_formed),
         loop=int(repeats_itself(document.text)),
         runaway=int(items > (_RUNAWAY if well_formed else _RUNAWAY_CUT)),
@@ -171,13 +177,14 @@ def count_faults(
         off_topic=sum(_off_topic(document)),
         unspaced=sum(_unspaced(document)),
     )
+    return Faults(len(promises), counts)
 
 
 def soundness(faults: Faults) -> float:
     """1 without faults, at least 0. A fault takes off its weight, a promise's for the share that has it."""
-    whole = sum(weight * faults[name] for name, weight in OF_ANSWERS.items())
-    parts = sum(weight * faults[name] for name, weight in OF_PROMISES.items())
-    return max(0.0, 1.0 - whole - parts / max(1, faults["promises"]))
+    whole = sum(weight * faults.counts[name] for name, weight in OF_ANSWERS.items())
+    parts = sum(weight * faults.counts[name] for name, weight in OF_PROMISES.items())
+    return max(0.0, 1.0 - whole - parts / max(1, faults.promises))
 
 
 def repeats_itself(text: str) -> bool:

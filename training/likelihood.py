@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,11 +18,12 @@ from pasta_async.backends.local.checkpoint import open_folder
 from pasta_async.errors import InvalidRequestError
 from pasta_async.model_folder import TokenizerFiles
 from pasta_async.protocol import Message
+from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.rows import pack_row, row_length, target_losses
+from pasta_async.training.rows import compiled_length, pack_row, padded_length, target_losses
 from pasta_async.training.samples import SampledPrompt
-from pasta_async.training.views import Codec, Trie
+from pasta_async.training.views import Trie
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -42,7 +43,7 @@ def load_frozen(kind: Any, folder: Path | str) -> Any:
     return kind.from_pretrained(folder, dtype=dtype).to(device).eval()
 
 
-class LanguageModel(Codec):
+class LanguageModel(Tokenizer):
     """A Llama, Qwen2 or Qwen3, with the tags or without, that tells how likely tokens are; and its tokenizer.
 
     A forward pass has about `_ROW_TOKENS`, or as many as a text needs with its context.
@@ -59,28 +60,30 @@ class LanguageModel(Codec):
 
     @torch.inference_mode()
     def bits(self, texts: Iterable[tuple[Key, Sequence[int], Sequence[int]]]) -> dict[Key, float]:
-        """Mean bits of a token of each text that has tokens, by its key; texts of one key count together.
+        """Mean bits of a token of each text, by its key; a text without tokens has none.
 
-        A text is its key, the ids before it, of which it needs one, and its own ids. Texts that stand side
-        by side share what they begin with.
+        A text is a key of its own, the ids before it, of which it needs one, and its own ids. Texts that
+        stand side by side share what they begin with.
         """
-        # Trees and, for each target, its key. A tree is full at half a row.
-        trees: list[tuple[Trie, list[Key]]] = []
+        # Trees, and the keys and sizes of their texts. A tree is full at half a row.
+        trees: list[tuple[Trie, list[tuple[Key, int]]]] = []
         for key, context, ids in texts:
             if not trees or len(trees[-1][0]) > _ROW_TOKENS // 2:
                 trees.append((Trie(), []))
-            tree, keys = trees[-1]
+            tree, sizes = trees[-1]
             tree.extend(tree.extend(-1, context), ids, target=True)
-            keys.extend(key for _ in ids)
-        bits: defaultdict[Key, list[float]] = defaultdict(list)
+            if ids:
+                sizes.append((key, len(ids)))
+        bits: dict[Key, float] = {}
         device = self._model.device
-        for tree, keys in trees:
-            length = row_length(len(tree), _ROW_TOKENS, few=device.type == "cuda")
-            row = pack_row([tree], length, device)
-            losses = target_losses(self._model, row) / math.log(2)
-            for key, loss in zip(keys, losses.tolist(), strict=True):
-                bits[key].append(loss)
-        return {key: math.fsum(values) / len(values) for key, values in bits.items()}
+        on_gpu = device.type == "cuda"
+        for tree, sizes in trees:
+            length = compiled_length(len(tree), _ROW_TOKENS) if on_gpu else padded_length(len(tree))
+            losses = target_losses(self._model, pack_row([tree], length, device)) / math.log(2)
+            of_targets = iter(losses.tolist())
+            for key, size in sizes:
+                bits[key] = math.fsum(islice(of_targets, size)) / size
+        return bits
 
 
 class LikelihoodJudge(ModelJudge):
@@ -98,7 +101,7 @@ class LikelihoodJudge(ModelJudge):
         The model is asked in its plain form, if it has two. None is for an empty text, and for one that the
         model's context cannot hold.
         """
-        prompt = self._model.prompt(messages, pasta=False)
+        prompt = self._model.encode_chat(messages, {"pasta": False})
         answers = enumerate(map(self._model.encode, texts))
         longest = self._model.context - len(prompt)
         bits = self._model.bits((number, prompt, ids) for number, ids in answers if len(ids) <= longest)

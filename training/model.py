@@ -57,10 +57,10 @@ class ModelCodec(Codec):
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         super().__init__(TokenizerFiles.read(folder))
-        self.end: int = self._end_of_turn(folder)
 
-    def _end_of_turn(self, folder: Path) -> int:
+    def _end_of_answer(self) -> int:
         """The first special token that the template puts behind an assistant's text."""
         text = "qwxz"
         chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
@@ -68,14 +68,14 @@ class ModelCodec(Codec):
         starts = [start for start in range(len(ids)) if text in self.decode(ids[start:])]
         if not starts:
             raise InvalidRequestError(
-                f"{folder}: the chat template leaves out what an assistant said; name another one"
+                f"{self._folder}: the chat template leaves out what an assistant said; name another one"
             )
         for token in ids[starts[-1] + 1 :]:
             if token in self.commands:
                 return token
         raise InvalidRequestError(
-            f"{folder}: the chat template puts no special token behind an answer, so answers would have no "
-            "end; name another template with --chat-template"
+            f"{self._folder}: the chat template puts no special token behind an answer, so answers would "
+            "have no end; name another template with --chat-template"
         )
 
 
@@ -228,7 +228,8 @@ def export_model(
         tokenizer: Folder of the model's tokenizer.
         end: Id that ends an answer: it stands before the end-of-text ids of the base.
         out: Folder to write.
-        start_share: Share of the base's weights in those that are written.
+        start_share: Share of the weights at the start in those that are written. An adapter that is trained
+            further is averaged matrix by matrix, A and B apart.
     """
     whole = base.make()
     trained = {name: param.detach().cpu() for name, param in model.named_parameters() if param.requires_grad}

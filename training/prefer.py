@@ -55,8 +55,9 @@ class PreferSettings(TrainerSettings):
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the weights at the start in those that are written (0.5: the mean), which "
-        "keeps more of what the model could do (WiSE-FT, arXiv 2109.01903)",
+        description="share of the weights at the start in those that are written (0.5: the mean; of an "
+        "adapter that is trained on, of its matrices), which keeps more of what the model could do (WiSE-FT, "
+        "arXiv 2109.01903)",
     )
     lr: float = Field(default=0, ge=0, description="peak learning rate (0: 1e-5, for adapters 1e-4)")
 
@@ -91,11 +92,10 @@ def choose_best(
     counts: Counter[str] = Counter()
     for prompt in prompts:
         ranked = _ranked(prompt, scores, weight, sound_only)
-        best = _best(ranked, random.Random(f"{seed}/{prompt.id}"))
-        if isinstance(best, Sample):
+        best, outcome = _best(ranked, random.Random(f"{seed}/{prompt.id}"))
+        if best:
             chosen.append((prompt, best))
-            best = "chosen"
-        counts[best] += 1
+        counts[outcome] += 1
     if not chosen:
         raise InvalidRequestError(
             f"there is nothing to prefer, or these are no scores of the samples: {dict(counts)}"
@@ -123,18 +123,20 @@ def _ranked(prompt: SampledPrompt, scores: Scores, weight: float, sound_only: bo
     return ranked
 
 
-def _best(ranked: Sequence[Ranked], draw: random.Random) -> Sample | str:
-    """The best of some samples, or the reason why there is none, as `choose_best` counts it."""
+def _best(ranked: Sequence[Ranked], draw: random.Random) -> tuple[Sample | None, str]:
+    """The best of some samples, or None; and how `choose_best` counts their prompt."""
     if len(ranked) < 2:
-        return "few"
+        return None, "few"
     high = max(rank for rank, _ in ranked)
     may_win, _ = high
     if not may_win:
-        return "no_best"
+        return None, "no_best"
     best = draw.choice([sample for rank, sample in ranked if rank == high])
     # A judge may contradict itself about one answer that was drawn twice.
     others = [(sample.ids, sample.targets) for rank, sample in ranked if rank < high]
-    return best if any(other != (best.ids, best.targets) for other in others) else "ties"
+    if all(other == (best.ids, best.targets) for other in others):
+        return None, "ties"
+    return best, "chosen"
 
 
 def prefer(settings: PreferSettings) -> bool:

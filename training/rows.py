@@ -4,9 +4,9 @@ Trees stand in preorder, so one number for each token, where its subtree ends, i
 token q sees token k exactly if `k <= q < ends[k]`. Trees side by side share no token, hence they do not see
 each other either.
 
-FlexAttention computes it on CUDA, `_tree_attention` tree by tree elsewhere. A model is set to one of them
-with its first row, since other kernels compute something else without an error: eager attention *adds* its
-mask, so a boolean one hides nothing, and Flash attention takes no such mask at all.
+FlexAttention computes it on CUDA, torch's `scaled_dot_product_attention` elsewhere. A model is set to one of
+them with its first row, since other kernels compute something else without an error: eager attention *adds*
+its mask, so a boolean one hides nothing, and Flash attention takes no such mask at all.
 """
 
 # torch, transformers and peft leave some of their types open.
@@ -22,18 +22,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from transformers import AttentionInterface
 
 from pasta_async.training.views import Trie
 
 _FLEX = "flex_attention"
 """transformers' name of FlexAttention, which has no backward pass on a CPU."""
 
-_TREES = "trees"
-"""Name of `_tree_attention` for transformers."""
-
-_MOST_SCORES = 1024
-"""Tokens of a tree up to which its attention is computed with all scores in memory."""
+_DENSE = "sdpa"
+"""transformers' name of `scaled_dot_product_attention`, which gets a mask of all pairs of tokens."""
 
 _AT_ONCE = 128
 """Targets whose logits are in memory together: blocks of up to 32 MiB are used again, larger ones are not."""
@@ -52,8 +48,6 @@ class Row(NamedTuple):
     """[targets] index of the token whose logits predict a target: its parent."""
     labels: Tensor
     """[targets] id of each target."""
-    spans: tuple[tuple[int, int], ...]
-    """The first index and the end of each tree, then those of the padding."""
 
     def mask(self) -> Tensor:
         """True where a token (row) sees another (column): [1, 1, length, length]."""
@@ -69,11 +63,9 @@ def pack_row(trees: Sequence[Trie], length: int, device: torch.device | str = "c
     ends = np.arange(1, length + 1, dtype=np.int64)  # padding sees itself alone
     targets = [np.zeros((2, 0), dtype=np.int64)]
     start = 0
-    spans: list[tuple[int, int]] = []
     for tree in trees:
         # The place of each of the tree's tokens in the row, and the end of its subtree there.
         slots, end = (start + np.array(part, dtype=np.int64) for part in tree.preorder())
-        spans.append((start, start + len(tree)))
         start += len(tree)
         ids[slots] = tree.ids
         positions[slots] = tree.depths()
@@ -82,7 +74,7 @@ def pack_row(trees: Sequence[Trie], length: int, device: torch.device | str = "c
         labels = np.array(tree.ids, dtype=np.int64)[tree.targets]
         targets.append(np.stack([slots[parents], labels]))
     parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
-    return Row(*(torch.as_tensor(part, device=device) for part in parts), spans=(*spans, (start, length)))
+    return Row(*(torch.as_tensor(part, device=device) for part in parts))
 
 
 def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:
@@ -105,14 +97,16 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
         rows += world
 
 
-def row_length(used: int, capacity: int, few: bool) -> int:
-    """Tokens of a row that holds `used` ones: the next multiple of 16.
+def padded_length(used: int) -> int:
+    """Tokens of a row that holds `used` ones: the next multiple of 16."""
+    return max(16, 16 * math.ceil(used / 16))
 
-    A kernel that is compiled for each length wants `few` of them: the capacity, its double (a large tree may
-    need more), its half, and so on.
+
+def compiled_length(used: int, capacity: int) -> int:
+    """Tokens of a row that holds `used` ones, for a kernel that is compiled for each length.
+
+    So there are few lengths: the capacity, its double (a large tree may need more), its half, and so on.
     """
-    if not few:
-        return max(16, 16 * math.ceil(used / 16))
     while capacity < used:
         capacity *= 2
     while capacity % 256 == 0 and capacity // 2 >= used:
@@ -137,61 +131,17 @@ def target_losses(model: Any, row: Row) -> Tensor:
     Equal to the losses of the document's views, each computed alone. Logits are computed where a target is
     predicted, and nowhere else.
     """
-    kernel = _FLEX if row.ids.device.type == "cuda" else _TREES
+    kernel = _FLEX if row.ids.device.type == "cuda" else _DENSE
     if model.config._attn_implementation != kernel:  # transformers has no public name for it
         model.set_attn_implementation(kernel)
-    if kernel == _FLEX:
-        attention: dict[str, Any] = {"attention_mask": block_mask(row)}
-    else:
-        length = len(row.ends)
-        mask = torch.zeros(1, 1, length, length, device=row.ends.device)
-        attention = {"attention_mask": mask.masked_fill_(~row.mask(), -torch.inf), "spans": row.spans}
-    decoded = model.get_decoder()(input_ids=row.ids, position_ids=row.positions, use_cache=False, **attention)
+    mask = block_mask(row) if kernel == _FLEX else row.mask()
+    decode = model.get_decoder()
+    decoded = decode(input_ids=row.ids, attention_mask=mask, position_ids=row.positions, use_cache=False)
     hidden = decoded.last_hidden_state[0, row.predictors]
     return linear_losses(hidden, Head.of(model.get_output_embeddings()), row.labels)
 
 
 # --- what a step computes itself, where transformers and peft would spend most of their time
-
-
-def _tree_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    *,
-    scaling: float,
-    spans: Sequence[tuple[int, int]],
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Attention inside each span, since trees do not see each other; the spans together are the row.
-
-    Queries are [1, heads, length, size], keys and values [1, key heads, length, size], the mask (0 for what
-    is seen, else -inf) [1, 1, length, length]; the result is [1, length, heads, size].
-    """
-    mixed: list[Tensor] = []
-    for start, end in filter(lambda span: span[0] < span[1], spans):
-        q, k, v = (part[:, :, start:end].to(value.dtype) for part in (query, key, value))
-        mask = attention_mask[:, :, start:end, start:end].to(q.dtype)
-        if q.dtype == torch.bfloat16 and end - start <= _MOST_SCORES and q.device.type == "cpu":
-            mixed.append(_products(q[0], k[0], v[0], mask[0], scaling))
-        else:
-            attended = functional.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=True)
-            mixed.append(attended[0])
-    return torch.cat(mixed, 1).transpose(0, 1)[None].contiguous(), None
-
-
-AttentionInterface.register(_TREES, _tree_attention)
-
-
-def _products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Attention as two products, three times as fast as torch's kernel in bfloat16 on a CPU."""
-    heads, length, size = q.shape
-    groups = heads // len(k)
-    scores = q.reshape(len(k), groups * length, size) @ (k * scaling).transpose(1, 2)
-    weights = (scores.view(len(k), groups, length, length) + mask).softmax(-1)
-    return (weights.view(len(k), groups * length, length) @ v).view(heads, length, size)
 
 
 class Head(NamedTuple):

@@ -17,7 +17,7 @@ from pasta_async.lang import parse
 from pasta_async.training.data.corpus import Record, read_records
 from pasta_async.training.model import ModelCodec
 from pasta_async.training.trainer import Task, TrainerSettings, train
-from pasta_async.training.views import Trie, align, pack_plain, pack_views, with_estimates
+from pasta_async.training.views import Trie, pack_plain, pack_views, with_estimates
 
 
 class SftSettings(TrainerSettings):
@@ -54,12 +54,12 @@ def supervised(records: Sequence[Record], codec: ModelCodec, settings: SftSettin
         if not record.written.strip():
             raise InvalidRequestError(f"{record.id} has no answer")
         try:
-            document = align(codec, parse(record.written, strict=True))
+            document = with_estimates(parse(record.written, strict=True), count)
             prompt = codec.prompt(record.messages, pasta)
         except PastaError as error:
             raise InvalidRequestError(f"{record.id}: {error}") from error
         pack = pack_views if pasta else pack_plain
-        return pack(codec, prompt, with_estimates(document, count))
+        return pack(codec, prompt, document)
 
     return Task(len(examples), example, lambda trie: len(trie.targets))
 

@@ -21,7 +21,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TextIO
+from typing import Any, ClassVar, Literal, NamedTuple, TextIO
 
 import torch
 from accelerate import Accelerator
@@ -35,7 +35,7 @@ from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
 from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
 from pasta_async.training.model_digest import model_digest
-from pasta_async.training.rows import Row, deal_rows, pack_row, row_length, target_losses
+from pasta_async.training.rows import Row, compiled_length, deal_rows, pack_row, padded_length, target_losses
 from pasta_async.training.views import Trie
 
 _ROW = 4096
@@ -44,7 +44,7 @@ _TAG_TABLE = "trainable_tokens_delta"
 """Part of the name of a parameter that holds the tags' rows of an adapter."""
 _LARGEST_NORM = 1.0
 """Largest norm of a gradient: a larger one is scaled down to it."""
-_MAY_CHANGE = {"out", "dtype", "recompute", "save_every", "stop_at"}
+_MAY_CHANGE = {"out", "row_tokens", "dtype", "recompute", "save_every"}
 """Settings that may change when a run is resumed: they change nothing in its results but rounding."""
 _BY_CONTENT = {"model", "chat_template", "data", "samples", "scores"}
 """Settings that name files: their content, not their name, must be the same."""
@@ -85,9 +85,10 @@ class TrainerSettings(CommandSettings):
     )
     recompute: bool = Field(default=False, description="gradient checkpointing: compute activations again")
     lora_rank: int = Field(default=0, ge=0, description="train adapters of this rank only (0: all weights)")
-    lora_alpha: float = Field(default=16.0, gt=0, description="scale of the adapters, divided by their rank")
+    lora_alpha: float | None = Field(
+        default=None, gt=0, description="scale of new adapters (default: 16), divided by their rank"
+    )
     save_every: int = Field(default=200, ge=1, description="updates between checkpoints")
-    stop_at: int = Field(default=0, ge=0, description="leave after this update, to go on later (0: do not)")
     drop_long: bool = Field(default=False, description="leave out examples that are too long, and count them")
 
     adapter_lr: ClassVar[float] = 5e-4
@@ -287,9 +288,11 @@ class Loop:
     def _gradients(self, rows: Sequence[Sequence[Trie]], weight: float) -> float:
         """Add up gradients of the rows; returns the sum of their losses."""
         device = self.accelerator.device
+        on_gpu = device.type == "cuda"
         total = 0.0
         for index, trees in enumerate(rows):
-            length = row_length(sum(map(len, trees)), self.settings.longest_row, few=device.type == "cuda")
+            used = sum(map(len, trees))
+            length = compiled_length(used, self.settings.longest_row) if on_gpu else padded_length(used)
             last = index == len(rows) - 1  # then the processes share their gradients
             with nullcontext() if last else self.accelerator.no_sync(self._loss):
                 # Without any tree padding is computed: other processes wait for this one's part.
@@ -308,33 +311,34 @@ class Loop:
         SIGTERM (as a scheduler sends it) or Ctrl-C, to any process, writes a checkpoint and leaves.
 
         Returns:
-            True if the end was reached (not so after `stop_at` or SIGTERM).
+            True if the end was reached.
 
         Raises:
             TrainingError: `update` raises it, or the device has too little memory.
         """
         settings = self.settings
         last = self.schedule.steps
-        stop = min(last, settings.stop_at or last)
         with ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._leave))
             first = self.accelerator.is_main_process
-            advance = stack.enter_context(progress(stop, "updates", done=self.step, shown=first))
+            advance = stack.enter_context(progress(last, "updates", done=self.step, shown=first))
             metrics = stack.enter_context(_open_metrics(settings.out, self.step)) if first else None
-            while self.step < stop and not self._leaving:
+            while self.step < last and not self._leaving:
                 try:
                     report = self.update()
                 except torch.OutOfMemoryError as error:
+                    # Adapters are no advice where there are some, nor for a run that goes on without any.
+                    adapters = "" if self.step or settings.lora_rank else ", --lora-rank"
                     raise TrainingError(
                         f"update {self.step + 1} needs more memory than {self.accelerator.device} has: use "
-                        "--recompute, fewer --row-tokens, --lora-rank or --dtype bfloat16"
+                        f"--recompute, fewer --row-tokens{adapters} or --dtype bfloat16"
                     ) from error
                 advance(note=f"loss {report['loss']:.4f}")
                 if metrics:
                     metrics.write(json.dumps(report) + "\n")
                 # `update` shares the wish to leave, so all processes come here at the same step.
-                if self.step == stop or self._leaving or self.step % settings.save_every == 0:
+                if self.step == last or self._leaving or self.step % settings.save_every == 0:
                     if first:
                         self._save(checkpoint, identity)
                     self.accelerator.wait_for_everyone()
@@ -402,14 +406,15 @@ def train(
         make_task: Makes the stage's task for the codec of the model.
         template: File of a chat template instead of the model's own.
         both: The template must tell PASTA-LANG from the baseline (`write_tokenizer`).
-        start_share: Share of the weights at the start in those that are written.
+        start_share: Share of the weights at the start in those that are written (`export_model`).
 
     Returns:
         True if the end was reached and the model written.
 
     Raises:
         UnsupportedModelError: The base model or its tokenizer cannot be used.
-        InvalidRequestError: Data, template, vocabulary or a setting do not fit; nothing is done.
+        InvalidRequestError: Data, template, vocabulary or a setting do not fit. No update is done, but
+            `OUT/tokenizer` may have been written.
         TrainingError: Training cannot go on.
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
@@ -423,20 +428,20 @@ def train(
         codec = ModelCodec(tokenizer)
         settings, base = _base_model(settings, codec)
         task = make_task(codec)
-        sizes, ids, data = _usable(task, settings, open_folder(base.folder).config.positions, first)
-        base = replace(base, unused=frozenset(codec.tag_ids) - ids)
+        usable = _usable(task, settings, open_folder(base.folder).config.positions, first)
+        base = replace(base, unused=frozenset(codec.tag_ids) - usable.ids)
         identity = settings.model_dump(mode="json", exclude=_MAY_CHANGE | _BY_CONTENT) | {
-            "data": data,
+            "data": usable.digest,
             "model": model_digest(settings.model),
             "tokenizer": model_digest(tokenizer),
         }
         checkpoint = settings.out / "checkpoint.pt"
         out = settings.out / "model"
         state = load_checkpoint(checkpoint, identity)
-        steps = Schedule(settings, list(sizes)).steps
+        steps = Schedule(settings, list(usable.sizes)).steps
         finished = state is not None and state["step"] == steps and out.is_dir()
         if not finished:
-            loop = Loop(settings, task, sizes, base, accelerator)
+            loop = Loop(settings, task, usable.sizes, base, accelerator)
             if state is not None:
                 loop.resume(state)
                 state = None  # it is as large as the model
@@ -453,7 +458,7 @@ def train(
 
 def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, ModelMaker]:
     """The model that is trained, and the settings with nothing left open."""
-    folder, rank, alpha = settings.model, settings.lora_rank, settings.lora_alpha
+    folder, rank, alpha = settings.model, settings.lora_rank, settings.lora_alpha or 16.0
     adapter = None
     if is_adapter(folder):
         adapter = folder
@@ -461,6 +466,8 @@ def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSe
         folder = base_path(adapter)
         if rank not in (0, config["r"]):
             raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {config['r']}; leave it out")
+        if settings.lora_alpha not in (None, config["lora_alpha"]):
+            raise InvalidRequestError(f"--lora-alpha: {adapter} has {config['lora_alpha']}; leave it out")
         rank, alpha = config["r"], config["lora_alpha"]
     if settings.tag_rate and not rank:
         raise InvalidRequestError("--tag-rate is for adapters: they have the tags' rows in a table")
@@ -503,10 +510,19 @@ def _unused_rows(model: Any, base: ModelMaker) -> list[tuple[torch.nn.Parameter,
     return tables
 
 
-def _usable(
-    task: Task, settings: TrainerSettings, positions: int, first: bool
-) -> tuple[dict[int, int], set[int], str]:
-    """The size in tokens of each example to train on, by its number; the set of all their ids; a digest.
+class Examples(NamedTuple):
+    """The examples to train on."""
+
+    sizes: dict[int, int]
+    """The tokens of each, by its number."""
+    ids: set[int]
+    """All ids that are in them."""
+    digest: str
+    """Hexadecimal digits that stand for their content."""
+
+
+def _usable(task: Task, settings: TrainerSettings, positions: int, first: bool) -> Examples:
+    """The examples that can be trained on.
 
     Raises:
         InvalidRequestError: An example cannot be made, or does not fit, or there are none.
@@ -540,7 +556,7 @@ def _usable(
         raise InvalidRequestError("there is no example to train on")
     if first:
         print(f"{len(sizes)} examples, {sum(sizes.values())} tokens packed, {len(too_long)} too long")
-    return sizes, ids, digest.hexdigest()[:16]
+    return Examples(sizes, ids, digest.hexdigest()[:16])
 
 
 def _refuse(examples: Sequence[str], reason: str) -> None:

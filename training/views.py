@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
+from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang import (
     TAG_TOKENS,
     Document,
@@ -44,14 +44,22 @@ _LETTERS = 8
 
 
 class Codec(Tokenizer):
-    """The tokenizer of a model that has the tags or not, as the backends use it."""
+    """The tokenizer of a model that has the tags, as documents are encoded for it.
+
+    Raises:
+        UnsupportedModelError: The tokenizer cannot be used, or lacks the tags.
+    """
 
     def __init__(self, files: TokenizerFiles) -> None:
         super().__init__(files)
-        stand_ins = range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
-        self.tag_ids: TagIds = self.tags or TagIds(*stand_ins)
-        self.end: int = next(iter(self.end_ids), stand_ins.start - 1)
+        if self.tags is None:
+            raise UnsupportedModelError("the tokenizer lacks the tags of PASTA-LANG")
+        self.tag_ids: TagIds = self.tags
+        self.end: int = self._end_of_answer()
         """Id that ends an answer."""
+
+    def _end_of_answer(self) -> int:
+        return self.end_ids[0]
 
     def count(self, text: str) -> int:
         """Tokens of a text."""
@@ -108,9 +116,12 @@ class EncodedView(NamedTuple):
 
 
 def encode_views(codec: Codec, document: Document) -> list[EncodedView]:
-    """The views of a document, its text encoded as a whole and its tags where `align` puts them.
+    """The views of a document, its text encoded as a whole, with each tag between two tokens of it.
 
-    Topics, estimates and what is malformed are encoded alone.
+    A tag that falls into a token moves: what opens (a promise with its `<async>`, a `<sync/>`) to the token's
+    front, `</async>` behind it, and nothing ever before the tag that it stood behind. So the space in front
+    of a chunk may become a part of it, and so may the blank line behind (Llama 3 has it in one token with the
+    full stop). Topics, estimates and what is malformed are encoded alone.
     """
     ids = codec.encode(document.text)
     cuts = _cuts(codec, document.text, ids)
@@ -135,24 +146,33 @@ def encode_views(codec: Codec, document: Document) -> list[EncodedView]:
     return encoded_views
 
 
-def align(codec: Codec, document: Document) -> Document:
-    """The document with each tag between two tokens of its text.
+class TokenSpans(NamedTuple):
+    """A text as ids, and where its chunks are in them."""
 
-    A tag that falls into a token moves: what opens (a promise with its `<async>`, a `<sync/>`) to the token's
-    front, `</async>` behind it, and nothing ever before the tag that it stood behind. So the space in front
-    of a chunk may become a part of it, and so may the blank line behind (Llama 3 has it in one token with the
-    full stop).
+    ids: list[int]
+    chunks: list[tuple[int, int]]
+    """The first index of each chunk and its end."""
+
+
+def token_spans(tokenizer: Tokenizer, text: str, marks: Iterable[Mark]) -> TokenSpans | None:
+    """A text that these tags are put into, without them; each moves as `encode_views` moves it.
+
+    None if the ids do not decode to the text, which a vocabulary may not be able to write.
     """
-    text = document.text
-    return _move_tags(document, [*_cuts(codec, text, codec.encode(text))])
+    ids = tokenizer.encode(text)
+    cuts = _cuts(tokenizer, text, ids)
+    if not cuts:
+        return None
+    moved = marks_of(_move_tags(insert_tags(text, marks), [*cuts]))
+    return TokenSpans(ids, [(cuts[mark.start], cuts[mark.end]) for mark in moved])
 
 
-def _cuts(codec: Codec, text: str, ids: Sequence[int]) -> dict[int, int]:
+def _cuts(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int, int]:
     """The places where a token and a character of a text end together: tokens before, by characters before.
 
     Empty if the ids do not decode to the text, which a vocabulary may not be able to write.
     """
-    tokens = [codec.token_bytes(token) for token in ids]
+    tokens = [tokenizer.token_bytes(token) for token in ids]
     if b"".join(tokens) != text.encode("utf-8"):
         return {}
     sizes = (len(character.encode("utf-8")) for character in text)
@@ -164,7 +184,7 @@ def _cuts(codec: Codec, text: str, ids: Sequence[int]) -> dict[int, int]:
 def _move_tags(document: Document, edges: Sequence[int]) -> Document:
     """The document with its tags moved to `edges`; a malformed one, or one without edges, is not changed."""
     inside = [node for promise in document.promises if promise.chunk for node in promise.chunk.nodes]
-    if not edges or any(p.gap for p in document.promises) or any(isinstance(n, Ignored) for n in inside):
+    if not edges or any(isinstance(node, Ignored) for node in inside):
         return document
     marks: list[Mark] = []
     done = 0
@@ -263,18 +283,6 @@ def rough_tokens(text: str) -> int:
     return sum(
         math.ceil(len(piece) / _LETTERS) if piece[0].isalpha() else 1 for piece in _PIECE.findall(text)
     )
-
-
-def token_counter(folder: Path | str | None) -> CountTokens:
-    """A function that counts tokens by the `tokenizer.json` of a model folder; None: `rough_tokens`.
-
-    Raises:
-        UnsupportedModelError: The folder has no tokenizer that can be used.
-    """
-    if folder is None:
-        return rough_tokens
-    tokenizer = Tokenizer.from_folder(folder)
-    return lambda text: len(tokenizer.encode(text))
 
 
 def with_estimates(document: Document, count: CountTokens | None) -> Document:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
-from tests.helpers.finetune_folders import base_folder
+from pasta_async.training.model import ModelMaker, export_model
+from tests.helpers.finetune_folders import base_folder, tagged
 
 
 class AdapterRun(NamedTuple):
@@ -20,17 +20,20 @@ class AdapterRun(NamedTuple):
     adapter: Path
 
 
-def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: int = 2) -> AdapterRun:
-    """Make a base model, and an adapter and a merged model as the trainer exports them."""
-    run = AdapterRun(folder / "base", folder / "run" / "model", folder / "run" / "adapter")
-    base_folder(run.base, kind, tie_word_embeddings=tied)
-    write_tokenizer(run.base, folder / "tokenizer", both=True)
-    codec = ModelCodec(folder / "tokenizer")
-    base = ModelMaker(run.base, codec.tag_ids, lora_rank=rank)
+def random_adapter(base: ModelMaker) -> Any:
+    """The model with adapters that change something."""
     model: Any = base.make()
     torch.manual_seed(1)  # pyright: ignore[reportUnknownMemberType]
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)
-    export_model(model, base, folder / "tokenizer", codec.end, run.model)
+    return model
+
+
+def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: int = 2) -> AdapterRun:
+    """Make a base model, and an adapter and a merged model as the trainer exports them."""
+    run = AdapterRun(folder / "base", folder / "run" / "model", folder / "run" / "adapter")
+    base_folder(run.base, kind, tie_word_embeddings=tied)
+    base, codec = tagged(run.base, folder / "tokenizer", rank, both=True)
+    export_model(random_adapter(base), base, folder / "tokenizer", codec.end, run.model)
     return run

@@ -7,8 +7,6 @@ reply to it, and with `[always]` of every one.
 from __future__ import annotations
 
 import re
-import threading
-from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -36,31 +34,13 @@ def annotation(response: str) -> str:
 
 
 class Annotator(ChatServer):
-    """The server's side: what was asked, and when it holds back."""
+    """The server's side: what was asked."""
 
     def __init__(self) -> None:
         super().__init__()
         self.requests: list[str] = []
         """The prompt of each request."""
         self.conversations: list[list[dict[str, str]]] = []
-        self.answered = 0
-        self.answer_at_most: int | None = None
-        """Hold back when so many were answered."""
-        self._released = threading.Event()
-
-    def prompts(self) -> Counter[str]:
-        """The number of times that each prompt was asked about."""
-        return Counter(self.requests)
-
-    def wait_for_requests(self, count: int) -> None:
-        """Wait until so many requests came in."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.requests) >= count, timeout=60)
-
-    def release(self) -> None:
-        """Hold nothing back any more."""
-        self.answer_at_most = None
-        self._released.set()
 
     def answer(self, messages: list[dict[str, str]], handler: BaseHTTPRequestHandler) -> None:
         index = max(n for n, message in enumerate(messages) if message["content"].startswith("PROMPT:"))
@@ -68,19 +48,12 @@ class Annotator(ChatServer):
         assert matched
         prompt, reply = matched[1], annotation(matched[2])
         again = index < len(messages) - 1
-        status = 400 if "[400]" in prompt else 200
-        with self.changed:
+        with self.lock:
             self.requests.append(prompt)
             self.conversations.append(messages)
-            held = self.answer_at_most is not None and self.answered >= self.answer_at_most
-            if status == 200 and not held:
-                self.answered += 1
-            self.changed.notify_all()
-        if status != 200:
-            send(handler, status, {"error": {"message": f"as the prompt says: {status}"}})
+        if "[400]" in prompt:
+            send(handler, 400, {"error": {"message": "as the prompt says: 400"}})
             return
-        if held:
-            self._released.wait()
         for mark, err in ERRORS.items():
             if f"[{mark}]" in prompt and ("[always]" in prompt or not again):
                 reply = err(reply)

@@ -29,7 +29,7 @@ class ChatServer:
     def __init__(self) -> None:
         self.url = ""
         self.closing = threading.Event()
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
 
     def answer(self, messages: list[dict[str, str]], handler: BaseHTTPRequestHandler) -> None:
         """Answer a request."""
@@ -119,7 +119,7 @@ class Judge(ChatServer):
 
     def answer(self, messages: list[dict[str, str]], handler: BaseHTTPRequestHandler) -> None:
         text = messages[-1]["content"]
-        with self.changed:
+        with self.lock:
             number = self.asked.total()
             self.asked[text] += 1
         if trouble := self.trouble(number, text):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_async.training.data.corpus import Record, write_records
+from pasta_async.training.model import ModelCodec, ModelMaker, write_tokenizer
 from tests.helpers import local_models
 
 ANSWERS = (
@@ -29,6 +30,13 @@ def base_folder(folder: Path, kind: str = "llama", tags: bool = False, **changes
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False}
     model = local_models.model(kind, vocabulary=len(tokenizer), **{**shape, **changes})
     return local_models.save(folder, model, tokenizer)
+
+
+def tagged(base: Path, out: Path, lora_rank: int = 0, **options: Any) -> tuple[ModelMaker, ModelCodec]:
+    """Write the tokenizer of a model folder with the tags to `out`; `options` are `write_tokenizer`'s."""
+    write_tokenizer(base, out, **options)
+    codec = ModelCodec(out)
+    return ModelMaker(base, codec.tag_ids, lora_rank), codec
 
 
 def data_file(path: Path, copies: int = 1) -> Path:

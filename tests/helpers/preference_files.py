@@ -9,8 +9,9 @@ from typing import Any
 from pasta_async.lang import parse
 from pasta_async.training.data.corpus import write_records
 from pasta_async.training.model import ModelCodec
-from pasta_async.training.samples import Plain, Sample, SampledPrompt, Score
+from pasta_async.training.samples import Sample, SampledPrompt, Score
 from pasta_async.training.views import pack_views
+from tests.helpers.samples import sample, sampled_prompt
 
 
 def prompt_of(
@@ -22,28 +23,10 @@ def prompt_of(
     for number, written in enumerate(answers):
         document = parse(written)
         trie = pack_views(codec, codec.prompt([{"role": "user", "content": content}]), document)
-        values: dict[str, Any] = {
-            "number": number,
-            "seed": number,
-            "text": document.text,
-            "written": written,
-            "finish_reason": "stop",
-            "well_formed": True,
-            "tokens": len(trie.targets),
-            "text_tokens": len(trie.targets),
-            "critical_path": len(trie.targets),
-            "ids": trie.ids,
-            "parents": trie.parents,
-            "targets": trie.targets,
-            "exact": True,
-        }
-        samples.append(Sample.model_validate({**values, **(changes or {}).get(number, {})}))
-    return SampledPrompt(
-        id=name,
-        messages=({"role": "user", "content": content},),
-        samples=tuple(samples),
-        baseline=Plain(text="y", tokens=10),
-    )
+        values: dict[str, Any] = {"written": written, "tokens": len(trie.targets)}
+        values |= {"ids": trie.ids, "parents": trie.parents, "targets": trie.targets}
+        samples.append(sample(number, document.text, **{**values, **(changes or {}).get(number, {})}))
+    return sampled_prompt(name, content, samples)
 
 
 def write_files(

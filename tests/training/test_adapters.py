@@ -23,7 +23,7 @@ from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.training import ship
 from tests.helpers import local_models
 from tests.helpers.adapter_folders import AdapterRun, adapter_run
-from tests.helpers.commands_run import status
+from tests.helpers.commands_run import failed, status
 
 CHAT = [{"role": "user", "content": "Tell 0: 12 <sync/> 漢字"}]
 
@@ -144,9 +144,9 @@ def test_what_users_would_not_have_is_not_shipped(run: AdapterRun, tmp_path: Pat
     raw = json.loads((folder / "tokenizer.json").read_text())
     raw["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     (folder / "tokenizer.json").write_text(json.dumps(raw))
-    assert "tokenizer" in str(status(ship.main, "--adapter", folder, *options))
+    assert "tokenizer" in failed(ship.main, "--adapter", folder, *options)
     weighed(lambda tensors: [value.fill_(1e6) for value in tensors.values()])(folder)
-    assert "float16" in str(status(ship.main, "--adapter", folder, *options))
+    assert "float16" in failed(ship.main, "--adapter", folder, *options)
 
 
 # What is refused -------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.lang import Chunk, Document, Promise, Sync, check, parse
+from pasta_async.lang import Chunk, Document, Promise, Sync, parse
 from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
 from pasta_async.training.data.annotate_endpoint import EXAMPLES, check_reply, first_prompt
 from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
 from pasta_async.training.views import Mark, insert_tags, rough_tokens
 from tests.helpers.annotator_server import Annotator, running_annotator
-from tests.helpers.commands_run import status
+from tests.helpers.commands_run import failed, status
 
 RESPONSE = (
     "Bread needs flour, water and salt, and the patience of whoever bakes it in the morning.\n\n"
@@ -53,7 +51,7 @@ def test_a_right_reply_becomes_a_record_with_the_same_text(annotator: Annotator,
     assert [record.prompt for record in records] == ["one", "two"]
     for record in records:
         assert record.document.text == RESPONSE
-        assert check(record.written) == []
+        assert not parse(record.written).diagnostics
         assert record.annotator == "annotator"
         assert record.scores["text_speedup"] > 1
         for promise in record.document.promises:
@@ -82,7 +80,7 @@ def test_a_wrong_reply_is_told_what_is_wrong_and_tried_again(
 def test_what_stays_wrong_is_put_aside_with_its_reason(annotator: Annotator, tmp_path: Path) -> None:
     summary = annotate(settings(annotator, tmp_path, "fine", "[topic] [always]", tries=3))
     assert (summary["accepted"], summary["rejected"]) == (1, 1)
-    assert (summary["requests"], summary.get("resumed", 0)) == (3, 0)  # a third try would ask for it again
+    assert (summary["requests"], summary["resumed"]) == (3, 0)  # a third try would ask for it again
     (row,) = rejected(tmp_path)
     assert row["record"]["messages"][0]["content"] == "[topic] [always]"
     assert "topic-long" in row["reasons"][0]
@@ -107,51 +105,31 @@ def test_an_answer_that_had_tags_and_is_short_stays_plain(annotator: Annotator, 
     assert (annotated.document.promises, annotated.document.text) == ((), "Short.")
 
 
-def test_no_reply_that_arrived_is_paid_for_again(annotator: Annotator, tmp_path: Path) -> None:
-    """The process ends in the middle, at a known place: two requests wait, the others are answered."""
-    run_settings = settings(annotator, tmp_path, *(f"{k} [text]" if k % 3 else str(k) for k in range(8)))
-    command = [sys.executable, "-m", "pasta_async.training.data.annotate", "--in-flight", "2"]
-    command += ["--data", run_settings.data, "--out", str(run_settings.out)]
-    command += ["--base-url", annotator.url, "--model", "annotator"]
-    annotator.answer_at_most = 5
-    process = subprocess.Popen(command)
-    annotator.wait_for_requests(7)  # a worker asks when its last reply is on the disk
-    process.kill()
-    process.wait()
-    journal = (run_settings.out / "journal.jsonl").read_bytes()
-    assert journal.count(b"\n") == 1 + 5
-
-    annotator.release()
-    summary = annotate(run_settings)
-    assert (summary["accepted"], summary["resumed"], summary["requests"]) == (8, 5, 8)
-    assert (run_settings.out / "journal.jsonl").read_bytes().startswith(journal)
-    prompts = annotator.prompts()
-    lost = prompts.total() - summary["requests"] - summary["resumed"]
-    assert lost == 2  # the two that nobody answered before the end
-
-
 def test_a_request_that_the_endpoint_refuses_is_asked_again_next_time(
     annotator: Annotator, tmp_path: Path
 ) -> None:
     summary = annotate(settings(annotator, tmp_path, "one", "[400]"))
     assert (summary["accepted"], summary["unanswered"]) == (1, 1)
     assert "400" in rejected(tmp_path)[0]["reasons"][0]
-    assert annotate(settings(annotator, tmp_path, "one", "[400]"))["requests"] == 1
+    again = annotate(settings(annotator, tmp_path, "one", "[400]"))
+    assert (again["requests"], again["resumed"]) == (1, 1)
 
 
 def test_the_command_line_refuses_what_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status(main, "--data", "x.jsonl", "--out", tmp_path) == 2
-    assert "--heuristic" in capsys.readouterr().err
-    assert "x.jsonl" in str(status(main, "--data", "x.jsonl", "--out", tmp_path, "--heuristic"))
+    assert "--by structure" in capsys.readouterr().err
+    assert status(main, "--data", "x.jsonl", "--out", tmp_path, "--by", "likelihood") == 2
+    assert "--by likelihood needs --model" in capsys.readouterr().err
+    assert "x.jsonl" in failed(main, "--data", "x.jsonl", "--out", tmp_path, "--by", "structure")
 
 
 def test_structure_alone_needs_no_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = "\n".join(f"{k}. {'word ' * 30}here" for k in range(1, 4))
     data = tmp_path / "data.jsonl"
     write_records(data, [plain_record([{"role": "user", "content": "List."}], items)])
-    assert status(main, "--data", data, "--out", tmp_path / "out", "--heuristic") == 0
+    assert status(main, "--data", data, "--out", tmp_path / "out", "--by", "structure") == 0
     (record,) = read_records(tmp_path / "out" / "annotated.jsonl")
     assert (record.document.text, len(record.document.promises)) == (items, 3)
     assert record.annotator == "structure:points"
@@ -173,7 +151,7 @@ RIGHT = (
 
 
 def accepted(reply: str, original: str = ORIGINAL) -> Document:
-    checked = check_reply(original, reply, rough_tokens)
+    checked = check_reply(original, reply)
     assert isinstance(checked, Document), checked
     return checked
 
@@ -211,14 +189,14 @@ def test_white_space_estimates_and_the_form_of_tags_are_put_right(reply: str) ->
     ],
 )
 def test_what_is_wrong_is_named_by_its_code(wrong: str, code: str) -> None:
-    checked = check_reply(ORIGINAL, wrong, rough_tokens)
+    checked = check_reply(ORIGINAL, wrong)
     assert not isinstance(checked, Document)
     assert all(problem.code in problem.message for problem in checked)
     assert code in [problem.code for problem in checked]
 
 
 def test_the_annotator_is_shown_where_its_text_differs() -> None:
-    checked = check_reply(ORIGINAL, RIGHT.replace("old", "ancient"), rough_tokens)
+    checked = check_reply(ORIGINAL, RIGHT.replace("old", "ancient"))
     assert not isinstance(checked, Document)
     (problem,) = checked
     assert "Both are old." in problem.message and "Bothareancient" in problem.message
@@ -246,7 +224,7 @@ def test_removing_the_tags_of_what_passes_gives_the_original(case: tuple[str, st
     document = accepted(reply, text)
     assert document.text == text
     assert parse(document.format()) == document
-    assert check(document.format()) == []
+    assert not parse(document.format()).diagnostics
 
 
 @pytest.mark.parametrize(("prompt", "written"), EXAMPLES)

@@ -13,7 +13,7 @@ from pasta_async.testing import ScriptedBackend
 from pasta_async.training import answers
 from pasta_async.training.answers import AnswerSettings, draw_answers
 from pasta_async.training.data.corpus import read_records, write_records
-from tests.helpers.commands_run import status
+from tests.helpers.commands_run import failed, status
 from tests.helpers.sample_draws import records
 from tests.pasta_tiny import LOCAL_TINY
 
@@ -106,4 +106,4 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     common = ("--prompts", drawing.prompts[0], "--out", drawing.out, "--max-tokens", 4)
     assert status(answers.main, *common, "--backend", LOCAL_TINY) == 0
     assert json.loads(capsys.readouterr().out)["left_out"] == {"long": 1}
-    assert "ftp:x" in str(status(answers.main, *common, "--out", tmp_path / "b.jsonl", "--backend", "ftp:x"))
+    assert "ftp:x" in failed(answers.main, *common, "--out", tmp_path / "b.jsonl", "--backend", "ftp:x")

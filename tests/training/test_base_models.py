@@ -15,8 +15,8 @@ from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.lang.views import views
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.model import MARK, ModelCodec, ModelMaker, write_tokenizer
-from pasta_async.training.views import align, encode_views
-from tests.helpers.finetune_folders import ANSWERS, base_folder
+from pasta_async.training.views import encode_views
+from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
 from tests.helpers.local_models import TEMPLATE
 
 CHAT = [
@@ -25,18 +25,12 @@ CHAT = [
 ]
 
 
-def with_tags(base: Path, out: Path, **options: Any) -> tuple[ModelMaker, ModelCodec]:
-    write_tokenizer(base, out, **options)
-    codec = ModelCodec(out)
-    return ModelMaker(base, codec.tag_ids), codec
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_tags_start_as_long_as_other_rows_and_apart_from_each_other(tied: bool, tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base", tie_word_embeddings=tied)
     old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     rows = old.config.vocab_size
-    base, codec = with_tags(folder, tmp_path / "tokenizer")
+    base, codec = tagged(folder, tmp_path / "tokenizer")
     assert codec.tag_ids == tuple(range(rows, rows + 6))
     new = base.make()
     assert new.config.vocab_size % 64 == 0
@@ -64,7 +58,7 @@ def test_a_tag_that_is_a_word_of_the_vocabulary_keeps_its_row(tmp_path: Path) ->
     file["added_tokens"].append({**file["added_tokens"][-1], "id": tag_id, "content": TAG_TOKENS[2]})
     (folder / "tokenizer.json").write_text(json.dumps(file))
     old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    base, codec = with_tags(folder, tmp_path / "tokenizer")
+    base, codec = tagged(folder, tmp_path / "tokenizer")
     assert codec.tag_ids[2] == tag_id
     new = base.make().model.embed_tokens.weight
     changed = (new[:448] != old.model.embed_tokens.weight).any(-1).nonzero().flatten()
@@ -73,21 +67,26 @@ def test_a_tag_that_is_a_word_of_the_vocabulary_keeps_its_row(tmp_path: Path) ->
 
 def test_a_model_that_knows_the_tags_is_left_as_it_is(tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base", tags=True)
-    base, codec = with_tags(folder, tmp_path / "tokenizer")
+    base, codec = tagged(folder, tmp_path / "tokenizer")
     tags = Tokenizer.from_folder(folder).tags
     assert tags is not None and codec.tag_ids == tuple(tags)
     old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert torch.equal(base.make().model.embed_tokens.weight, old.model.embed_tokens.weight)
 
 
+def solid(text: str) -> str:
+    return "".join(text.split())
+
+
 def test_what_is_encoded_is_the_written_form_and_user_text_is_data(tmp_path: Path) -> None:
-    _, codec = with_tags(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
+    _, codec = tagged(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
     for written in ANSWERS:
-        document = align(codec, parse(written))
+        document = parse(written)
         for view, encoded in zip(views(document), encode_views(codec, document), strict=True):
             parts = (*view.context, *view.target)
             ids = [*encoded.context, *encoded.target[: -1 if view.ends_answer else None]]
-            assert codec.decode(ids) == "".join(part.text for part in parts)
+            # Tags may have moved over the space beside them.
+            assert solid(codec.decode(ids)) == solid("".join(part.text for part in parts))
             assert sum(token in codec.tag_ids for token in ids) == sum(part.is_tag for part in parts)
     prompt = codec.prompt(CHAT)
     assert set(codec.tag_ids).isdisjoint(prompt)
@@ -96,7 +95,7 @@ def test_what_is_encoded_is_the_written_form_and_user_text_is_data(tmp_path: Pat
 
 
 def test_transformers_reads_the_tokenizer_as_we_do(tmp_path: Path) -> None:
-    _, codec = with_tags(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
+    _, codec = tagged(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     chat = [{"role": "user", "content": "Both wars?"}]
     assert tokenizer.apply_chat_template(chat, add_generation_prompt=True).input_ids == codec.prompt(chat)
@@ -111,7 +110,7 @@ def test_a_switch_for_the_baseline(tmp_path: Path) -> None:
     ):
         (folder / "chat_template.jinja").write_bytes((TEMPLATE + end).encode())
         out = tmp_path / f"both{number}"
-        _, codec = with_tags(folder, out, both=True)
+        _, codec = tagged(folder, out, both=True)
         plain = codec.prompt(CHAT, pasta=False)
         assert plain == Tokenizer.from_folder(folder).encode_chat(CHAT, {})
         assert codec.decode(codec.prompt(CHAT)) == codec.decode(plain) + MARK
@@ -119,7 +118,7 @@ def test_a_switch_for_the_baseline(tmp_path: Path) -> None:
         turn = {"add_generation_prompt": False}
         assert ours.encode_chat(CHAT, turn) == theirs.encode_chat(CHAT, turn)
     own_template = TEMPLATE + "{% if pasta is defined and not pasta %}without{% endif %}"
-    _, codec = with_tags(folder, tmp_path / "own", template=own_template, both=True)
+    _, codec = tagged(folder, tmp_path / "own", template=own_template, both=True)
     assert (tmp_path / "own" / "chat_template.jinja").read_text() == own_template
     assert codec.prompt(CHAT, pasta=False) == [*codec.prompt(CHAT), *codec.encode("without")]
 

@@ -28,7 +28,7 @@ from pasta_async.training.data.corpus import (
 )
 from pasta_async.training.data.leakage import LeakageFilter
 from pasta_async.training.views import critical_path
-from tests.helpers.commands_run import status, write_rows
+from tests.helpers.commands_run import failed, status, write_rows
 
 CHAT = {
     "conversations": [
@@ -101,6 +101,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
         ({"instruction": "Add.", "input": "1 2", "output": "3"}, user("Add.\n\n1 2"), "3"),
         ({"instruction": "Add.", "context": "1 2", "response": "3"}, user("Add.\n\n1 2"), "3"),
         ({"instruction": "Add.", "input": "", "output": "3"}, user("Add."), "3"),
+        ({"id": None, "messages": None, "instruction": "Add.", "output": "3"}, user("Add."), "3"),
         ({"question": "Why?", "system": "Be brief.", "response": "So."}, [SYSTEM, *user("Why?")], "So."),
         ({"question": "Why?", "system_prompt": "Be brief.", "response": "So."},
          [SYSTEM, *user("Why?")], "So."),
@@ -188,7 +189,7 @@ def test_prompts_can_be_imported_alone(tmp_path: Path) -> None:
 
 def test_a_source_without_a_usable_row_is_an_error_that_says_why(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data.jsonl", [{"instruction": "x"}, {"instruction": "y"}])
-    message = str(status(main, "--data", data, "--out", tmp_path / "out.jsonl"))
+    message = failed(main, "--data", data, "--out", tmp_path / "out.jsonl")
     assert "no answer" in message and "data.jsonl:1" in message
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -196,7 +197,7 @@ def test_a_source_without_a_usable_row_is_an_error_that_says_why(tmp_path: Path)
 def test_a_packed_file_that_was_cut_off_is_told_by_its_name(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"instruction": f"{n}", "output": "x" * n}) + "\n" for n in range(400))
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:-20])
-    assert "cut.jsonl.gz" in str(status(main, "--data", tmp_path / "cut.jsonl.gz", "--out", tmp_path / "out"))
+    assert "cut.jsonl.gz" in failed(main, "--data", tmp_path / "cut.jsonl.gz", "--out", tmp_path / "out")
 
 
 def test_rows_that_share_an_id_are_kept_unless_they_say_the_same(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_a_hub_out_of_reach_is_a_clear_error(tmp_path: Path) -> None:
     command += ["--out", "x.jsonl"]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Open-Orca/SlimOrca" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "x.jsonl").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +18,9 @@ from pasta_async.training.faults import (
     repeats_itself,
     soundness,
 )
-from pasta_async.training.samples import Sample, faults_of_sample
+from pasta_async.training.samples import faults_of_sample
 from tests.helpers.answer_runs import promise
+from tests.helpers.samples import sample
 
 TEA, COFFEE = "Tea comes from China, where it grew wild.", "Coffee was first drunk in Yemen."
 
@@ -42,7 +45,7 @@ def faults(*written: str, **known: object) -> Faults:
 )
 def test_the_fault_of_one_promise_is_counted_alone(fault: str, written: list[str]) -> None:
     counted = faults(*written)
-    assert counted == Faults({"promises": 2, fault: 1})
+    assert counted == Faults(2, Counter({fault: 1}))
     assert soundness(counted) < 1
 
 
@@ -68,22 +71,22 @@ def test_what_only_looks_like_a_fault_is_none(written: list[str]) -> None:
 )
 def test_a_text_that_repeats_itself_loops(text: str) -> None:
     assert repeats_itself(text)
-    assert faults(text)["loop"]
+    assert faults(text).counts["loop"]
 
 
 @pytest.mark.parametrize("text", ["There are four ways:", "Steps are **below:**\n\n"])
 def test_an_answer_that_ends_with_what_it_announces_is_unfinished(text: str) -> None:
-    assert faults(text) == Faults(unfinished=1)
-    assert not faults(text, "Wash it.")["unfinished"]
+    assert faults(text) == Faults(0, Counter(unfinished=1))
+    assert not faults(text, "Wash it.").counts["unfinished"]
 
 
 def test_long_lists_run_away_and_those_that_never_end_sooner() -> None:
     items = [f"{number}. {chr(96 + number) * 4} is one" for number in range(1, 26)]
-    assert faults(*items)["runaway"]
-    assert not faults(*items[:20])["runaway"]
-    assert faults(*items[:11], well_formed=False) == Faults(malformed=1, runaway=1)
-    assert not faults(*items[:12], "Others are:", *items[12:])["runaway"], "two lists"
-    assert faults(*(promise(item[-11:], item) for item in items))["runaway"]
+    assert faults(*items).counts["runaway"]
+    assert not faults(*items[:20]).counts["runaway"]
+    assert faults(*items[:11], well_formed=False) == Faults(0, Counter(malformed=1, runaway=1))
+    assert not faults(*items[:12], "Others are:", *items[12:]).counts["runaway"], "two lists"
+    assert faults(*(promise(item[-11:], item) for item in items)).counts["runaway"]
 
 
 @pytest.mark.parametrize(
@@ -105,35 +108,28 @@ def test_how_many_things_a_prompt_asks_for(prompt: str, count: int | None) -> No
 
 def test_a_list_of_another_length_than_was_asked_for_is_a_miscount() -> None:
     three = (promise("Tea", TEA), promise("Coffee", COFFEE), promise("Water", "Water is older than both."))
-    assert faults(*three, prompt="Give five tips.") == Faults(promises=3, miscount=1)
-    assert faults("1. Tea", "2. Coffee", prompt="Give five tips.")["miscount"]
-    assert not faults(*three, prompt="Give three tips.")["miscount"]
-    assert not faults(*three, prompt="Give some tips.")["miscount"]
-    assert not faults("Just one: drink tea.", prompt="Give five tips.")["miscount"], "no list"
+    assert faults(*three, prompt="Give five tips.") == Faults(3, Counter(miscount=1))
+    assert faults("1. Tea", "2. Coffee", prompt="Give five tips.").counts["miscount"]
+    assert not faults(*three, prompt="Give three tips.").counts["miscount"]
+    assert not faults(*three, prompt="Give some tips.").counts["miscount"]
+    assert not faults("Just one: drink tea.", prompt="Give five tips.").counts["miscount"], "no list"
     introduced = faults(promise("introduction", "Here they come."), *three, prompt="Give three tips.")
-    assert introduced == Faults(promises=4)
+    assert introduced == Faults(4, Counter())
 
 
 def test_an_answer_that_lacks_the_form_that_was_asked_for_is_formless() -> None:
     form = r".*^\W*P\.S\."
-    assert faults("Tea is hot.", form=form) == Faults(formless=1)
-    assert faults(promise("Tea", TEA), "\n\nP.S. Water is older.", form=form) == Faults(promises=1)
+    assert faults("Tea is hot.", form=form) == Faults(0, Counter(formless=1))
+    assert faults(promise("Tea", TEA), "\n\nP.S. Water is older.", form=form) == Faults(1, Counter())
 
 
 def test_what_ended_a_sampled_chunk_is_known() -> None:
-    sample = Sample(
-        number=0,
-        seed=None,
-        written=f"{promise('Tea', TEA)} {promise('Coffee', COFFEE)}",
-        finish_reason="stop",
-        well_formed=True,
-        cut=(2,),
-        text_tokens=5,
-    )
+    written = f"{promise('Tea', TEA)} {promise('Coffee', COFFEE)}"
+    drawn = sample(0, f"{TEA} {COFFEE}", written=written, cut=(2,))
     prompt = Asked(id="x", messages=({"role": "user", "content": "Tell"},))
-    assert faults_of_sample(sample, prompt) == Faults(promises=2, cut=1)
+    assert faults_of_sample(drawn, prompt) == Faults(2, Counter(cut=1))
     three = prompt.model_copy(update={"messages": ({"role": "user", "content": "Name three drinks."},)})
-    assert faults_of_sample(sample, three) == Faults(promises=2, miscount=1, cut=1)
+    assert faults_of_sample(drawn, three) == Faults(2, Counter(miscount=1, cut=1))
 
 
 @given(
@@ -141,5 +137,5 @@ def test_what_ended_a_sampled_chunk_is_known() -> None:
 )
 def test_counts_stay_within_bounds_for_any_text(text: str, chunks: list[str], well_formed: bool) -> None:
     counted = faults(text, *(promise("a", chunk) for chunk in chunks), well_formed=well_formed)
-    assert all(0 <= counted[name] <= counted["promises"] == len(chunks) for name in OF_PROMISES)
+    assert all(0 <= counted.counts[name] <= counted.promises == len(chunks) for name in OF_PROMISES)
     assert 0 <= soundness(counted) <= 1

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang import Promise, check
+from pasta_async.lang import Promise, parse
 from pasta_async.protocol import Message
 from pasta_async.training import likelihood
 from pasta_async.training.data.annotate import AnnotateSettings, annotate
@@ -24,14 +25,14 @@ from pasta_async.training.data.annotate_structure import structure_marks
 from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
 from pasta_async.training.jobs import Journal
 from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge
-from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
+from pasta_async.training.samples import Sample, read_scores
 from pasta_async.training.score import ScoreSettings, score
 from pasta_async.training.views import Mark
 from tests.helpers.finetune_folders import base_folder
+from tests.helpers.samples import sample, sampled_prompt
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-MESSAGES: list[Message] = [{"role": "user", "content": "Tea or coffee?"}]
+QUESTION = "Tea or coffee?"
+MESSAGES: list[Message] = [{"role": "user", "content": QUESTION}]
 TEXTS = ["Tea is green.", "Tea is old, and so is the cup.", "", "Coffee.", "x" * 3000]
 
 
@@ -68,19 +69,8 @@ def test_packed_texts_cost_what_they_cost_alone(
             assert bits[index] == pytest.approx(by_transformers(folder, TEXTS[index]), abs=1e-4)
 
 
-def sample(number: int, text: str, written: str = "", **more: Any) -> Sample:
-    fields: dict[str, Any] = {"critical_path": 10, "finish_reason": "stop", "well_formed": True}
-    fields |= {"text_tokens": 5, **more}
-    return Sample(number=number, seed=number, text=text, written=written or text, **fields)
-
-
 def scored(folder: Path, model: Path | str, *samples: Sample, **more: Any) -> dict[int, float]:
-    prompt = SampledPrompt(
-        id="a",
-        messages=tuple(MESSAGES),
-        samples=samples,
-        baseline=Plain(text="Tea is green.", tokens=20),
-    )
+    prompt = sampled_prompt("a", QUESTION, samples, baseline="Tea is green.", tokens=20)
     write_records(folder / "samples.jsonl", [prompt])
     usual = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": "likelihood"}
     summary = asyncio.run(score(ScoreSettings.model_validate({**usual, "judge_model": str(model), **more})))
@@ -98,8 +88,8 @@ def test_quality_is_the_probability_of_a_token_relative_to_the_baseline_less_fau
         folder,
         sample(0, texts[0]),
         sample(1, texts[1]),
-        sample(2, texts[2], tea),
-        sample(3, texts[3], tea.replace("Tea", "Cup", 1)),
+        sample(2, texts[2], written=tea),
+        sample(3, texts[3], written=tea.replace("Tea", "Cup", 1)),
         sample(4, texts[4], well_formed=False),
     )
     plain, other = (by_transformers(folder, text) for text in texts[:2])
@@ -139,7 +129,7 @@ RECORDS = [plain_record([{"role": "user", "content": "Tell me."}], answer) for a
 
 def settings(folder: Path, model: Path, out: str = "out", **more: Any) -> AnnotateSettings:
     write_records(folder / "data.jsonl", RECORDS)
-    usual = {"by_likelihood": True, "model": str(model), "least": 4}
+    usual = {"by": "likelihood", "model": str(model), "least": 4}
     data = {"data": str(folder / "data.jsonl"), "out": folder / out}
     return AnnotateSettings.model_validate({**usual, **data, **more})
 
@@ -156,7 +146,7 @@ def test_a_model_without_tags_sees_the_text_without_the_siblings(folder: Path) -
     model, record = LikelihoodModel(folder), RECORDS[0]
     (costs,) = model.costs([(record, candidates(ANSWERS[0]))])
     assert costs
-    ids, prompt = model.encode(ANSWERS[0]), model.prompt(record.messages)
+    ids, prompt = model.encode(ANSWERS[0]), model.encode_chat(record.messages, {})
     first, marker, chunk = map(model.encode, ("Both:", "\n3. ", "Water has no taste at all."))
     before = model.encode(ANSWERS[0].split("Water")[0])
     assert ids[: len(before) + len(chunk)] == before + chunk
@@ -173,7 +163,7 @@ def test_the_text_stays_and_tags_are_well_formed(tau: float, folder: Path, tmp_p
     summary = annotate(settings(tmp_path, folder, tau=tau, sync_tau=tau))
     records = annotated(tmp_path)
     assert [record.document.text for record in records] == ANSWERS
-    assert all(check(record.written) == [] for record in records)
+    assert all(not parse(record.written).diagnostics for record in records)
     assert {record.annotator for record in records} == {"likelihood:model"}
     assert (summary["accepted"], summary["measured"], summary["too_long"]) == (4, 3, 0)
 
@@ -210,6 +200,16 @@ def test_an_interrupted_run_goes_on_to_the_same_file(folder: Path, tmp_path: Pat
     other = base_folder(tmp_path / "other", "qwen2")
     with pytest.raises(InvalidRequestError):
         annotate(settings(tmp_path, other))
+
+
+def test_an_answer_that_the_vocabulary_cannot_write_is_not_measured(tmp_path: Path) -> None:
+    file = base_folder(tmp_path / "model") / "tokenizer.json"
+    raw = json.loads(file.read_text("utf-8"))
+    del raw["model"]["vocab"]["\u00d0"]  # the first byte of many Cyrillic letters
+    file.write_text(json.dumps(raw))
+    answer = ANSWERS[0].replace("Both", "\u041e\u0431\u0430")
+    record = plain_record([{"role": "user", "content": "Tell me."}], answer)
+    assert LikelihoodModel(tmp_path / "model").costs([(record, candidates(answer))]) == [None]
 
 
 def test_an_answer_that_the_model_cannot_hold_stays_plain(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from pasta_async.lang import Chunk, Document, Promise, Sync, Text, check, parse
+from pasta_async.lang import Chunk, Document, Promise, Sync, Text, parse
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.model_folder import TokenizerFiles
-from pasta_async.training.views import Codec, align, encode_views, pack_plain, pack_views
+from pasta_async.training.views import Codec, encode_views, pack_plain, pack_views
 
 CORPUS = [
     "Here are the two things:\n\n1. **Tea**: It is green.\n\n2. **Coffee**: It is brown.\n\nSo take the tea.",
@@ -63,14 +63,22 @@ class TextCodec(Codec):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
-        super().__init__(TokenizerFiles(json.loads(tokenizer.to_str()), {}, None, ()))
+        super().__init__(TokenizerFiles(json.loads(tokenizer.to_str()), {}, None, (0,)))
+
+    def joined(self, document: Document) -> list[int]:
+        """All that is in a document, and a sync."""
+        *_, last = [view for view in encode_views(self, ending(document)) if view.thread == 0]
+        return last.context
+
+    def written(self, document: Document) -> str:
+        """The written form of a document as it is encoded."""
+        return self.decode(self.joined(document)).removesuffix("<sync/>")
 
     def whole(self, document: Document) -> list[int]:
         """The ids of all that a document says, its tags and topics left out."""
-        *_, last = [view for view in encode_views(self, ending(document)) if view.thread == 0]
         kept: list[int] = []
         inside = False
-        for token in last.context:
+        for token in self.joined(document):
             inside = inside or token == self.tag_ids.promise
             kept += [token] if not inside and token not in self.tag_ids else []
             inside = inside and token != self.tag_ids.end
@@ -109,12 +117,12 @@ def promise(text: str) -> str:
 def test_removing_the_tags_leaves_the_natural_encoding(name: str, document: Document) -> None:
     codec = CODECS[name]
     assert codec.whole(document) == codec.encode(document.text)
-    aligned = align(codec, document)
-    assert aligned.text == document.text
-    assert align(codec, aligned) == aligned
-    assert [type(node) for node in aligned.nodes if not isinstance(node, Text)] == [
-        type(node) for node in document.nodes if not isinstance(node, Text)
-    ]
+    *of_promise, sync = codec.tag_ids
+    tags: list[int] = []
+    for node in ending(document).nodes:
+        if not isinstance(node, Text):
+            tags += of_promise if isinstance(node, Promise) else [sync]
+    assert [token for token in codec.joined(document) if token in codec.tag_ids] == tags
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -132,28 +140,25 @@ def test_both_forms_are_trained_on_the_same_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", CODECS)
 def test_a_space_in_front_of_a_chunk_goes_with_its_word(name: str) -> None:
     document = parse(f"1. {promise('the tea is green.')} So take it.")
-    assert align(CODECS[name], document) == parse(f"1.{promise(' the tea is green.')} So take it.")
+    assert CODECS[name].written(document) == f"1.{promise(' the tea is green.')} So take it."
 
 
 def test_a_blank_line_of_one_token_with_the_full_stop_ends_the_chunk() -> None:
-    written = f"{promise('It is green.')}{{}}<sync/>\n\nSo take the tea."
+    written = f"{promise('It is green.')}<sync/>\n\nSo take the tea."
     stopped = f"{promise('It is green.' + chr(10) * 2)}<sync/>So take the tea."
-    assert align(CODECS["llama-3"], parse(written.format(""))) == parse(stopped)
-    assert align(CODECS["gpt-2"], parse(written.format(""))) == parse(written.format(""))
+    assert CODECS["llama-3"].written(parse(written)) == stopped
+    assert CODECS["gpt-2"].written(parse(written)) == written
 
 
 def test_tags_keep_their_order_where_several_fall_into_one_token() -> None:
     codec = CODECS["llama-3"]
     assert len(codec.encode(" the")) == 1
     document = parse(f" {promise('t')}{promise('h')}<sync/>e")
-    aligned = align(codec, document)
-    assert aligned.format() == f"{promise(' the')}{promise('')}<sync/>"
-    assert not check(aligned.format())
+    assert codec.written(document) == f"{promise(' the')}{promise('')}<sync/>"
+    assert not parse(codec.written(document)).diagnostics
 
 
 def test_an_ignored_tag_keeps_its_chunk_where_it_is() -> None:
     codec = CODECS["llama-3"]
     document = parse(f"1. {promise('Tea <sync/> is.')} The end.")
-    assert align(codec, document) == document
-    last = [view for view in encode_views(codec, ending(document)) if view.thread == 0][-1]
-    assert parse(codec.decode(last.context)) == ending(document)
+    assert parse(codec.decode(codec.joined(document))) == ending(document)

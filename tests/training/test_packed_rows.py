@@ -12,25 +12,25 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_mask
 
 from pasta_async.lang import parse
-from pasta_async.training.model import ModelCodec, ModelMaker, write_tokenizer
+from pasta_async.training.model import ModelCodec
 from pasta_async.training.rows import (
     Row,
     block_mask,
+    compiled_length,
     deal_rows,
     pack_row,
-    row_length,
+    padded_length,
     target_losses,
 )
 from pasta_async.training.trainer import Schedule, TrainerSettings
 from pasta_async.training.views import Trie, encode_views, pack_views
-from tests.helpers.finetune_folders import ANSWERS, base_folder
+from tests.helpers.adapter_folders import random_adapter
+from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
 
 
 def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
-    base = base_folder(folder / "base", kind, **changes)
-    write_tokenizer(base, folder / "tokenizer")
-    codec = ModelCodec(folder / "tokenizer")
-    return ModelMaker(base, codec.tag_ids).make(), codec
+    base, codec = tagged(base_folder(folder / "base", kind, **changes), folder / "tokenizer")
+    return base.make(), codec
 
 
 def alone(model: Any, codec: ModelCodec, prompt: list[int], written: str) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_a_packed_row_trains_as_each_view_alone(kind: str, tied: bool, tmp_path:
     model, codec = ready(tmp_path, kind, tie_word_embeddings=tied)
     prompt = codec.prompt([{"role": "user", "content": "Tell me of both wars."}])
     trees = [pack_views(codec, prompt, parse(written)) for written in ANSWERS]
-    row = pack_row(trees, row_length(sum(map(len, trees)), 4096, few=False))
+    row = pack_row(trees, padded_length(sum(map(len, trees))))
     losses = torch.split(target_losses(model, row), [len(tree.targets) for tree in trees])
     together = -torch.stack([part.mean() for part in losses])
     single = torch.stack([alone(model, codec, prompt, written) for written in ANSWERS])
@@ -89,8 +89,7 @@ def test_a_token_sees_its_ancestors_and_itself() -> None:
 
 
 def test_the_block_mask_hides_what_the_dense_mask_hides(tmp_path: Path) -> None:
-    write_tokenizer(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
-    codec = ModelCodec(tmp_path / "tokenizer")
+    _, codec = tagged(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
     trees = [pack_views(codec, codec.encode("Tell"), parse(written)) for written in ANSWERS]
     row = pack_row(trees, 384)
     mask, dense = block_mask(row), row.mask()
@@ -106,8 +105,8 @@ def test_rows_are_dealt_evenly_and_completely() -> None:
         assert len(rows) % world == 0
         assert sorted(index for row in rows for index in row) == list(range(len(sizes)))
         assert max(sum(sizes[index] for index in row) for row in rows) <= 1024
-    assert [row_length(used, 4096, few=True) for used in (1, 513, 4000, 4097)] == [128, 1024, 4096, 8192]
-    assert [row_length(used, 4096, few=False) for used in (0, 16, 17)] == [16, 16, 32]
+    assert [compiled_length(used, 4096) for used in (1, 513, 4000, 4097)] == [128, 1024, 4096, 8192]
+    assert [padded_length(used) for used in (0, 16, 17)] == [16, 16, 32]
 
 
 def test_every_epoch_holds_every_example_once() -> None:
@@ -122,22 +121,17 @@ def test_every_epoch_holds_every_example_once() -> None:
 
 def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:
     """A model with adapters that change something, and a row of several trees and padding."""
-    base = base_folder(
+    folder_of_base = base_folder(
         folder / "base", num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied
     )
-    write_tokenizer(base, folder / "tokenizer")
-    codec = ModelCodec(folder / "tokenizer")
-    model = ModelMaker(base, codec.tag_ids, lora_rank=2).make()
-    for param in model.parameters():
-        if param.requires_grad:
-            torch.nn.init.normal_(param, std=0.1)
+    base, codec = tagged(folder_of_base, folder / "tokenizer", lora_rank=2)
     prompt = codec.prompt([{"role": "user", "content": "Tell"}])
     trees = [pack_views(codec, prompt, parse(written)) for written in ANSWERS]
-    return model, pack_row(trees, -(-sum(map(len, trees)) // 16) * 16 + 16)
+    return random_adapter(base), pack_row(trees, padded_length(sum(map(len, trees))) + 16)
 
 
 def peft_losses(model: Any, row: Row) -> torch.Tensor:
-    """The losses by peft and transformers, with the mask of the whole row and a table of all logits."""
+    """The losses by peft's embedding layer, and by a table of all logits."""
     model.set_attn_implementation("sdpa")
     embedding = model.get_input_embeddings().token_adapter
     ours, embedding.forward = embedding.forward, TrainableTokensLayer.forward.__get__(embedding)

@@ -16,13 +16,11 @@ from safetensors.torch import load_file
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.model import ModelCodec, write_tokenizer
+from pasta_async.training.model import ModelCodec
 from pasta_async.training.prefer import PreferSettings, choose_best, prefer
 from pasta_async.training.samples import Sample, SampledPrompt, Score, read_samples
-from tests.helpers.finetune_folders import ANSWERS, base_folder
+from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
 from tests.helpers.preference_files import prompt_of, write_files
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPEEDS = (1.5, 3.0, 1.0, 2.0, 2.5)
 """Speed-ups of the samples: `ANSWERS[1]` is the best and `ANSWERS[2]` the worst."""
@@ -30,9 +28,7 @@ SPEEDS = (1.5, 3.0, 1.0, 2.0, 2.5)
 
 def ready(folder: Path) -> ModelCodec:
     """Make a model folder, and samples and scores for it."""
-    base = base_folder(folder / "base", tags=True)
-    write_tokenizer(base, folder / "tokenizer")
-    codec = ModelCodec(folder / "tokenizer")
+    _, codec = tagged(base_folder(folder / "base", tags=True), folder / "tokenizer")
     names = [f"p{number}" for number in range(5)]
     sampled = [prompt_of(codec, name, ANSWERS) for name in names]
     write_files(folder, sampled, {name: [(speed, 0.5) for speed in SPEEDS] for name in names})
@@ -115,8 +111,8 @@ OUT = {"well_formed": False}
 @pytest.fixture(scope="module")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> ModelCodec:
     folder = tmp_path_factory.mktemp("pairs")
-    write_tokenizer(base_folder(folder / "base", tags=True), folder / "tokenizer")
-    return ModelCodec(folder / "tokenizer")
+    _, codec = tagged(base_folder(folder / "base", tags=True), folder / "tokenizer")
+    return codec
 
 
 def scored(prompt: SampledPrompt, values: Sequence[tuple[float, float]]) -> dict[tuple[str, int], Score]:

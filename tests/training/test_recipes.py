@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from pasta_async.lang import check
+from pasta_async.lang import parse
 from pasta_async.training.data.corpus import read_prompts, read_records
 from pasta_async.training.samples import read_scores
 from tests.helpers.commands_run import status
@@ -32,7 +32,6 @@ def variables(folder: Path, python: str, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("one_thread")
 def test_pasta_smol_from_the_prompts_to_the_folder_that_ships(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +56,7 @@ def test_pasta_smol_from_the_prompts_to_the_folder_that_ships(
     out = tmp_path / "run"
     annotated = list(read_records(out / "annotated" / "annotated.jsonl"))
     assert any(record.document.promises for record in annotated)
-    assert all(not check(record.written) for record in annotated)
+    assert all(not parse(record.written).diagnostics for record in annotated)
     assert read_scores(out / "round2" / "scores.jsonl")
     assert {"adapter_model.safetensors", "generation_config.json"} <= {
         path.name for path in (out / "shipped").iterdir()

@@ -10,7 +10,7 @@ import pytest
 
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
+from pasta_async.training.samples import SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, main, score
 from tests.helpers.chat_server import (
     failing,
@@ -24,26 +24,15 @@ from tests.helpers.chat_server import (
     without_choices,
 )
 from tests.helpers.commands_run import status
+from tests.helpers.samples import sample, sampled_prompt
 
 if TYPE_CHECKING:
     from tests.helpers.chat_server import Trouble
 
 
-def sample_of(text: str, number: int, critical_path: int = 10, **changed: Any) -> Sample:
-    values: dict[str, Any] = {"seed": number, "written": text, "finish_reason": "stop", "well_formed": True}
-    values |= {"tokens": 20, "text_tokens": 9, "exact": True}
-    return Sample.model_validate(
-        {"number": number, "text": text, "critical_path": critical_path, **values, **changed}
-    )
-
-
 def prompt_of(name: str, *texts: str, **changed: Any) -> SampledPrompt:
-    return SampledPrompt(
-        id=name,
-        messages=({"role": "user", "content": f"What is {name}?"},),
-        samples=tuple(sample_of(text, number, 10 + number, **changed) for number, text in enumerate(texts)),
-        baseline=Plain(text=f"plain {name}", tokens=30),
-    )
+    samples = (sample(number, text, **changed) for number, text in enumerate(texts))
+    return sampled_prompt(name, f"What is {name}?", samples, baseline=f"plain {name}", tokens=30)
 
 
 PROMPTS = (

@@ -1,10 +1,10 @@
 """Annotate answers: `python -m pasta_async.training.data.annotate`.
 
-With `--base-url` and `--model`, a model behind an OpenAI-compatible endpoint puts in the tags; its key is
-read from the environment. Its reply is checked, and it is asked again with what was wrong. With
-`--heuristic`, structure alone decides; with `--by-likelihood`, structure and the likelihood of a model in the
-folder `--model`. The folder OUT then has annotated.jsonl, rejected.jsonl and summary.json, and journal.jsonl
-with every reply or cost: the same command resumes an interrupted run.
+`--by` says who puts in the tags. `endpoint`: a model behind an OpenAI-compatible endpoint, `--base-url` and
+`--model`; its key is read from the environment, its reply is checked, and it is asked again with what was
+wrong. `structure`: structure alone. `likelihood`: structure and the likelihood of a model in the folder
+`--model`. The folder OUT then has annotated.jsonl, rejected.jsonl and summary.json, and journal.jsonl with
+every reply or cost: the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -37,48 +37,48 @@ from pasta_async.training.data.corpus import Record, SourceSettings, write_recor
 from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from pasta_async.training.jobs import Journal
 from pasta_async.training.model_digest import model_digest
-from pasta_async.training.views import CountTokens, text_speedup, token_counter
+from pasta_async.training.views import rough_tokens, text_speedup
 
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
     """Options of the three ways to annotate; the recipe `pasta-smol` has other thresholds."""
 
     out: Path = Field(description="folder of the run")
+    by: Literal["endpoint", "structure", "likelihood"] = Field(
+        default="endpoint",
+        description="a model behind --base-url, structure alone, or what the model in the folder --model "
+        "finds independent",
+    )
     base_url: str = Field(default="", description="of the endpoint: http://host:30000/v1")
     model: str = Field(default="", description="name of the model at the endpoint, or folder of a model")
     tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
-    tokenizer: Path | None = Field(
-        default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
-    )
-    heuristic: bool = Field(default=False, description="annotate by structure alone, without an endpoint")
-    by_likelihood: bool = Field(
-        default=False, description="annotate by what the model in the folder --model finds independent"
-    )
     tau: float = Field(default=0.5, description="bits a token that a chunk may cost without its siblings")
     form: float = Field(default=1.5, description="bits a token that an item of a list may cost more")
     sync_tau: float = Field(
         default=0.8, description="bits a token that the text behind chunks may cost without a sync"
     )
-    cut: Cut = Field(default="points", description="of --heuristic, --by-likelihood: what is promised")
-    least: Count = Field(default=LEAST, description="of both: tokens from which a piece is promised")
+    cut: Cut = Field(default="points", description="of structure and likelihood: what is promised")
+    least: Count = Field(
+        default=LEAST, description="of both: tokens, by a rough count, from which a piece is promised"
+    )
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.by_likelihood and (self.heuristic or not self.model):
-            raise ValueError("--by-likelihood needs --model, the folder of a model, and no --heuristic")
+        if self.by == "likelihood" and not self.model:
+            raise ValueError("--by likelihood needs --model, the folder of a model")
         remote = self.base_url.startswith(("http://", "https://")) and self.model
-        if not (self.heuristic or self.by_likelihood or remote):
+        if self.by == "endpoint" and not remote:
             raise ValueError(
-                "give --base-url http://host:30000/v1 and --model, or choose --heuristic or --by-likelihood"
+                "give --base-url http://host:30000/v1 and --model, or choose --by structure or likelihood"
             )
         return self
 
     @property
     def annotator(self) -> str:
         """The name for `Record.annotator`."""
-        if self.by_likelihood:
+        if self.by == "likelihood":
             return f"likelihood:{Path(self.model).resolve().name}"
-        return f"structure:{self.cut}" if self.heuristic else self.model
+        return f"structure:{self.cut}" if self.by == "structure" else self.model
 
 
 def annotate(settings: AnnotateSettings) -> dict[str, Any]:
@@ -88,17 +88,16 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         PastaError: The data or the endpoint cannot be used; replies that arrived are kept.
     """
     started = time.monotonic()
-    count = token_counter(settings.tokenizer)
     records, left_out = settings.read()
     rejected: list[Rejected] = []
     totals: Counter[str] = Counter()
     problems: Counter[str] = Counter()
     documents: Sequence[Document | Rejected]
     journal = settings.out / "journal.jsonl"
-    if settings.heuristic:
+    if settings.by == "structure":
         texts = [record.document.text for record in records]
-        documents = [annotate_by_structure(text, count, settings.cut, settings.least) for text in texts]
-    elif settings.by_likelihood:
+        documents = [annotate_by_structure(text, settings.cut, settings.least) for text in texts]
+    elif settings.by == "likelihood":
         from pasta_async.training.data.annotate_likelihood import (  # needs torch
             Thresholds,
             annotate_by_likelihood,
@@ -106,19 +105,17 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
 
         thresholds = Thresholds(settings.tau, settings.form, settings.sync_tau)
         texts = [record.document.text for record in records]
-        candidates = [structure_marks(text, count, settings.cut, settings.least) for text in texts]
+        candidates = [structure_marks(text, settings.cut, settings.least) for text in texts]
         with Journal(journal, {"model": model_digest(settings.model)}) as costs:
-            documents, totals = annotate_by_likelihood(
-                records, candidates, settings.model, costs, thresholds, count
-            )
+            documents, totals = annotate_by_likelihood(records, candidates, settings.model, costs, thresholds)
     else:
-        documents, totals, problems = asyncio.run(_by_endpoint(records, settings, count, journal))
+        documents, totals, problems = asyncio.run(_by_endpoint(records, settings, journal))
     accepted: list[Record] = []
     for record, document in zip(records, documents, strict=True):
         if isinstance(document, Rejected):
             rejected.append(document)
         else:
-            accepted.append(_annotated(record, document, settings.annotator, count))
+            accepted.append(_annotated(record, document, settings.annotator))
     unanswered = sum(not rejection.answered for rejection in rejected)
     summary = {
         "annotator": settings.annotator,
@@ -138,20 +135,21 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
 
 
 async def _by_endpoint(
-    records: Sequence[Record], settings: AnnotateSettings, count: CountTokens, journal: Path
+    records: Sequence[Record], settings: AnnotateSettings, journal: Path
 ) -> tuple[list[Document | Rejected], Counter[str], Counter[str]]:
     """A document or a rejection for each record, the totals, and the counts of problems by their codes."""
     with Journal(journal, {"model": settings.model}) as replies:
         endpoint = Endpoint(settings.base_url, settings.model, settings, replies, temperature=0.0)
         async with endpoint:
-            annotator = Annotator(endpoint, count, settings.tries)
+            annotator = Annotator(endpoint, settings.tries)
             outcomes = await annotate_by_endpoint(records, annotator, settings.in_flight)
-    return outcomes, endpoint.totals | Counter(unasked=annotator.unasked), annotator.problems
+    totals = Counter({**endpoint.totals, "unasked": annotator.unasked})
+    return outcomes, totals, annotator.problems
 
 
-def _annotated(record: Record, document: Document, annotator: str, count: CountTokens) -> Record:
+def _annotated(record: Record, document: Document, annotator: str) -> Record:
     """The record with its annotation, and with its theoretical speed-up as a score."""
-    scores = {**record.scores, "text_speedup": round(text_speedup(document, count), 4)}
+    scores = {**record.scores, "text_speedup": round(text_speedup(document, rough_tokens), 4)}
     update = {"written": document.format(), "annotator": annotator, "scores": scores}
     return record.model_copy(update=update)
 

@@ -16,13 +16,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, escape, parse
+from pasta_async.lang import Chunk, Code, Document, Promise, Sync, escape, parse
 from pasta_async.protocol import Message
 from pasta_async.training.data.annotate_structure import LEAST
 from pasta_async.training.data.corpus import Record, StrictModel
 from pasta_async.training.endpoint import Endpoint
 from pasta_async.training.jobs import collect
-from pasta_async.training.views import CountTokens, Mark, insert_tags, with_estimates
+from pasta_async.training.views import Mark, insert_tags, rough_tokens, with_estimates
 
 _TEXTS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("annotate_prompt.toml").read_text(encoding="utf-8")
@@ -74,13 +74,11 @@ class Annotator:
 
     Args:
         endpoint: The endpoint of the model.
-        count: Counts tokens, for estimates.
         tries: Replies for an answer before it is rejected.
     """
 
-    def __init__(self, endpoint: Endpoint, count: CountTokens, tries: int) -> None:
+    def __init__(self, endpoint: Endpoint, tries: int) -> None:
         self._endpoint = endpoint
-        self._count = count
         self._tries = tries
         self.unasked: int = 0
         """Records that are too short to ask about."""
@@ -94,7 +92,7 @@ class Annotator:
             BackendError: The endpoint failed.
         """
         text = record.document.text
-        if self._count(text) < _ASK_FROM:
+        if rough_tokens(text) < _ASK_FROM:
             self.unasked += 1
             return parse(escape(text))  # without tags that it had
         opening = first_prompt(record)
@@ -103,7 +101,7 @@ class Annotator:
         reply = ""
         for _ in range(self._tries):
             completion = await self._endpoint.complete(messages)
-            checked = check_reply(text, completion.text, self._count)
+            checked = check_reply(text, completion.text)
             if isinstance(checked, Document):
                 return checked
             reasons = tuple(problem.message for problem in checked)
@@ -146,12 +144,11 @@ class Problem(NamedTuple):
     """A sentence that starts with the code, or with a place and the code."""
 
 
-def check_reply(original: str, reply: str, count: CountTokens) -> Document | Sequence[Problem]:
+def check_reply(original: str, reply: str) -> Document | Sequence[Problem]:
     """Check an annotator's reply to a plain answer: its written form, perhaps in a code fence.
 
     Returns:
-        The well-formed document with the original's text, estimates by `count`, or why the reply is not
-        accepted.
+        The well-formed document with the original's text and new estimates, or why the reply is not accepted.
     """
     reply = reply.strip()
     if not original.lstrip().startswith("```") and (fenced := _FENCE.fullmatch(reply)):
@@ -163,7 +160,7 @@ def check_reply(original: str, reply: str, count: CountTokens) -> Document | Seq
         problems = [_text_changed(original, annotated.text)]
     if problems:
         return problems
-    document = with_estimates(insert_tags(original, _marks(annotated, original)), count)
+    document = with_estimates(insert_tags(original, _marks(annotated, original)), rough_tokens)
     return [*_problems(document)] or document
 
 
@@ -173,7 +170,7 @@ def _problems(document: Document) -> Iterator[Problem]:
         if promise.chunk is None or not promise.chunk.text:
             where = f"chunk {number} ({promise.topic})"
             yield Problem("chunk-empty", f"chunk-empty: {where} is empty (put tags around text, or none)")
-    yield from (Problem(d.code.value, str(d)) for d in check(document.format()))
+    yield from (Problem(d.code.value, str(d)) for d in parse(document.format()).diagnostics)
 
 
 def _solid(text: str) -> str:

@@ -13,7 +13,7 @@ list markers of the candidates that are not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,18 +23,14 @@ from pasta_async.training.data.annotate_structure import is_item
 from pasta_async.training.data.corpus import Record, digest
 from pasta_async.training.jobs import Journal
 from pasta_async.training.likelihood import LanguageModel
-from pasta_async.training.views import (
-    CountTokens,
-    Mark,
-    encode_views,
-    insert_tags,
-    with_estimates,
-)
+from pasta_async.training.views import Mark, insert_tags, rough_tokens, token_spans, with_estimates
 
 _AT_ONCE = 16
 """Answers whose costs are computed together and then written to the journal."""
 _Slot = tuple[int, str, int]
 """The text that a target is of: the start of its round, "chunks" or "gaps", and the candidate's number."""
+_Part = tuple[_Slot, list[int], list[int]]
+"""A text that is measured: its slot, the ids that are visible before it, and its own."""
 
 
 class Costs(NamedTuple):
@@ -77,56 +73,50 @@ class LikelihoodModel(LanguageModel):
     """A model that measures what it costs to hide candidates."""
 
     def costs(self, answers: Sequence[tuple[Record, Sequence[Mark]]]) -> list[Costs | None]:
-        """The costs of some answers' candidates; None where the model's context is too short."""
-        rounds = [[*self._rounds(record, marks)] for record, marks in answers]
-        fits = [all(len(context) + len(ids) <= self.context for _, context, ids in texts) for texts in rounds]
+        """The costs of some answers' candidates.
+
+        None where the model's context is too short, or its vocabulary cannot write the answer.
+        """
+        rounds = [self._rounds(record, marks) for record, marks in answers]
         bits = self.bits(
             ((number, slot), context, ids)
             for number, texts in enumerate(rounds)
-            if fits[number]
             for slot, context, ids in texts
         )
         measured = [dict[_Slot, float]() for _ in answers]
         for (number, slot), mean in bits.items():
             measured[number][slot] = mean
         return [
-            _costs(measured[number], len(marks)) if fits[number] else None
+            _costs(measured[number], len(marks)) if rounds[number] else None
             for number, (_, marks) in enumerate(answers)
         ]
 
-    def _rounds(self, record: Record, marks: Sequence[Mark]) -> Iterator[tuple[_Slot, list[int], list[int]]]:
-        """The texts that are measured: the slot of each, the ids that are visible before it, and its own."""
-        document = with_estimates(insert_tags(record.document.text, marks), None)
-        targets = {view.thread: view.target for view in encode_views(self, document)}
-        chunks = [targets[thread][:-1] for thread in range(1, len(marks) + 1)]  # less `</async>`
-        gaps = self._gaps(targets[0])
+    def _rounds(self, record: Record, marks: Sequence[Mark]) -> list[_Part]:
+        """The texts that are measured; none where the answer cannot be."""
+        spans = token_spans(self, record.document.text, marks)
+        if spans is None:
+            return []
+        chunks = [spans.ids[start:end] for start, end in spans.chunks]
+        # Main's texts before, between and behind the chunks.
+        behind = [0, *(end for _, end in spans.chunks)]
+        before = [*(start for start, _ in spans.chunks), len(spans.ids)]
+        gaps = [spans.ids[start:end] for start, end in zip(behind, before, strict=True)]
         # What main writes in front of a chunk that is hidden, and behind all.
         shown = [*map(self._without_marker, gaps[:-1]), gaps[-1]]
-        joined = self.prompt(record.messages)  # the prompt, and the text before the round
+        parts: list[_Part] = []
+        joined = self.encode_chat(record.messages, {})  # the prompt, and the text before the round
         for start in range(len(gaps)):
             if start:
                 joined = joined + gaps[start - 1] + chunks[start - 1]
             visible = joined
             for number in range(start, len(gaps)):
                 if number < len(chunks):
-                    yield (start, "chunks", number), visible + gaps[number], chunks[number]
+                    parts.append(((start, "chunks", number), visible + gaps[number], chunks[number]))
                 if self._has_words(shown[number]):
-                    yield (start, "gaps", number), visible, shown[number]
+                    parts.append(((start, "gaps", number), visible, shown[number]))
                 visible = visible + shown[number]
-
-    def _gaps(self, target: Sequence[int]) -> list[list[int]]:
-        """Main's texts before, between and behind its promises, less end-of-text."""
-        gaps: list[list[int]] = [[]]
-        in_promise = False
-        for token in target[:-1]:
-            if token == self.tag_ids.promise:
-                in_promise = True
-            elif token == self.tag_ids.end:
-                in_promise = False
-                gaps.append([])
-            elif not in_promise:
-                gaps[-1].append(token)
-        return gaps
+        fits = all(len(context) + len(ids) <= self.context for _, context, ids in parts)
+        return parts if fits else []
 
     def _without_marker(self, ids: list[int]) -> list[int]:
         """The ids before a hidden chunk, without a last line that has no word."""
@@ -178,7 +168,6 @@ def annotate_by_likelihood(
     folder: str,
     journal: Journal,
     thresholds: Thresholds,
-    count: CountTokens,
 ) -> tuple[list[Document], Counter[str]]:
     """Annotate answers; tags that they have already are ignored.
 
@@ -188,11 +177,10 @@ def annotate_by_likelihood(
         folder: Folder of the model that measures.
         journal: The journal of the model's costs, which are computed once for all thresholds.
         thresholds: The most that hiding may cost.
-        count: Counts tokens, for estimates.
 
     Returns:
         A document for each record, and the totals: answers that were measured or resumed, and those that
-        stay plain because they are too_long for the model.
+        stay plain because they are too_long for the model, or its vocabulary cannot write them.
 
     Raises:
         PastaError: The model cannot be used.
@@ -220,7 +208,7 @@ def annotate_by_likelihood(
         taus = [item_tau if is_item(text, mark) else thresholds.tau for mark in marks]
         measured = costs.get(key)
         chosen = choose(marks, Costs(**measured), taus, thresholds.sync_tau) if measured else []
-        documents.append(with_estimates(insert_tags(text, chosen), count))
+        documents.append(with_estimates(insert_tags(text, chosen), rough_tokens))
     return documents, totals
 
 

@@ -18,9 +18,10 @@ Four ways to cut, two of them after the methods that decode structured answers i
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
 
-In all, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
-plain: nothing would run in parallel. Lists and paragraphs are those of CommonMark (with tables), top
-level only: what stands inside an item goes with it. A topic is made of the first words that say something.
+In all, a piece shorter than `least` tokens stays with main (`rough_tokens` counts them), and an answer with
+fewer than two promises stays plain: nothing would run in parallel. Lists and paragraphs are those of
+CommonMark (with tables), top level only: what stands inside an item goes with it. A topic is made of the
+first words that say something.
 
 Structure is no proof of independence: the steps of a calculation stand in a list too.
 """
@@ -36,7 +37,7 @@ from markdown_it.tree import SyntaxTreeNode
 
 from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.faults import INTRODUCTION, SMALL
-from pasta_async.training.views import CountTokens, Mark, insert_tags, rough_tokens, with_estimates
+from pasta_async.training.views import Mark, insert_tags, rough_tokens, with_estimates
 
 Cut = Literal["points", "blocks", "lists", "details"]
 LEAST = 20
@@ -76,20 +77,16 @@ class _Block(NamedTuple):
     end: int
 
 
-def annotate_by_structure(
-    text: str, count: CountTokens = rough_tokens, cut: Cut = "points", least: int = LEAST
-) -> Document:
+def annotate_by_structure(text: str, cut: Cut = "points", least: int = LEAST) -> Document:
     """Annotate a plain answer by its lists and paragraphs; see the module for the rules.
 
-    `.text` of the result is the answer, character for character. A piece of fewer than `least` tokens, by
-    `count`, is not promised.
+    `.text` of the result is the answer, character for character. A piece of fewer than `least` tokens is not
+    promised.
     """
-    return with_estimates(insert_tags(text, structure_marks(text, count, cut, least)), count)
+    return with_estimates(insert_tags(text, structure_marks(text, cut, least)), rough_tokens)
 
 
-def structure_marks(
-    text: str, count: CountTokens = rough_tokens, cut: Cut = "points", least: int = LEAST
-) -> list[Mark]:
+def structure_marks(text: str, cut: Cut = "points", least: int = LEAST) -> list[Mark]:
     """The tags of `annotate_by_structure`, of whose promises no two have the same topic."""
     # 1. By the cut: what could be promised, and main's sync, if it has one.
     blocks = _blocks(text)
@@ -107,7 +104,7 @@ def structure_marks(
             introduction = Promise(INTRODUCTION, None, Chunk())
             candidates.insert(0, Mark(blocks[0].start, blocks[0].end, introduction))
     # 2. Short pieces stay with main; what is left must be worth promising.
-    marks = [mark for mark in candidates if mark and count(text[mark.start : mark.end]) >= least]
+    marks = [mark for mark in candidates if mark and rough_tokens(text[mark.start : mark.end]) >= least]
     if len(marks) < 2 or (cut == "lists" and 3 * len(marks) < 2 * len(candidates)):
         return []  # nothing would run in parallel, or only a part of a list
     marks = _with_different_topics(text, marks)

@@ -199,8 +199,10 @@ class _Turn(BaseModel):
 class Row(BaseModel, coerce_numbers_to_str=True):
     """A prompt, perhaps with its answer, by the names of fields that data sets have."""
 
-    id: str = ""
-    turns: list[_Turn] = Field(default=[], validation_alias=AliasChoices("messages", "conversations"))
+    id: str | None = None
+    turns: list[_Turn] | None = Field(
+        default=None, validation_alias=AliasChoices("messages", "conversations")
+    )
     """A conversation; an assistant's last turn is the answer."""
     instruction: str | None = Field(
         default=None, validation_alias=AliasChoices("instruction", "prompt", "question")
@@ -218,7 +220,7 @@ class Row(BaseModel, coerce_numbers_to_str=True):
         Raises:
             ValueError: It has no prompt, or no answer.
         """
-        messages: list[Message] = [turn.model_dump() for turn in self.turns]
+        messages: list[Message] = [turn.model_dump() for turn in self.turns or ()]
         answer = self.answer
         if messages and messages[-1]["role"] == "assistant":
             answer = messages.pop()["content"]
@@ -229,7 +231,7 @@ class Row(BaseModel, coerce_numbers_to_str=True):
             messages.insert(0, {"role": "system", "content": self.system})
         if need_answer and answer is None:
             raise ValueError("no answer")
-        return plain_record(messages, answer or "", source=source, id=self.id)
+        return plain_record(messages, answer or "", source=source, id=self.id or "")
 
 
 # --- sources

@@ -36,8 +36,9 @@ python -m pasta_async.training.data.corpus --prompts-only --data "$PROMPTS" --sk
 python -m pasta_async.training.answers --backend "local:$BASE" --prompts "$OUT/ours.jsonl" \
     --prompts "$OUT/dolly.jsonl" --temperature 0.5 --max-tokens 500 --out "$OUT/answers.jsonl"
 
-# 10 minutes: annotation. The base measures which parts of an answer need each other.
-python -m pasta_async.training.data.annotate --by-likelihood --model "$BASE" --tokenizer "$BASE" \
+# 10 minutes: annotation. The base measures which parts of an answer need each other. (`--least` counted the base's
+# own tokens then.)
+python -m pasta_async.training.data.annotate --by likelihood --model "$BASE" \
     --data "$OUT/answers.jsonl" --cut blocks --least 12 --tau 0.5 --form 2.5 --sync-tau 2.5 --out "$OUT/annotated"
 
 # 24 minutes: stage 1. One adapter learns both forms, answers with tags and plain ones.
