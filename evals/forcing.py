@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
@@ -116,6 +116,15 @@ def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> De
     return replace(request, extra={**request.extra, **extra})
 
 
+class _BegunAnswer(NamedTuple):
+    """An answer of which a request has come."""
+
+    prompt_tokens: int
+    views: _EncodedViews
+    is_plain: bool
+    """True if tags do not end its first request. Later ones of main may run past syncs in any answer."""
+
+
 class ForcedBackend(WrappingBackend):
     """Another backend whose answers are given documents, by the question in the prompt.
 
@@ -142,7 +151,7 @@ class ForcedBackend(WrappingBackend):
         self.plans: dict[Ids, Sequence[Ids]] = {}
         self._documents = documents
         self._views: dict[str, _EncodedViews] = {}  # by question
-        self._answers: dict[str, tuple[int, _EncodedViews]] = {}  # by id: prompt tokens, and views
+        self._answers: dict[str, _BegunAnswer] = {}  # by id
 
     async def connect(self) -> Model:
         """Reach or load the inner backend and encode the documents, so that no answer has to wait for that.
@@ -207,7 +216,9 @@ class ForcedBackend(WrappingBackend):
         tokens = holes[request.thread - 1] if holes else self._next(request)
         # One more than needed: an engine may check the limit before the stop token.
         limit = min(request.max_tokens, len(tokens) + 1)
-        forced = force(self.inner, replace(request, max_tokens=limit), tokens)
+        # The document decides about its tags, so neither the grammar nor a ban may put another token there.
+        free = replace(request, max_tokens=limit, tag_grammar=None, banned_ids=())
+        forced = force(self.inner, free, tokens)
         async with aclosing(self.inner.decode(forced)) as pieces:
             async for piece in pieces:
                 yield piece
@@ -223,12 +234,13 @@ class ForcedBackend(WrappingBackend):
             question = max(candidates, key=len, default=None)
             if question is None:
                 raise InvalidRequestError(f"there is no document to force for the prompt {text!r:.200}")
-            self._answers[request.answer] = len(request.ids), self._views[question]
-        prompt_tokens, encoded = self._answers[request.answer]
-        written = request.ids[prompt_tokens:]
-        plain = request.thread == 0 and self.tags.sync not in request.stop_ids  # tags do not end it
+            is_plain = self.tags.sync not in request.stop_ids
+            self._answers[request.answer] = _BegunAnswer(len(request.ids), self._views[question], is_plain)
+        answer = self._answers[request.answer]
+        written = request.ids[answer.prompt_tokens :]
+        thread = _PLAIN if answer.is_plain else request.thread
         # The latest view that fits: an earlier one may be its beginning.
-        for context, target in reversed(encoded.get(_PLAIN if plain else request.thread, [])):
+        for context, target in reversed(answer.views.get(thread, [])):
             begun = written[len(context) :]
             fits = written[: len(context)] == context and target[: len(begun)] == begun
             if fits and begun != target:

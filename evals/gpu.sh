@@ -214,7 +214,7 @@ PYTHON
 fi
 DOCUMENTS=$OUT/documents/annotated.jsonl
 if [ ! -s "$DOCUMENTS" ]; then
-    "$BIN/python" -m pasta_async.training.data.annotate --heuristic --data "$PROMPTS" --tokenizer "$OUT/trained" \
+    "$BIN/python" -m pasta_async.training.data.annotate --by structure --data "$PROMPTS" \
         --out "$OUT/documents"
 fi
 

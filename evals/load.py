@@ -53,7 +53,7 @@ class Load(NamedTuple):
         return f"{self.at_once} at once" if self.at_once else f"{self.rate:g} a second"
 
 
-async def drive(
+async def write_under_load(
     engine: ForcedEngine, method: Method, cases: Sequence[Case], load: Load, number: int = 0
 ) -> list[Answer]:
     """Write an answer to each case, in order of arrival, under a load.
@@ -124,7 +124,7 @@ async def measure(
                 # Parts of blocks that were broken off while they were stored stand in front of the whole one.
                 block = stored.get((number, str(load), name), [])[-count:]
                 if [answer.prompt for answer in block] != [case.index for case in due]:
-                    block = await drive(engine, METHODS[name], due, load, number)
+                    block = await write_under_load(engine, METHODS[name], due, load, number)
                     if journal:
                         for answer in block:
                             journal.append(asdict(answer))

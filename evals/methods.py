@@ -149,8 +149,8 @@ class TimedAnswer:
         for name, value in new.items():
             self.costs[name] = self.costs.get(name, 0) + value
 
-    def take(self, answer: Generation) -> int:
-        """Take over the costs of an answer of the library; its critical path."""
+    def adopt_costs(self, answer: Generation) -> int:
+        """Take over the costs of an answer of the library; returns its critical path."""
         self.costs = costs_of(answer)
         return answer.critical_path
 
@@ -197,7 +197,7 @@ def _pasta(forced: ForcedBackend, case: Case, **options: Any) -> Work:
     options = {"parallel": "always", **options}
 
     async def work(timed: TimedAnswer) -> int:
-        return timed.take(await timed.engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
+        return timed.adopt_costs(await timed.engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
 
     return work
 
@@ -209,7 +209,7 @@ def _auto(forced: ForcedBackend, case: Case) -> Work:
     """The library as it is by default: it decides by the load, and so has to encode the prompt itself."""
 
     async def work(timed: TimedAnswer) -> int:
-        return timed.take(await timed.engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
+        return timed.adopt_costs(await timed.engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
 
     return work
 
@@ -277,7 +277,7 @@ def _plan(forced: ForcedBackend, case: Case) -> Work:
             filled = await timed.engine.client.fill(ids, plan, instruct=False, sampling=FORCED_SAMPLING)
         finally:
             del forced.plans[ids]
-        return timed.take(filled.generation)
+        return timed.adopt_costs(filled.generation)
 
     return work
 

@@ -37,9 +37,9 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, MeasureSettings, cold_client, costs_of, sample_of, take_turns
 from pasta_async.evals.report import markdown_table
 from pasta_async.evals.speed import pairs
-from pasta_async.evals.statistics import estimate, gain, share
+from pasta_async.evals.statistics import estimate, mean_difference, percentage
 from pasta_async.options import Limits
-from pasta_async.plans import Plan
+from pasta_async.plans import Filled, Plan
 from pasta_async.plans.schema import KEY
 from pasta_async.training.jobs import Journal
 
@@ -91,6 +91,15 @@ class Item:
     """The values of each argument that count as right; empty where there is no right and wrong."""
     tokens: int = 200
     """Most tokens of a field."""
+
+
+WARM_UP = Item(
+    "warm-up",
+    "Write about fruit: a JSON object with the keys apples, pears, each a few words.",
+    {"apples": {"type": "string"}, "pears": {"type": "string"}},
+    {},
+    20,
+)
 
 
 class PlanSettings(MeasureSettings):
@@ -229,14 +238,19 @@ def _plain(text: str) -> str:
 
 
 async def measure(client: Client, items: Sequence[Item], journal: Journal | None = None) -> list[Answer]:
-    """Fill each item by each method; see `take_turns`. The text of an answer is its object, as JSON."""
+    """Fill each item by each method; see `take_turns`. The text of an answer is its object, as JSON.
 
-    async def fill(index: int, method: str, number: int) -> Answer:
-        item = items[index]
+    Before that each method fills `WARM_UP`, which does not count.
+    """
+
+    async def fill(item: Item, method: str) -> Filled[Any]:
         # Another method's prompt must not be found in the cache: its first message differs.
         messages = [{"role": "system", "content": f"You call functions ({method})."}]
         messages.append({"role": "user", "content": item.prompt})
-        filled = await client.fill(messages, plan_of(item, method), instruct=False)
+        return await client.fill(messages, plan_of(item, method), instruct=False)
+
+    async def answer(index: int, method: str, number: int) -> Answer:
+        filled = await fill(items[index], method)
         return Answer(
             index,
             method,
@@ -244,11 +258,15 @@ async def measure(client: Client, items: Sequence[Item], journal: Journal | None
             seconds=filled.generation.elapsed,
             text=json.dumps(filled.value),
             well_formed=not filled.truncated,
-            question=item.name,
+            question=items[index].name,
             **costs_of(filled.generation),
         )
 
-    return await take_turns(fill, len(items), METHODS, journal=journal)
+    async def warm_up() -> None:
+        for method in METHODS:
+            await fill(WARM_UP, method)
+
+    return await take_turns(answer, len(items), METHODS, journal=journal, warm_up=warm_up)
 
 
 def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -274,10 +292,10 @@ def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str
             {
                 "method": method,
                 "items": len(both),
-                "right, %": share([right(answer) for answer, _ in both]) if judged else None,
-                "values right, %": share([*values.values()], clusters=prompts) if judged else None,
-                "difference": gain(differences) if judged else None,
-                "whole, %": share([answer.well_formed for answer, _ in both]),
+                "right, %": percentage([right(answer) for answer, _ in both]) if judged else None,
+                "values right, %": percentage([*values.values()], clusters=prompts) if judged else None,
+                "difference": mean_difference(differences) if judged else None,
+                "whole, %": percentage([answer.well_formed for answer, _ in both]),
                 "sooner": estimate([other.seconds / answer.seconds for answer, other in both]),
                 "critical path": fmean(answer.critical_path for answer, _ in both),
                 "tokens": fmean(answer.tokens for answer, _ in both),

@@ -28,7 +28,7 @@ from pasta_async.evals.answers import Answer, in_all_methods, of_method, read_an
 from pasta_async.evals.ifeval import check_answers
 from pasta_async.evals.report import cell, environment, markdown_table, transposed
 from pasta_async.evals.speed import counted_speedup
-from pasta_async.evals.statistics import Estimate, estimate, gain, share
+from pasta_async.evals.statistics import Estimate, estimate, mean_difference, percentage
 from pasta_async.lang import parse
 from pasta_async.model_folder import write_json
 from pasta_async.progress import progress
@@ -104,11 +104,11 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
             {name: _difference(mine[name], theirs[name]) for name in mine}
             for mine, theirs in zip(figures[first], figures[second], strict=True)
         ]
-        columns[f"{first} - {second}"] = _estimates(gain, changes, prompts)
+        columns[f"{first} - {second}"] = _estimates(mean_difference, changes, prompts)
         promised = [answer.promises > 0 for answer in forms[first]]
         if second == "baseline" and any(promised):
             there = [*compress(changes, promised)], [*compress(prompts, promised)]
-            columns[f"where {first} promises"] = _estimates(gain, *there)
+            columns[f"where {first} promises"] = _estimates(mean_difference, *there)
     return columns
 
 
@@ -134,7 +134,7 @@ def _difference(mine: float | None, theirs: float | None) -> float | None:
 
 def _level(values: Sequence[float], *, clusters: Sequence[int]) -> Estimate:
     if {*values} <= {0, 100}:
-        return share([value == 100 for value in values], clusters=clusters)
+        return percentage([value == 100 for value in values], clusters=clusters)
     return estimate(values, "arithmetic", clusters=clusters)
 
 
@@ -146,7 +146,7 @@ def fault_figures(answers: Sequence[Answer]) -> list[dict[str, float | None]]:
         faults = count_faults(document, answer.question, well_formed=answer.well_formed, cut=answer.cut)
         # No form is known here that a prompt asks for.
         names = [name for name in (*OF_ANSWERS, *OF_PROMISES) if name != "formless"]
-        percents = {name: _percent(faults[name] > 0) for name in names}
+        percents = {name: _percent(faults.counts[name] > 0) for name in names}
         rows.append(
             {
                 **percents,

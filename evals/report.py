@@ -30,7 +30,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def environment() -> dict[str, Any]:
-    """Time, machine and versions of a benchmark; `load` is the machine's load average before it."""
+    """Time, machine and versions of a benchmark; `load` is the machine's load average before it, if known."""
     versions = {"gpu": gpu} if (gpu := _gpu()) else dict[str, str]()
     for package in ("pasta_async", "torch", "sglang", "transformers"):
         try:
@@ -41,7 +41,7 @@ def environment() -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         **versions,
     }

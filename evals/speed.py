@@ -36,7 +36,7 @@ from pasta_async.evals.answers import (
     take_turns,
 )
 from pasta_async.evals.report import grouped, markdown_table, transposed
-from pasta_async.evals.statistics import Estimate, estimate, share
+from pasta_async.evals.statistics import Estimate, estimate, percentage
 from pasta_async.lang import STYLE_CODES
 from pasta_async.results import sequential_tokens
 from pasta_async.training.jobs import Journal
@@ -142,19 +142,28 @@ def counted_speedup(rows: Sequence[Answer], method: str, base: str = "baseline")
 
 
 def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
-    """Mean costs of answers: seconds, tokens, requests, the use of the prefix cache, the waits of forks."""
-    cached = fmean(row.cached_tokens for row in rows)
-    prefilled = fmean(row.prefilled_tokens for row in rows)
-    forks = [seconds for row in rows for seconds in row.fork_seconds]
+    """Mean costs of answers: seconds, tokens, requests, the use of the prefix cache, the waits of forks.
+
+    Answers without tokens are left out: their prompts were too long. A mean over no answer is None.
+    """
+    rows = [row for row in rows if row.tokens]
+    cached = sum(row.cached_tokens for row in rows)
+    prefilled = sum(row.prefilled_tokens for row in rows)
+
+    def mean(values: Sequence[float]) -> float | None:
+        return fmean(values) if values else None
+
     return {
-        "seconds": fmean(row.seconds for row in rows),
-        "first token ms": 1000 * fmean(row.first_token for row in rows),
-        "tokens": fmean(row.tokens for row in rows),
-        "critical path": fmean(row.critical_path for row in rows),
-        "requests": fmean(row.requests for row in rows),
-        "prefilled": prefilled,
+        "seconds": mean([row.seconds for row in rows]),
+        "first token ms": mean([1000 * row.first_token for row in rows]),
+        "tokens": mean([row.tokens for row in rows]),
+        "critical path": mean([row.critical_path for row in rows]),
+        "requests": mean([row.requests for row in rows]),
+        "prefilled": mean([row.prefilled_tokens for row in rows]),
         "cached %": 100 * cached / max(1, cached + prefilled),
-        "ms from a fork to its first token": 1000 * fmean(forks) if forks else None,
+        "ms from a fork to its first token": mean(
+            [1000 * seconds for row in rows for seconds in row.fork_seconds]
+        ),
     }
 
 
@@ -165,6 +174,7 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
     whole = [row for row in answers if row.tokens and not row.ended_by_length]
     # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
     pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
+    plain_costs = describe_costs(plain)
     prompts = [row.prompt for row in answers]
 
     def ratio(value: Callable[[Answer], float], rows: Sequence[Answer] = whole) -> Estimate | None:
@@ -185,10 +195,10 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
         "ms a token of the critical path": ratio(token_ms, answers),
         "ms a token, plain": ratio(token_ms, plain),
         **describe_costs(answers),
-        "seconds, plain": fmean(row.seconds for row in plain),
-        "first token ms, plain": 1000 * fmean(row.first_token for row in plain),
-        "answers with promises, %": share([row.promises > 0 for row in answers], clusters=prompts),
-        "answers without a fault in their tags, %": share(
+        "seconds, plain": plain_costs["seconds"],
+        "first token ms, plain": plain_costs["first token ms"],
+        "answers with promises, %": percentage([row.promises > 0 for row in answers], clusters=prompts),
+        "answers without a fault in their tags, %": percentage(
             [STYLE_CODES.issuperset(row.diagnostics) for row in answers], clusters=prompts
         ),
         "ended by length": sum(row.ended_by_length for row in answers),

@@ -81,13 +81,13 @@ def estimate(
     return {"value": value, "low": low, "high": high}
 
 
-def gain(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Gain:
+def mean_difference(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Gain:
     """Mean of differences; see `estimate`."""
     bound = estimate(values, "arithmetic", clusters=clusters, confidence=0.9)["low"]
     return {**estimate(values, "arithmetic", clusters=clusters), "bound": bound}
 
 
-def share(verdicts: Sequence[bool], *, clusters: Sequence[Hashable] = ()) -> Estimate:
+def percentage(verdicts: Sequence[bool], *, clusters: Sequence[Hashable] = ()) -> Estimate:
     """Verdicts that hold, in percent, with Wilson's 95% interval (1927).
 
     Where some verdicts share a cluster (`estimate`) it is the bootstrap's; but where all are the same, every

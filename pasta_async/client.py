@@ -324,14 +324,14 @@ class Client:
                 and messages
                 and plan is None
                 and start.sampling.seed is None
-                and (crowd := await self._admission.crowd(slots))
+                and (reason := await self._admission.reason_for_no_tags(slots))
             ):
                 plain_ids = await _encode(messages, model, start, plain=True)
                 # Where they are equal, the chat template has no such switch: tags would be written anyway.
                 if plain_ids != ids:
                     ids = plain_ids
                     tags = None
-                    notes = (*notes, f"answered without tags: {crowd}")
+                    notes = (*notes, f"answered without tags: {reason}")
         check_length(ids, model, limits)
         return Prepared(
             backend=self._backend,

@@ -91,7 +91,12 @@ class ThreadRecord(_Record):
     @property
     def was_cut(self) -> bool:
         """True if a limit, a failure or a cancellation ended its chunk."""
-        return self.closed_by in ("budget", "interrupted")
+        return is_cut(self.closed_by)
+
+
+def is_cut(closed_by: ClosedBy | None) -> bool:
+    """True if a limit, a failure or a cancellation ended a chunk; main has none."""
+    return closed_by in ("budget", "interrupted")
 
 
 class Usage(_Record):

@@ -69,7 +69,7 @@ class Admission:
             self._foreign = max(0, load.running + load.queued - max(held_before, self._held))
         self._latest = load
 
-    async def crowd(self, answer: AnswerSlots) -> str | None:
+    async def reason_for_no_tags(self, answer: AnswerSlots) -> str | None:
         """The reason not to decode an answer in parallel; None if it is worth it. Cancelling it is safe.
 
         There is room if each answer, the new one counted, could have a second thread.
@@ -110,7 +110,7 @@ class Admission:
 
     def admit(self) -> None:
         """Grant the free slots to the threads that are next."""
-        while self._held < self._slots and (granted := self._next()):
+        while self._held < self._slots and (granted := self._next_to_admit()):
             slot = self._waiting.pop(granted)
             if not granted.done():  # a thread that is being cancelled takes none
                 granted.set_result(None)
@@ -118,7 +118,7 @@ class Admission:
                 slot.answer.held += 1
                 slot.answer.begun = True
 
-    def _next(self) -> asyncio.Future[None] | None:
+    def _next_to_admit(self) -> asyncio.Future[None] | None:
         """The future of the thread that gets the next slot; None if no thread that waits may have one.
 
         Among equals it is that of the thread that asked first: within an answer, document order.

@@ -75,8 +75,8 @@ class Machine:
         width = "plain" if tags is None and not self.outline else width
         self.transcript: Transcript = Transcript(self.threads, self._budget, self._visible, width, notes)
         self._joined_ids = [*prompt]  # the prompt and the written form up to the last join
-        self._stops_idly = False  # a request of main ended at a sync that had nothing to join
-        self._is_asked_anew = False  # main's context was changed: its request ends, and a new one follows
+        self._runs_past_syncs = False  # a request of main ended at a sync that had nothing to join
+        self._request_is_obsolete = False  # main's context was changed: a new request follows
         self._topics: set[str] = set()  # of the round's promises (`plain_topic`)
         self._repeats = False  # main has repeated a topic, and is to promise nothing more in this round
         self._lead_tokens = 0  # tokens that led main on to the next head
@@ -140,7 +140,7 @@ class Machine:
             thread.stop_ids = tags.ends_of_chunk
             banned = tags.wrong_in_chunk
         else:
-            thread.stop_ids = () if self._stops_idly else (tags.sync,)
+            thread.stop_ids = () if self._runs_past_syncs else (tags.sync,)
             banned = (tags.open_async, tags.close_async, *([tags.promise] if self._repeats else []))
         if thread.started is None:
             self._tell(ev.ThreadStarted(number, now))
@@ -172,14 +172,15 @@ class Machine:
         for token in piece.ids:
             self._budget.generated += 1
             thread.tokens += 1
-            if thread.state == "open" and not self._is_asked_anew:  # else the token is counted and discarded
+            # Tokens behind the thread's end, or of an obsolete request, are counted and discarded.
+            if thread.state == "open" and not self._request_is_obsolete:
                 self._feed_token(thread, token, now)
-        is_asked_anew = self._is_asked_anew
-        self._is_asked_anew = False
-        if thread.state == "open" and piece.finish_reason and not is_asked_anew:
+        is_obsolete = self._request_is_obsolete
+        self._request_is_obsolete = False
+        if thread.state == "open" and piece.finish_reason and not is_obsolete:
             self._end_request(thread, piece.finish_reason, now)
         self._settle_budget(now)
-        return is_asked_anew or thread.state != "open"
+        return is_obsolete or thread.state != "open"
 
     def fail(self, number: int, error: PastaError, action: Literal["retry", "fail"]) -> None:
         """A request of a thread failed."""
@@ -209,7 +210,7 @@ class Machine:
         self._repeats = False
         self.main.undecided_tokens = 0
         self.main.state = "open"
-        self._stops_idly = False
+        self._runs_past_syncs = False
         self._tell(ev.SyncJoined(now))
 
     def finish(self, finish_reason: FinishReason | None, now: float) -> Generation:
@@ -241,7 +242,7 @@ class Machine:
             if outline and outline.at_line_start:
                 self.main.head_start = thread.document_tokens
             thread.document_tokens += 1
-            self._act(thread, thread.reader.read(token), now)
+            self._apply(thread, thread.reader.read(token), now)
         # A budget that does not allow one more token ends the thread at once, so that the answer is the same
         # whether tokens come one by one or many in a piece.
         if thread.state == "open" and not self._budget.allows_one_more(thread):
@@ -269,7 +270,7 @@ class Machine:
                 self._cut_head(str(readings[0]))
             thread.document_tokens = len(thread.reader.ids)
             thread.undecided_tokens = 0
-        self._act(thread, readings, now)
+        self._apply(thread, readings, now)
 
     def _cut_head(self, text: str) -> None:
         """Leave out the white space behind a head, if it is a part of the head's last token."""
@@ -285,7 +286,7 @@ class Machine:
     def _end_list(self, now: float) -> None:
         """End a list: main waits for its items, then goes on behind the last one."""
         self.main.reader.end_list(self.main.document_tokens)
-        self._act(self.main, [lang.Sync()], now)
+        self._apply(self.main, [lang.Sync()], now)
 
     def _end_request(self, thread: Thread, finish_reason: FinishReason, now: float) -> None:
         """Handle the end of a request whose thread is open: the thread ends too, unless it has to go on."""
@@ -300,9 +301,9 @@ class Machine:
         elif thread is self.main:
             # It stopped at a tag, but main is not waiting: the sync had nothing to join. Main goes on with a
             # new request, which does not stop at syncs, so that any number of idle ones costs one request.
-            self._stops_idly = True
+            self._runs_past_syncs = True
 
-    def _act(self, thread: Thread, readings: Sequence[lang.Reading | ReasoningRead], now: float) -> None:
+    def _apply(self, thread: Thread, readings: Sequence[lang.Reading | ReasoningRead], now: float) -> None:
         diagnostics = thread.reader.parser.diagnostics
         if self._listen and len(diagnostics) > thread.reported:
             self.events += map(ev.DiagnosticFound, diagnostics_since(thread, thread.reported))
@@ -320,7 +321,7 @@ class Machine:
                     self._take_promise_back(self._tags)
                 else:
                     self._topics.add(topic)
-                    self._open(reading, now)
+                    self._open_promise(reading, now)
             else:  # a sync that joins promises
                 self.main.state = "joining"
                 self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
@@ -358,7 +359,7 @@ class Machine:
 
     # Threads ----------------------------------------------------------------------------------------------
 
-    def _open(self, promise: lang.Promise, now: float) -> None:
+    def _open_promise(self, promise: lang.Promise, now: float) -> None:
         number = len(self.threads)
         head = self.outline.head if self.outline else None
         begins_line = self.outline is not None and self.outline.is_block
@@ -385,10 +386,10 @@ class Machine:
         """
         main = self.main
         main.document_tokens = len(main.reader.ids) - 1 - main.reader.ids[::-1].index(tags.promise)
-        main.reader = main.reader.reread(main.document_tokens)
+        main.reader = main.reader.prefix(main.document_tokens)
         main.reported = len(main.reader.parser.diagnostics)
         self._repeats = True
-        self._is_asked_anew = True
+        self._request_is_obsolete = True
 
     def _lead_on(self, head: Head, thread: Thread) -> None:
         """Lead main on to its list's next head, while `thread` writes the item behind this one.
@@ -412,7 +413,7 @@ class Machine:
         self._lead_tokens = len(separator) + len(marker)
         for token in (*separator, *marker):
             main.reader.read(token)
-        self._is_asked_anew = True
+        self._request_is_obsolete = True
 
     def _join_list(self, now: float) -> None:
         """Take a list into main's context as one text, in the tokens that it would have in a plain answer.
@@ -438,7 +439,7 @@ class Machine:
         for token in tokenizer.encode(gap)[: max(0, self._budget.allowance(main))]:
             main.document_tokens += 1
             main.inserted_tokens += 1
-            self._act(main, main.reader.read(token), now)
+            self._apply(main, main.reader.read(token), now)
 
     def _report_end(self, thread: Thread) -> None:
         if self._listen:
@@ -461,11 +462,11 @@ class Machine:
             thread.finish_reason = "length" if closed_by == "budget" else "stop"
         readings = self._end_parser(thread, closed_by)
         if thread is self.main:
-            self._act(thread, readings, now)
+            self._apply(thread, readings, now)
         else:
             thread.closed_by = closed_by
             # Only text matters of the readings: the thread ends here in any case.
-            self._act(thread, [reading for reading in readings if isinstance(reading, str)], now)
+            self._apply(thread, [reading for reading in readings if isinstance(reading, str)], now)
             lane = self._chunk_lanes[thread.number]
             lane.done = True
             lane.tokens = thread.document_tokens
@@ -475,16 +476,18 @@ class Machine:
 
     def _end_parser(self, thread: Thread, closed_by: lang.ClosedBy) -> list[lang.Reading | ReasoningRead]:
         """The text that a thread's parser held back and that belongs to the document; the rest is dropped."""
-        # At the end of the answer drop an unfinished tag; at the end of a chunk keep it as text.
-        cut = closed_by == "interrupted" or (
-            closed_by == "budget" and self._budget.is_ended_by_the_answer(thread)
-        )
         readings: list[lang.Reading | ReasoningRead] = []
-        if thread.undecided_tokens and thread.number and closed_by == "budget":
-            # If the answer ended, the held text belongs to the item. If the item hit its own cap, it may be
-            # the next head: drop it.
+        if closed_by != "budget":
+            cut = closed_by == "interrupted"
+        elif thread.number and thread.undecided_tokens:
+            # An item of an outline. If the answer ended, the held text belongs to the item. If the item hit
+            # its own cap, it may be the next head: drop it.
             cut = thread.document_tokens + thread.undecided_tokens >= thread.cap
-            readings += () if cut else thread.reader.spill()
+            if not cut:
+                readings += thread.reader.spill()
+        else:
+            # At the end of the answer drop an unfinished tag; at the end of a chunk keep it as text.
+            cut = self._budget.is_ended_by_the_answer(thread)
         readings += thread.reader.close(cut=cut)
         # Tokens whose text was held back count if any of that text came out; else they are forgotten.
         if thread.undecided_tokens and readings:

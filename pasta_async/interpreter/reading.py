@@ -92,12 +92,15 @@ class Reader:
         thinking: bool = False,
         make_parser: Callable[[], ThreadParser] | None = None,
     ) -> None:
-        self._arguments = (tokenizer, tags, main, thinking, make_parser)
+        self._tokenizer = tokenizer
+        self._tag_ids = tags
+        self._is_main = main
+        self._begins_in_thinking = thinking
+        self._make_parser: Callable[[], ThreadParser] = make_parser or (MainParser if main else ChunkParser)
         self._tags = dict(zip(tags or (), TAG_TOKENS, strict=False))
         self._detokenizer = Detokenizer(tokenizer)
         self._thinking = ThinkingFilter(inside=thinking) if main else None
-        make_parser = make_parser or (MainParser if main else ChunkParser)
-        self.parser: ThreadParser = make_parser()
+        self.parser: ThreadParser = self._make_parser()
         self.ids: list[int] = []
         """Ids that were read: all but end-of-text."""
         self.reasoning: list[str] = []
@@ -139,22 +142,27 @@ class Reader:
         parser = self.parser
         return parser.spill() if isinstance(parser, OutlineParser | ItemParser) else ()
 
-    def first(self, tokens: int) -> Reader:
+    def closed_prefix(self, tokens: int) -> Reader:
         """A closed reader of the first `tokens` ids alone. Half a tag at their end is left out."""
-        reader = self.reread(tokens)
+        reader = self.prefix(tokens)
         reader.spill()
         reader.close(cut=True)
         return reader
 
-    def reread(self, tokens: int) -> Reader:
+    def prefix(self, tokens: int) -> Reader:
         """A reader of the first `tokens` ids alone, which may go on behind them."""
-        tokenizer, tags, main, thinking, make_parser = self._arguments
-        reader = Reader(tokenizer, tags, main=main, thinking=thinking, make_parser=make_parser)
+        reader = Reader(
+            self._tokenizer,
+            self._tag_ids,
+            main=self._is_main,
+            thinking=self._begins_in_thinking,
+            make_parser=self._make_parser,
+        )
         for index, token in enumerate(self.ids[:tokens]):
             if index in self._joins:
                 reader.end_list(index)
             reader.read(token)
-        if tags:  # a tag came next, so an unfinished character was given up
+        if self._tag_ids:  # a tag came next, so an unfinished character was given up
             reader._read_text(reader._detokenizer.flush())
         return reader
 

@@ -196,21 +196,17 @@ class TokenBudget:
             return False
         # While all threads together have generated less than any limit, no thread can be at the end of the
         # answer. That is the usual case, and it needs no loop over the other threads.
-        if self.generated < self._smallest_limit:
+        if not self.may_be_at_a_limit:
             return True
         # Else the tokens that certainly stand in front of this thread's next one decide.
         return self.allowance(thread) > 0
 
     def allowance(self, thread: Thread) -> int:
         """Tokens that a thread may still generate, as far as is known now."""
-        tokens_left = self._max_tokens - self._document_tokens()
         if thread.number:
-            left_of_cap = thread.cap - thread.document_tokens
-            # `_document_tokens` also counts tokens behind this chunk, which take nothing from it. The exact
-            # count takes longer, and is needed only where the cap leaves more.
-            if left_of_cap > tokens_left:
-                left_of_cap = min(left_of_cap, self._left_of_chunk(thread))
-            tokens_left = left_of_cap
+            tokens_left = min(thread.cap - thread.document_tokens, self._left_of_chunk(thread))
+        else:
+            tokens_left = self._max_tokens - self._document_tokens()
         return min(tokens_left, self._total_left())
 
     def is_ended_by_the_answer(self, thread: Thread) -> bool:

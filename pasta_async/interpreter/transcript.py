@@ -13,7 +13,7 @@ from typing import cast
 from pasta_async.interpreter.reading import overlap
 from pasta_async.interpreter.state import Cut, Thread, TokenBudget
 from pasta_async.lang import Chunk, Code, Diagnostic, Document, Ignored, Node, Promise, Text
-from pasta_async.results import FinishReason, Generation, Usage, Width
+from pasta_async.results import FinishReason, Generation, Usage, Width, is_cut
 
 
 @dataclass(slots=True)
@@ -271,13 +271,13 @@ class Transcript:
 
 def _keep(thread: Thread, tokens: int) -> None:
     """Forget what a thread wrote behind its first `tokens` tokens."""
-    thread.reader = thread.reader.first(tokens)
+    thread.reader = thread.reader.closed_prefix(tokens)
     thread.document_tokens = tokens
 
 
 def diagnostics_since(thread: Thread, index: int) -> Iterator[Diagnostic]:
     """Diagnostics of a thread from the `index`-th on, but not that a chunk lacks its end where it was cut."""
-    cut = thread.closed_by in ("budget", "interrupted")
+    cut = is_cut(thread.closed_by)
     for diagnostic in thread.reader.parser.diagnostics[index:]:
         if not (cut and diagnostic.code is Code.ASYNC_UNCLOSED):
             yield replace(diagnostic, thread=thread.number)

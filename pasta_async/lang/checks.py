@@ -1,4 +1,4 @@
-"""Documents read as a whole: leniently, strictly, or only to see what is wrong with them."""
+"""Documents read as a whole, leniently or strictly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pasta_async.lang.diagnostics import STYLE_CODES, Diagnostic
 from pasta_async.lang.document import Document
 from pasta_async.lang.parser import read_document
 
-__all__ = ["ParseError", "check", "parse"]
+__all__ = ["ParseError", "parse"]
 
 
 class ParseError(PastaError):
@@ -26,7 +26,8 @@ def parse(text: str, strict: bool = False) -> Document:
         strict: Raise at the first diagnostic, except for those about style (`STYLE_CODES`).
 
     Returns:
-        The document; its `diagnostics` (at most `MAX_DIAGNOSTICS`) say what is wrong with it.
+        The document; its `diagnostics` (at most `MAX_DIAGNOSTICS`), in the order of the text, say what is
+        wrong with it.
 
     Raises:
         ParseError: In strict reading, with the diagnostic.
@@ -37,8 +38,3 @@ def parse(text: str, strict: bool = False) -> Document:
             if diagnostic.code not in STYLE_CODES:
                 raise ParseError(diagnostic)
     return document
-
-
-def check(text: str) -> list[Diagnostic]:
-    """Diagnostics of a document in its written form, in the order of the text."""
-    return list(read_document(text).diagnostics)

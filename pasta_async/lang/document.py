@@ -133,11 +133,11 @@ class Ignored:
 class Sync:
     """`<sync/>`: joins the promises that are open."""
 
-    source: str = SYNC
+    source: ClassVar[str] = SYNC
     text: ClassVar[str] = ""
 
     def format(self) -> str:
-        """The tag as it was written."""
+        """The tag in its exact form."""
         return self.source
 
 
@@ -146,8 +146,6 @@ class Chunk:
     """`<async>...</async>`: the text that a thread wrote to keep its promise."""
 
     nodes: tuple[Text | Ignored, ...] = ()
-    opened: str = ASYNC_OPEN
-    """The opening tag as it was written."""
     closed_by: ClosedBy = field(default="writer", compare=False)
 
     @property
@@ -157,7 +155,7 @@ class Chunk:
 
     def format(self) -> str:
         """The written form; always closed."""
-        return self.opened + "".join(node.format() for node in self.nodes) + ASYNC_CLOSE
+        return ASYNC_OPEN + "".join(node.format() for node in self.nodes) + ASYNC_CLOSE
 
 
 def rounded_estimate(tokens: int) -> int:
@@ -176,8 +174,6 @@ class Promise:
     """None while nothing keeps the promise."""
     source: str = ""
     """The tag as it was written; made from topic and tokens when empty."""
-    gap: str = ""
-    """White space a writer left between the tag and `<async>`."""
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -186,12 +182,12 @@ class Promise:
 
     @property
     def text(self) -> str:
-        """The visible text of its chunk, with the gap."""
-        return self.gap + self.chunk.text if self.chunk else ""
+        """The visible text of its chunk."""
+        return self.chunk.text if self.chunk else ""
 
     def format(self) -> str:
         """The written form: the tag, and its chunk right behind it."""
-        return self.source + (self.gap + self.chunk.format() if self.chunk else "")
+        return self.source + (self.chunk.format() if self.chunk else "")
 
 
 Node = Text | Promise | Sync | Ignored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -110,8 +111,6 @@ class _DocumentReader(_Nodes):
         self._gap: str | None = None  # white space since a promise that `<async>` may still follow
         self._promise_offset = 0
         self._outside: list[Node] | None = None  # the document's nodes, while those of a chunk are collected
-        self._opened = ASYNC_OPEN  # the tag that opened the chunk
-        self._opened_gap = ""  # white space between the promise and that tag
 
     def read(self, text: str) -> Document:
         """Read a whole text."""
@@ -187,11 +186,10 @@ class _DocumentReader(_Nodes):
         # `<async/>` closes itself; as an opening tag it would take the rest of the document.
         if tag.rest.endswith("/"):
             return Code.ATTRIBUTES_BAD
-        self._opened = tag.source
-        self._opened_gap = self._gap
-        self._gap = None
-        if self._opened_gap:
+        if self._gap:
             self._report(Code.ASYNC_APART, tag.offset)
+            self._text.append(self._gap)  # the first text of the chunk
+        self._gap = None
         if tag.source != ASYNC_OPEN:
             self._report(Code.TAG_FORM, tag.offset)
         self._outside = self._nodes
@@ -216,8 +214,7 @@ class _DocumentReader(_Nodes):
         self._outside = None
         promise = self._nodes[-1]
         assert isinstance(promise, Promise), "a chunk stands behind its promise"
-        chunk = Chunk(nodes, self._opened, closed_by)
-        self._nodes[-1] = Promise(promise.topic, promise.tokens, chunk, promise.source, self._opened_gap)
+        self._nodes[-1] = replace(promise, chunk=Chunk(nodes, closed_by))
 
     def _sync(self, tag: Tag) -> Code | None:
         attributes = read_attributes(tag.rest)
@@ -230,7 +227,7 @@ class _DocumentReader(_Nodes):
         self._end_gap()
         if tag.source != SYNC:
             self._report(Code.TAG_FORM, tag.offset)
-        self._append(Sync(tag.source))
+        self._append(Sync())
         self._open = False
         return None
 

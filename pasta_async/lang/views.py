@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
+    ASYNC_OPEN,
     PROMISE_CLOSE,
     PROMISE_OPEN,
     PROMISE_TOKENS,
@@ -81,8 +82,8 @@ def views(document: Document) -> list[View]:
             number += 1
             if node.chunk is not None:
                 # The chunk's thread sees the joined text, and main's output up to its own promise.
-                opened = (*segments(node.gap), *segments(node.chunk.opened))
-                body = tuple(_body(node.chunk, start + len(node.gap)))
+                opened = segments(ASYNC_OPEN)
+                body = tuple(_body(node.chunk, start))
                 generated = body if node.chunk.closed_by == "writer" else body[:-1]
                 threads.append(View(number, (*joined, *main, *opened), generated))
                 written += (*opened, *body)

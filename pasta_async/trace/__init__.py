@@ -52,7 +52,7 @@ def _coloured(answer: Generation) -> Iterator[str]:
         elif isinstance(node, Promise):
             thread += 1
             if node.chunk:
-                yield f'{escape(node.gap)}<span data-thread="{thread}">{escape(node.chunk.text)}</span>'
+                yield f'<span data-thread="{thread}">{escape(node.chunk.text)}</span>'
 
 
 _FOLDERS = ("server/playground", "trace")  # of the package; no file name is in both

@@ -44,6 +44,22 @@ async def test_the_engine_writes_the_given_document_whatever_its_weights(local: 
     assert free.critical_path == alone.critical_path < free.usage.completion_tokens
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        'Drinks: <promise topic="Tea: kinds" tokens="10"/><async>Green; black.</async><sync/> That is all.',
+        'So.<sync/> <promise topic="one" tokens="10"/><async>a word.</async><sync/> Well.<sync/> The end.',
+    ],
+    ids=["a topic with a delimiter", "idle syncs"],
+)
+async def test_tags_stand_where_the_document_has_them(written: str, local: LocalBackend):
+    document = parse(written)
+    backend = ForcedBackend(local, {"Well?": document})
+    async with Client(backend, limits=FORCED_LIMITS) as client:
+        answer = await client.generate("Well?", sampling=FORCED_SAMPLING)
+    assert (answer.document, answer.finish_reason) == (document, "stop")
+
+
 async def test_the_kv_is_that_of_the_given_tokens(local: LocalBackend):
     """Behind the last given token the engine goes on as behind a prompt that ends with it."""
     tokenizer = (await local.connect()).tokenizer

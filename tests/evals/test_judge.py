@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from pasta_async import InvalidRequestError
 from pasta_async.evals.judge import Preference, TrainedJudge, TrainSettings, fit_weights, train
 from pasta_async.training import score
 from pasta_async.training.jobs import Journal
-from pasta_async.training.samples import Plain, Sample, SampledPrompt, read_scores
+from pasta_async.training.samples import read_scores
 from tests.helpers.commands_run import run, write_rows
+from tests.helpers.samples import sample, sampled_prompt
 from tests.pasta_tiny import PASTA_TINY
 
 if TYPE_CHECKING:
@@ -52,21 +52,13 @@ def rows(prompts: int = 20) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # waits for no other process
     file = write_rows(folder / "preferences.jsonl", rows())
     train(TrainSettings(model=PASTA_TINY, preferences=(file,), out=folder / "judge", penalty=1.0))
-    torch.set_num_threads(before)
     return folder
 
 
-def sampled(baseline: str, *samples: Sample) -> SampledPrompt:
-    messages = ({"role": "user", "content": "Describe the station."},)
-    return SampledPrompt(id="1", messages=messages, samples=samples, baseline=Plain(text=baseline, tokens=10))
-
-
 async def qualities(journal: Path, judge: Path, texts: Sequence[str], baseline: str) -> list[float]:
-    prompt = sampled(baseline)
+    prompt = sampled_prompt("1", "Describe the station.", (), baseline=baseline)
     with Journal(journal, {}) as opened:
         judge_of = TrainedJudge(judge, opened)
         return [await judge_of.quality(prompt, text) for text in texts]
@@ -94,18 +86,8 @@ async def test_it_judges_answers_of_any_length_by_their_quality(trained: Path, t
 
 def test_samples_are_scored_for_stage_2(trained: Path, tmp_path: Path) -> None:
     draw = random.Random(3)
-    samples = [
-        Sample(
-            number=number,
-            seed=1,
-            text=answer(not number, 6, draw),
-            finish_reason="stop",
-            critical_path=5,
-            text_tokens=30,
-        )
-        for number in (0, 1)
-    ]
-    prompt = sampled(answer(True, 5, draw), *samples)
+    samples = [sample(number, answer(not number, 6, draw), critical_path=5) for number in (0, 1)]
+    prompt = sampled_prompt("1", "Describe the station.", samples, baseline=answer(True, 5, draw))
     file = write_rows(tmp_path / "samples.jsonl", [prompt.model_dump(mode="json")])
     command = f"--judge pasta_async.evals.judge:TrainedJudge --judge-model {trained}/judge"
     run(score.main, f"{command} --samples {file} --out {tmp_path}/scores.jsonl")

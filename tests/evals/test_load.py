@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async.evals.answers import Answer, of_method, read_answers
-from pasta_async.evals.load import Load, LoadSettings, drive, main, measure, summarise
+from pasta_async.evals.load import Load, LoadSettings, main, measure, summarise, write_under_load
 from pasta_async.evals.methods import METHODS, WARM_UP, ForcedEngine, MethodName, cases_of, open_forced_engine
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend, VirtualClock, word_tokenizer
@@ -54,8 +54,8 @@ async def opened(
 
 async def test_a_closed_loop_keeps_so_many_answers_under_way():
     async with opened() as (engine, backend):
-        single = await drive(engine, METHODS["sequential"], CASES[:1] * 6, Load(1))
-        three = await drive(engine, METHODS["sequential"], CASES[:1] * 6, Load(3))
+        single = await write_under_load(engine, METHODS["sequential"], CASES[:1] * 6, Load(1))
+        three = await write_under_load(engine, METHODS["sequential"], CASES[:1] * 6, Load(3))
     assert backend.max_open == 3
     tokens = single[0].tokens
     assert {answer.tokens for answer in single} == {tokens}
@@ -71,7 +71,9 @@ async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_metho
         first, again, other = [
             [
                 answer.arrived
-                for answer in await drive(engine, METHODS[name], CASES[1:] * 400, Load(0, 20), number)
+                for answer in await write_under_load(
+                    engine, METHODS[name], CASES[1:] * 400, Load(0, 20), number
+                )
             ]
             for name, number in (("sequential", 1), ("pasta", 1), ("sequential", 2))
         ]

@@ -151,4 +151,4 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     assert all(row.cached_tokens > 0 for row in rows[1:])
     assert rows[1].fork_seconds
     assert "| skeleton | 1 |" in capsys.readouterr().out
-    assert refused(main, options).startswith("InvalidRequestError"), "other methods are in that file"
+    assert "methods: ['pasta', 'skeleton'] there" in refused(main, options)

@@ -94,6 +94,20 @@ async def test_each_item_is_filled_by_each_method(data: Path) -> None:
     assert rows[1]["sooner"]["value"] == 1
 
 
+async def test_each_method_warms_up_before_anything_counts(data: Path) -> None:
+    items = read_items(data, "simple_python", 10)
+    backend = RandomBackend(1)
+    async with Client(backend) as client:
+        answers = await measure(client, items)
+        tokenizer = (await client.connect()).tokenizer
+    assert len(answers) == len(METHODS)
+    prompts = [tokenizer.decode(request.ids) for request in backend.requests]
+    warms_up = ["fruit" in prompt for prompt in prompts]
+    assert warms_up == sorted(warms_up, reverse=True)
+    warm_ups = prompts[: warms_up.count(True)]
+    assert all(any(f"({method})" in prompt for prompt in warm_ups) for method in METHODS)
+
+
 async def test_free_text_is_neither_right_nor_wrong() -> None:
     items = read_items(Path(), "profiles", 2)
     async with Client(RandomBackend(1)) as client:

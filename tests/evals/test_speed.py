@@ -19,7 +19,7 @@ from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs,
 from pasta_async.testing import ScriptedBackend, VirtualClock
 from pasta_async.training.jobs import Journal
 from tests.helpers.answer_runs import promise
-from tests.helpers.commands_run import refused, write_rows
+from tests.helpers.commands_run import refused, status, write_rows
 from tests.helpers.commands_run import run as run_command
 from tests.pasta_tiny import LOCAL_TINY
 
@@ -132,6 +132,11 @@ async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
         *[(0, True, "stop")] * 2,
         *[(1, False, "length")] * 2,
     ]
+    figures = describe(rows)
+    written = describe([row for row in rows if row.tokens])
+    for name in ("seconds", "tokens", "seconds, plain", "first token ms, plain"):
+        assert figures[name] == written[name] > 0
+    assert describe([row for row in rows if not row.tokens])["seconds"] is None
 
 
 async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
@@ -219,7 +224,7 @@ def test_answers_that_time_nothing_are_kept_in_a_file(tmp_path: Path, capsys: py
     run_command(speed.main, f"{options} --out", out)
     assert [row.method for row in read_answers(out)[1]] == ["baseline"]
     assert "1 answers are written" in capsys.readouterr().out
-    assert refused(speed.main, options) == "2"
+    assert status(speed.main, *options.split()) == 2
     error = capsys.readouterr().err
     assert "--out" in error and "Value error" not in error
 

@@ -10,8 +10,8 @@ from pasta_async.evals.statistics import (
     MIN_SAMPLE,
     Estimate,
     estimate,
-    gain,
-    share,
+    mean_difference,
+    percentage,
 )
 
 
@@ -21,7 +21,7 @@ def test_equal_values_have_an_interval_without_width_and_few_have_none():
         estimated = estimate(few)
         assert estimated == {"value": pytest.approx(2), "low": None, "high": None}
         assert format_estimate(estimated) == "2"
-        assert gain(few)["bound"] is None
+        assert mean_difference(few)["bound"] is None
 
 
 def width(estimated: Estimate) -> float:
@@ -39,7 +39,7 @@ def test_values_that_go_together_are_drawn_together():
     assert estimate(values, "arithmetic", clusters=[*range(160)]) == alone
     assert estimate(values, "arithmetic", clusters=[number // 20 for number in range(160)])["low"] is None
     right = [value > 4 for value in values]
-    assert width(share(right, clusters=clusters)) > 2 * width(share(right))
+    assert width(percentage(right, clusters=clusters)) > 2 * width(percentage(right))
 
 
 def test_a_bootstrap_of_a_mean_agrees_with_the_normal_interval_and_repeats():
@@ -53,14 +53,14 @@ def test_a_bootstrap_of_a_mean_agrees_with_the_normal_interval_and_repeats():
 
 
 def test_wilsons_interval_of_a_share():
-    assert [*share([True] * 9 + [False]).values()] == pytest.approx([90, 59.58, 98.21], abs=0.1)
-    assert share([True] * 8)["low"] == pytest.approx(67.6, abs=0.1)
-    assert format_estimate(share([True] * 8)) == "100 (67.6 to 100)"
-    assert share([True] * 80, clusters=[*range(8)] * 10) == share([True] * 8), "ten draws of eight"
+    assert [*percentage([True] * 9 + [False]).values()] == pytest.approx([90, 59.58, 98.21], abs=0.1)
+    assert percentage([True] * 8)["low"] == pytest.approx(67.6, abs=0.1)
+    assert format_estimate(percentage([True] * 8)) == "100 (67.6 to 100)"
+    assert percentage([True] * 80, clusters=[*range(8)] * 10) == percentage([True] * 8), "ten draws of eight"
 
 
 def test_both_ends_of_nine_tenths_are_one_sided_bounds():
     values = [float(number % 7) for number in range(100)]
     wide, narrow = estimate(values, "arithmetic"), estimate(values, "arithmetic", confidence=0.9)
     assert width(narrow) < width(wide)
-    assert gain(values)["bound"] == narrow["low"]
+    assert mean_difference(values)["bound"] == narrow["low"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import count, groupby
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from pasta_async import Client, Event, Generation, Limits, Sampling
@@ -29,6 +30,9 @@ RICH = (
 ROOMY = Limits(chunk_tokens=10_000, timeout=None)
 ENDLESS = Sampling(max_tokens=10**7)
 """Limits that no test document reaches."""
+
+half_as_many = settings(max_examples=settings().max_examples // 2)
+"""For tests whose examples are several whole answers: half of the examples of the profile."""
 
 Heard = tuple[int, tuple[int, ...], tuple[int, ...]]
 """A thread, what it had in its context behind the prompt, and what it then wrote."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from pasta_async.lang import (
@@ -22,14 +21,6 @@ from pasta_async.lang import (
     Sync,
     Text,
     ThreadParser,
-)
-
-thorough = settings(
-    max_examples=60,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 PIECES = (
@@ -119,9 +110,7 @@ def _chunk(nodes: list[Text | Ignored], closed_by: ClosedBy) -> Chunk:
 
 
 chunks = st.builds(_chunk, st.lists(st.one_of(plain_texts, ignored_in_chunks), max_size=3), closers)
-kept = st.builds(
-    Promise, topics, estimates, chunks, gap=st.sampled_from(("", "", "", " ", "\n\n")), source=st.just("")
-)
+kept = st.builds(Promise, topics, estimates, chunks)
 bare = st.builds(Promise, topics, estimates)
 
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async import Client, Generation, Limits
@@ -186,7 +186,6 @@ SCRIPTS = st.sampled_from(
 )
 
 
-@settings(max_examples=40)
 @given(LOADS, st.lists(SCRIPTS, min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 20), st.booleans())
 async def test_whatever_the_load_every_answer_comes_to_its_end(
     loads: list[tuple[int, float]], scripts: list[str], max_threads: int, client_threads: int, ids: bool

@@ -10,6 +10,7 @@ import pytest
 from pasta_async import (
     BackendError,
     BackendProtocolError,
+    BackendTransportError,
     Client,
     DecodeRequest,
     Event,
@@ -24,6 +25,11 @@ from pasta_async.testing import Fault, ScriptedBackend
 from tests.helpers.answer_runs import RICH, answer, events_of
 
 
+def passing() -> BackendTransportError:
+    """An error after which the same request may succeed."""
+    return BackendTransportError("it broke off")
+
+
 async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> PastaError:
     """The error that an answer ends with; nothing is left behind."""
     with pytest.raises(PastaError) as caught:
@@ -34,7 +40,7 @@ async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> Pas
 
 
 async def test_it_is_sent_again_so_often_and_no_more() -> None:
-    fault = Fault(1, 0, retryable=True, times=3)
+    fault = Fault(1, 0, error=passing(), times=3)
     assert (
         await answer(ScriptedBackend(RICH, latency=1.0, faults=[fault]), limits=Limits(retries=3))
     ).finish_reason == "stop"
@@ -62,7 +68,7 @@ async def test_else_the_answer_fails_with_the_partial_answer_on_the_error(thread
 @pytest.mark.parametrize("after", range(4))
 @pytest.mark.parametrize("thread", [0, 1, 2, 5])
 async def test_a_thread_goes_on_where_it_broke_off(thread: int, after: int) -> None:
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, after, retryable=True)])
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, after, error=passing())])
     generation = await answer(backend)
     assert generation.document == parse(RICH)
     assert generation.usage.completion_tokens == (await answer(ScriptedBackend(RICH))).usage.completion_tokens
@@ -72,7 +78,7 @@ async def test_a_thread_goes_on_where_it_broke_off(thread: int, after: int) -> N
 
 
 async def test_events_tell_what_is_done_about_a_failure() -> None:
-    fault = Fault(1, 0, retryable=True)
+    fault = Fault(1, 0, error=passing())
     events, _ = await events_of(ScriptedBackend(RICH, faults=[fault]))
     assert [(e.thread, e.action) for e in events if e.type == "thread.failed"] == [(1, "retry")]
     backend = ScriptedBackend(RICH, faults=[Fault(2, 0)])

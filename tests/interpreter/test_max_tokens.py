@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async import Generation, Limits, Sampling
 from pasta_async.lang import Document
 from pasta_async.testing import ScriptedBackend
-from tests.helpers.answer_runs import ENDLESS, RICH, ROOMY, answer, documents, promise, read_by_events
+from tests.helpers.answer_runs import (
+    ENDLESS,
+    RICH,
+    ROOMY,
+    answer,
+    documents,
+    half_as_many,
+    promise,
+    read_by_events,
+)
 from tests.helpers.vocabularies import tokenizer
 
 
@@ -61,7 +70,6 @@ TIMINGS = st.builds(
     most=st.integers(1, 90),
     timing=TIMINGS,
 )
-@settings(max_examples=60)
 async def test_the_cut_is_that_of_the_answer_in_sequence(
     document: Document, name: str, most: int, timing: Timing
 ) -> None:
@@ -101,7 +109,7 @@ async def test_what_is_decoded_behind_the_cut_is_cancelled_and_counted() -> None
 
 
 @given(document=documents(nested=True), most=st.integers(1, 60), timing=TIMINGS)
-@settings(max_examples=25)
+@half_as_many
 async def test_the_events_add_up_to_what_is_kept(document: Document, most: int, timing: Timing) -> None:
     backend = ScriptedBackend(
         document,

@@ -5,14 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async import Generation, Parallel, Sampling
 from pasta_async.events import DiagnosticFound, TextDelta, ThreadDelta
-from pasta_async.lang import Document, check, parse
+from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
-from tests.helpers.answer_runs import ENDLESS, ROOMY, answer, documents, events_of, heard, promise, unrolled
+from tests.helpers.answer_runs import (
+    ENDLESS,
+    ROOMY,
+    answer,
+    documents,
+    events_of,
+    half_as_many,
+    heard,
+    promise,
+    unrolled,
+)
 from tests.helpers.vocabularies import TAGGED, tokenizer
 
 TAGS = {promise("coffee"): "promise-nested", "<sync/>": "sync-nested"}
@@ -66,7 +76,6 @@ async def test_the_chunk_ends_there_and_its_request_too(name: str, tag: str) -> 
     piece=st.sampled_from([1, 2, 3, 1000]),
     latency=st.sampled_from([0.1, 1.0, 30.0]),
 )
-@settings(max_examples=60)
 async def test_what_is_streamed_is_the_text_however_it_comes(
     name: str, tag: str, left_out: str, piece: int, latency: float
 ) -> None:
@@ -91,14 +100,14 @@ async def test_a_stop_text_is_looked_for_in_what_stays() -> None:
 
 
 @given(document=documents(nested=True), name=st.sampled_from(TAGGED), piece=st.sampled_from([1, 3, 1000]))
-@settings(max_examples=25)
+@half_as_many
 async def test_every_answer_is_a_document_and_its_requests_are_views_of_it(
     document: Document, name: str, piece: int
 ) -> None:
     backend = ScriptedBackend(document, tokenizer=tokenizer(name), piece=piece)
     generation = await answer(backend, sampling=Sampling(max_tokens=10**7))
     assert parse(generation.document.format()) == generation.document
-    assert not set(TAGS.values()) & {found.code for found in check(generation.document.format())}
+    assert not set(TAGS.values()) & {found.code for found in parse(generation.document.format()).diagnostics}
     nested = [thread.thread for thread in generation.threads if thread.closed_by == "nested"]
     assert sorted(found.thread for found in generation.diagnostics if found.code in TAGS.values()) == nested
     expected = {(thread, ids) for thread, ids, _ in unrolled(generation.document, backend.tokenizer)}
@@ -107,7 +116,7 @@ async def test_every_answer_is_a_document_and_its_requests_are_views_of_it(
 
 @pytest.mark.parametrize("parallel", ["always", "never"])
 @given(document=documents(), name=st.sampled_from(TAGGED))
-@settings(max_examples=25)
+@half_as_many
 async def test_the_requests_are_the_views_of_any_document(
     document: Document, name: str, parallel: Parallel
 ) -> None:

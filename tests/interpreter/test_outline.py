@@ -6,11 +6,11 @@ import re
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from pasta_async import Client, Generation, Limits
+from pasta_async import BackendTransportError, Client, Generation, Limits
 from pasta_async.interpreter.outline import Head, ItemParser
 from pasta_async.lang import ChunkEnded, Promise, Sync, Text, parse
 from pasta_async.testing import Fault, ScriptedBackend
@@ -128,7 +128,6 @@ PLAIN = st.lists(
 
 
 @given(text=PLAIN.filter(lambda text: not re.search(r"(?m)^(?:\d|-).*:", text)))
-@settings(deadline=None)
 async def test_an_answer_without_heads_is_the_plain_answer(text: str) -> None:
     backend = untrained(text)
     generation = await outlined(backend)
@@ -158,7 +157,6 @@ BODIES = st.sampled_from(
     end=st.sampled_from(["", "\n\nThat is all."]),
     piece=st.integers(1, 5),
 )
-@settings(deadline=None)
 async def test_a_list_comes_out_as_it_is(
     bodies: list[str], marks: str, intro: str, end: str, piece: int
 ) -> None:
@@ -268,7 +266,7 @@ async def test_a_stop_text_ends_it(stop: str) -> None:
 @pytest.mark.parametrize("thread", range(4))
 async def test_a_request_that_breaks_off_goes_on(thread: int) -> None:
     for tokens in range(1, 12):
-        faults = [Fault(thread, tokens, retryable=True, times=2)]
+        faults = [Fault(thread, tokens, error=BackendTransportError("it broke off"), times=2)]
         generation = await outlined(untrained(latency=1.0, faults=faults))
         assert generation.text == LIST
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async import Generation, Sampling
 from pasta_async.interpreter.transcript import Visible
 from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
-from tests.helpers.answer_runs import RICH, answer, documents, promise, read_by_events
+from tests.helpers.answer_runs import RICH, answer, documents, half_as_many, promise, read_by_events
 from tests.helpers.vocabularies import tokenizer
 
 TIMES = st.dictionaries(st.integers(0, 8), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
@@ -89,7 +89,6 @@ def figures(generation: Generation) -> object:
     timing=TIMES,
     piece=st.sampled_from([1, 3, 100]),
 )
-@settings(max_examples=50)
 async def test_the_figures_are_those_of_the_answer_in_sequence(
     document: Document, stop: str, timing: dict[int, float], piece: int
 ) -> None:
@@ -103,7 +102,7 @@ async def test_the_figures_are_those_of_the_answer_in_sequence(
     document=documents(),
     stop=st.lists(st.sampled_from(["a", "bc", " d", "Tea is", "\n\n", "é漢"]), min_size=1),
 )
-@settings(max_examples=25)
+@half_as_many
 async def test_stops_are_those_of_the_whole_text(document: object, stop: list[str]) -> None:
     written = str(getattr(document, "format")())  # noqa: B009
     backend = ScriptedBackend(written, tokenizer=tokenizer("bytes"))

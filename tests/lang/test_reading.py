@@ -51,9 +51,9 @@ def test_a_document_in_its_exact_form() -> None:
 
 
 @pytest.mark.parametrize(("gap", "codes"), [("", []), (" \n", ["async-apart"])])
-def test_white_space_between_a_promise_and_its_chunk_is_kept(gap: str, codes: list[str]) -> None:
+def test_white_space_between_a_promise_and_its_chunk_is_text_of_the_chunk(gap: str, codes: list[str]) -> None:
     document = parse(f"{Promise('a', 10).source}{gap}<async>b</async>")
-    assert document.nodes == (Promise("a", 10, Chunk((Text("b"),)), gap=gap),)
+    assert document.nodes == (Promise("a", 10, Chunk((Text(f"{gap}b"),))),)
     assert document.text == f"{gap}b"
     assert [found.code for found in document.diagnostics] == codes
 
@@ -138,13 +138,17 @@ def test_tags_that_are_ignored(tag: str) -> None:
 
 @pytest.mark.parametrize("tag", ["<sync>", "<sync />", "<sync\n/>", "<sync/ >"])
 def test_forms_of_a_sync(tag: str) -> None:
-    assert parse(f"<promise/>{tag}").nodes[1] == Sync(tag)
+    document = parse(f"<promise/>{tag}")
+    assert document.nodes[1] == Sync()
+    assert document.format() == "<promise/><sync/>"
+    assert "tag-form" in [found.code for found in document.diagnostics]
 
 
 @pytest.mark.parametrize("tag", ["<async >", '<async topic="a" tokens="10">', "<async topic='a'>"])
 def test_forms_of_an_opening_tag(tag: str) -> None:
     document = parse(f'<promise topic="a" tokens="10"/>{tag}x</async>')
-    assert document.promises[0].chunk == Chunk((Text("x"),), opened=tag)
+    assert document.promises[0].chunk == Chunk((Text("x"),))
+    assert [found.code for found in document.diagnostics] == ["tag-form"]
 
 
 @pytest.mark.parametrize("tag", ["<async/>", "<async x>", '<async id="1">'])
