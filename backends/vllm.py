@@ -12,7 +12,13 @@ from typing import Any, Unpack
 
 from pydantic import BaseModel
 
-from pasta_async.backends.http.backend import About, Call, ServerBackend, rank_of, sampling_fields
+from pasta_async.backends.http.backend import (
+    ServerBackend,
+    ServerInfo,
+    ServerRequest,
+    rank_of,
+    sampling_fields,
+)
 from pasta_async.backends.options import VLLMOptions
 from pasta_async.engine_load import EngineLoad, StepTimes
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, UnsupportedModelError
@@ -68,8 +74,8 @@ class VLLMBackend(ServerBackend):
         self._takes_bias = True
         self._steps = StepTimes()
 
-    async def _learn(self) -> Model:
-        await self._identify(About, f"{self.url}/version")
+    async def _handshake(self) -> Model:
+        await self._check_version(ServerInfo, f"{self.url}/version")
         cards = (await self._http.ask(_Cards, f"{self.url}/v1/models")).data
         names = [card.id for card in cards]
         if self._name not in (None, *names):
@@ -95,8 +101,6 @@ class VLLMBackend(ServerBackend):
             tokenizer=tokenizer,
             context_length=base.max_model_len,
             vocab_size=tokenizer.vocab_size,
-            end_ids=tokenizer.end_ids,
-            tags=tokenizer.tags,
             honours_seeds=True,
             grammars=frozenset({"json_schema"}),
             notes=tuple(notes),
@@ -109,7 +113,7 @@ class VLLMBackend(ServerBackend):
         except BackendError:
             return {}
 
-    def _call(self, request: DecodeRequest, model: Model) -> Call:
+    def _server_request(self, request: DecodeRequest, model: Model) -> ServerRequest:
         headers = {SESSION: request.answer}
         if self._engines > 1:
             headers[RANK] = str(rank_of(request.answer, self._engines))
@@ -166,7 +170,7 @@ def _sum(metrics: Metrics, name: str) -> float:
     return sum(value for _, value in metrics.get(name, []))
 
 
-class _Completion(Call):
+class _Completion(ServerRequest):
     """A request to `/v1/completions`."""
 
     _last: Piece | None = None

@@ -78,7 +78,8 @@ async def test_an_answer_that_stalls_times_out_with_what_there_is() -> None:
 
 async def test_a_request_that_fails_at_first_is_sent_again() -> None:
     """Every request is recorded."""
-    backend = ScriptedBackend(ANSWER, faults=[Fault(thread=2, after_tokens=0, kind="fail", retryable=True)])
+    broken = pasta_async.BackendTransportError("the connection broke off")
+    backend = ScriptedBackend(ANSWER, faults=[Fault(thread=2, after_tokens=0, error=broken)])
     answer = await pasta_async.generate("The wars?", backend=backend)
     assert answer.finish_reason == "stop"
     assert [request.thread for request in backend.requests].count(2) == 2

@@ -34,10 +34,6 @@ class Model:
     """Prompt and output tokens together."""
     vocab_size: int
     """Number of ids: an id at or above this is refused before it is sent."""
-    end_ids: tuple[int, ...]
-    """End-of-text ids; generating one ends the thread. They have no text."""
-    tags: TagIds | None
-    """Ids of the tag tokens; None for a model that was not trained to annotate."""
     honours_seeds: bool
     dtype: str | None = None
     """The number format that the engine computes in, where it is known."""
@@ -49,6 +45,16 @@ class Model:
     """The reason why the engine refuses a JSON schema that could be kept; None if it takes it."""
     notes: tuple[str, ...] = ()
     """Remarks for the `notes` of its answers."""
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """End-of-text ids; generating one ends the thread. They have no text."""
+        return self.tokenizer.end_ids
+
+    @property
+    def tags(self) -> TagIds | None:
+        """Ids of the tag tokens; None for a model that was not trained to annotate."""
+        return self.tokenizer.tags
 
 
 @dataclass(frozen=True, slots=True)

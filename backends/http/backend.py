@@ -58,20 +58,20 @@ _UNKNOWN = (404, 405)
 """HTTP statuses of a server that does not have an endpoint."""
 
 
-class About(BaseModel):
+class ServerInfo(BaseModel):
     """A server's reply that holds its version."""
 
     version: str
 
 
-_About = TypeVar("_About", bound=About)
+_Info = TypeVar("_Info", bound=ServerInfo)
 
 
 class _Ids(BaseModel):
     tokens: list[int]
 
 
-class Call(ABC):
+class ServerRequest(ABC):
     """A request on the server: what is sent, how its events are read, and its end."""
 
     def __init__(
@@ -165,7 +165,7 @@ class ServerBackend(ABC):
         self._connecting = anyio.Lock()
         self._reading = anyio.Lock()
         self._model: Model | None = None
-        self._open: set[Call] = set()
+        self._open: set[ServerRequest] = set()
         self._latest_load: EngineLoad | BackendError | None = None
         self._fresh_until = 0.0
 
@@ -183,16 +183,16 @@ class ServerBackend(ABC):
         async with self._connecting:
             self._http.check_open()
             if self._model is None:
-                self._model = await self._learn()
+                self._model = await self._handshake()
             return self._model
 
     @abstractmethod
-    async def _learn(self) -> Model:
+    async def _handshake(self) -> Model:
         """Ask the server what it is; the errors are those of `connect`."""
 
     @abstractmethod
-    def _call(self, request: DecodeRequest, model: Model) -> Call:
-        """The call that sends a request to the server."""
+    def _server_request(self, request: DecodeRequest, model: Model) -> ServerRequest:
+        """The form in which a request is sent to the server."""
 
     @abstractmethod
     async def _read_load(self) -> EngineLoad:
@@ -207,23 +207,23 @@ class ServerBackend(ABC):
         Raises:
             BackendError: The server refused or failed, or the backend was closed.
         """
-        call = self._call(request, await self.connect())
-        self._open.add(call)
+        sent = self._server_request(request, await self.connect())
+        self._open.add(sent)
         try:
-            call.events = await self._http.open(call.url, call.body, call.headers)
-            async with aclosing(call.events.read()) as events:
+            sent.events = await self._http.open(sent.url, sent.body, sent.headers)
+            async with aclosing(sent.events.read()) as events:
                 async for event in events:
-                    for piece in call.read(event):
-                        call.is_over = piece.finish_reason is not None
+                    for piece in sent.read(event):
+                        sent.is_over = piece.finish_reason is not None
                         yield piece
         except (BackendStatusError, BackendConnectError):
-            call.is_over = True  # it was refused, or never arrived
+            sent.is_over = True  # it was refused, or never arrived
             raise
         finally:
             try:
-                await call.end()
+                await sent.end()
             finally:
-                self._open.discard(call)
+                self._open.discard(sent)
 
     async def forward(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
         """The reply of another endpoint of the server, byte for byte, however long it takes.
@@ -271,30 +271,30 @@ class ServerBackend(ABC):
         """
         self._http.interrupt()
         try:
-            await asyncio.gather(*(asyncio.shield(call.end()) for call in self._open))
+            await asyncio.gather(*(asyncio.shield(sent.end()) for sent in self._open))
         finally:
             await self._http.aclose()
 
     # Handshake ----------------------------------------------------------------------------------------------
 
-    async def _identify(self, form: type[_About], url: str) -> _About:
+    async def _check_version(self, form: type[_Info], url: str) -> _Info:
         """The reply that tells the server's version, at a URL that every server of the kind has.
 
         Raises:
             BackendError: It is another program, or too old.
         """
         try:
-            about = await self._http.ask(form, url)
+            info = await self._http.ask(form, url)
         except (BackendStatusError, BackendProtocolError) as error:
             if isinstance(error, BackendStatusError) and error.status not in _UNKNOWN:
                 raise
             raise BackendError(f"this is no {self.kind} server: {error}. Is the URL right?") from error
-        if _numbers(about.version) < _numbers(self.minimum_version):
+        if _numbers(info.version) < _numbers(self.minimum_version):
             raise BackendError(
-                f"{url}: this is {self.kind} {about.version}; pasta_async needs {self.minimum_version} or "
+                f"{url}: this is {self.kind} {info.version}; pasta_async needs {self.minimum_version} or "
                 f"newer (pip install -U {self.kind.lower()})"
             )
-        return about
+        return info
 
     async def _find_tokenizer(
         self, server: str, named: str, *, revision: str | None = None, compare: bool = True

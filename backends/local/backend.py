@@ -170,8 +170,6 @@ class _LoadedModel:
             tokenizer=tokenizer,
             context_length=self.engine.context_length,
             vocab_size=self.engine.config.vocab_size,
-            end_ids=tokenizer.end_ids,
-            tags=tokenizer.tags,
             honours_seeds=True,
             dtype=self.engine.dtype,
             grammars=frozenset(get_args(GrammarKind)),

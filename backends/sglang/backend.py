@@ -12,16 +12,24 @@ import itertools
 import random
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Unpack, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.backends.http.backend import About, Call, ServerBackend, rank_of, sampling_fields
+from pasta_async.backends.http.backend import (
+    ServerBackend,
+    ServerInfo,
+    ServerRequest,
+    rank_of,
+    sampling_fields,
+)
 from pasta_async.backends.http.client import HTTPClient
 from pasta_async.backends.options import ServerOptions
 from pasta_async.engine_load import EngineLoad, StepTimes
 from pasta_async.errors import (
     BackendConnectError,
+    BackendError,
     BackendProtocolError,
     BackendStatusError,
     InvalidRequestError,
@@ -40,7 +48,7 @@ NEVER = -1e4
 _SPARE_TOKENS = 6
 
 
-class SGLangAbout(About):
+class SGLangServerInfo(ServerInfo):
     """The fields of `/server_info` that are used here."""
 
     revision: str | None = None
@@ -151,67 +159,80 @@ class SGLangBackend(ServerBackend):
     def __init__(self, url: str, **options: Unpack[ServerOptions]) -> None:
         super().__init__(url, options)
         self._engines = [self.url]
-        self._about: SGLangAbout
+        self._info: SGLangServerInfo
         self._preferred: PreferredSampling
         self._request_ids = _request_ids()
         self._steps = StepTimes()
 
-    async def _learn(self) -> Model:
-        self._engines = await self._find_engines()
-        server = self._engines[0]
-        about = await self._identify(SGLangAbout, f"{server}/server_info")
-        info = await self._http.ask(_ModelInfo, f"{server}/model_info")
-        if not info.is_generation:
-            raise UnsupportedModelError(f"{server} serves {info.model_path!r}, which does not generate text")
-        self._about = about
-        self._preferred = info.preferred_sampling_params or PreferredSampling()
+    async def _handshake(self) -> Model:
+        try:
+            self._engines = await self._find_workers()
+        except (BackendStatusError, BackendProtocolError):  # no router; `/server_info` tells what is wrong
+            self._engines = [self.url]
+        server, info = await self._reachable_engine()
+        model_info = await self._http.ask(_ModelInfo, f"{server}/model_info")
+        if not model_info.is_generation:
+            raise UnsupportedModelError(
+                f"{server} serves {model_info.model_path!r}, which does not generate text"
+            )
+        self._info = info
+        self._preferred = model_info.preferred_sampling_params or PreferredSampling()
         tokenizer = await self._find_tokenizer(
             server,
-            info.tokenizer_path or info.model_path,
-            revision=about.revision,
-            compare=not about.skip_tokenizer_init,
+            model_info.tokenizer_path or model_info.model_path,
+            revision=info.revision,
+            compare=not info.skip_tokenizer_init,
         )
         return Model(
-            name=info.served_model_name or info.model_path,
+            name=model_info.served_model_name or model_info.model_path,
             tokenizer=tokenizer,
-            context_length=about.context_length,
+            context_length=info.context_length,
             vocab_size=tokenizer.vocab_size,
-            end_ids=tokenizer.end_ids,
-            tags=tokenizer.tags,
-            honours_seeds=bool(about.enable_deterministic_inference),
-            grammars=frozenset({"json_schema"} if about.constrains else ()),
-            takes_min_p=not about.enable_deterministic_inference,
-            schema_refusal=xgrammar_refusal if about.grammar_backend in (None, "xgrammar") else None,
+            honours_seeds=bool(info.enable_deterministic_inference),
+            grammars=frozenset({"json_schema"} if info.constrains else ()),
+            takes_min_p=not info.enable_deterministic_inference,
+            schema_refusal=xgrammar_refusal if info.grammar_backend in (None, "xgrammar") else None,
             notes=tuple(self._notes()),
         )
 
-    async def _find_engines(self) -> list[str]:
-        """Base URLs of a router's healthy workers (`BackendConnectError`: none), or of the server itself."""
-        try:
-            workers = (await self._http.ask(_Workers, f"{self.url}/workers")).workers
-        except (BackendStatusError, BackendProtocolError):  # no router; `/server_info` tells what is wrong
-            return [self.url]
+    async def _find_workers(self) -> list[str]:
+        """Base URLs of a router's healthy workers.
+
+        Raises:
+            BackendConnectError: No worker is healthy, or the router is out of reach.
+            BackendStatusError: This is no router.
+            BackendProtocolError: This is no router.
+        """
+        workers = (await self._http.ask(_Workers, f"{self.url}/workers")).workers
         healthy = [worker.url.rstrip("/") for worker in workers if worker.is_healthy]
         if not healthy:
             raise BackendConnectError(f"the router at {self.url} has no healthy worker")
         return healthy
 
+    async def _reachable_engine(self) -> tuple[str, SGLangServerInfo]:
+        """The first engine that answers: a router lists a worker that has died until its checks fail."""
+        *others, last = self._engines
+        for engine in others:
+            with suppress(BackendConnectError):
+                return engine, await self._check_version(SGLangServerInfo, f"{engine}/server_info")
+        return last, await self._check_version(SGLangServerInfo, f"{last}/server_info")
+
     def _notes(self) -> Iterator[str]:
-        about = self._about
-        if about.plugin not in (None, ON):
-            yield f"the server's plug-in for forks is off: {about.plugin}"
-        if self._preferred.repetition_penalty != 1 and about.disable_overlap_schedule is False:
+        info = self._info
+        if info.plugin not in (None, ON):
+            yield f"the server's plug-in for forks is off: {info.plugin}"
+        if self._preferred.repetition_penalty != 1 and info.disable_overlap_schedule is False:
             yield "the server's repetition penalty misses tokens: start it with --disable-overlap-schedule"
 
-    def _call(self, request: DecodeRequest, model: Model) -> Call:
-        about = self._about
+    def _server_request(self, request: DecodeRequest, model: Model) -> ServerRequest:
+        info = self._info
         if not model.takes_min_p and request.sampling.min_p > 0:
             raise InvalidRequestError("min_p ends an SGLang server with --enable-deterministic-inference")
         name = next(self._request_ids)
         # A fork that names its parent finds the tokens that the parent has decoded (`pasta_async_sglang`).
         # The parent is main's request that decodes now.
-        if request.thread and about.plugin == ON:
-            mains = (call for call in self._open if isinstance(call, _Generate))
+        if request.thread and info.plugin == ON:
+            mains = (sent for sent in self._open if isinstance(sent, _Generate))
             if parent := next((main.id for main in mains if main.main_of == request.answer), None):
                 name = f"{name}:{parent}"
         body: dict[str, Any] = {
@@ -220,9 +241,9 @@ class SGLangBackend(ServerBackend):
             "sampling_params": _sampling_params(request, model, self._preferred),
             "stream": True,
         }
-        if about.ranks > 1:
-            body["routed_dp_rank"] = rank_of(request.answer, about.ranks)
-        return _Generate(self._http, self._engines, body, request, model, about)
+        if info.ranks > 1:
+            body["routed_dp_rank"] = rank_of(request.answer, info.ranks)
+        return _Generate(self._http, self._engines, body, request, model, info)
 
     async def _read_load(self) -> EngineLoad:
         """The load of the server, or of all workers of a router together."""
@@ -237,7 +258,8 @@ class SGLangBackend(ServerBackend):
                 reports.append(report)
         except BackendConnectError:
             if engines != [self.url]:
-                self._model = None  # a router's worker has gone: the next request asks which there are
+                with suppress(BackendError):  # a router's worker has gone
+                    self._engines = await self._find_workers()
             raise
         ranks = [rank for report in reports for rank in report.loads]
         for server, report in zip(engines, reports, strict=True):
@@ -254,7 +276,7 @@ class SGLangBackend(ServerBackend):
         )
 
 
-class _Generate(Call):
+class _Generate(ServerRequest):
     """A request to `/generate`, known to one of the engines."""
 
     def __init__(
@@ -264,7 +286,7 @@ class _Generate(Call):
         body: Mapping[str, Any],
         request: DecodeRequest,
         model: Model,
-        about: SGLangAbout,
+        info: SGLangServerInfo,
     ) -> None:
         super().__init__(f"{http.url}/generate", body, {ROUTING_KEY: request.answer}, request, model)
         self.id: str = body["rid"]
@@ -272,7 +294,7 @@ class _Generate(Call):
         """The answer whose main thread this request decodes; None for other threads."""
         self._http = http
         self._engines = engines
-        self._incremental = about.incremental_streaming_output
+        self._incremental = info.incremental_streaming_output
         self._count = 0  # ids in the events so far
 
     def pieces(self, event: Mapping[str, Any]) -> Iterable[Piece]:

@@ -196,7 +196,7 @@ class LaunchedBackend(SGLangBackend):
         self._without = [name for name, value in server_args.items() if value is None or value is False]
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def _learn(self) -> Model:
+    async def _handshake(self) -> Model:
         if read_object(self._path / "config.json") is None:
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process or self._start()  # `aclose` may end and forget it meanwhile
@@ -213,7 +213,7 @@ class LaunchedBackend(SGLangBackend):
                     "this program's standard error"
                 )
             await asyncio.sleep(_POLL_SECONDS)
-        return await super()._learn()
+        return await super()._handshake()
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the server in a process group of its own, which ends if this program is killed."""

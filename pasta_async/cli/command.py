@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import signal
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -47,8 +48,8 @@ def command(
 ) -> Command:
     """Make the `main` of a module: it reads settings from the command line and does the work.
 
-    It always ends the process, with status 0, 1 for a `PastaError`, 2 for a misuse, 130 after Ctrl-C or where
-    the work returns False: it is not at its end.
+    It always ends the process: with status 0, as `reported_errors` says, or with 130 where the work returns
+    False, for it is not at its end.
 
     Args:
         settings: See `add_options`.
@@ -67,22 +68,47 @@ def command(
         add_options(parser, settings, positional)
         parser.set_defaults(parser=parser)
         options = settings_of(settings, parser.parse_args(arguments))
-        try:
+        with reported_errors(program, "interrupted; the same command goes on" if resumes else "interrupted"):
             result = work(options)
             if inspect.iscoroutine(result):
                 result = run_coroutine(result)
-        except PastaError as error:
-            sys.exit(f"{type(error).__name__}: {error}")
-        except KeyboardInterrupt:
-            sys.stderr.write("interrupted; the same command goes on\n" if resumes else "interrupted\n")
-            sys.exit(130)
-        if isinstance(result, dict):
-            result = json.dumps(result, indent=1)
-        if isinstance(result, str):
-            sys.stdout.write(result + "\n")
+            if isinstance(result, dict):
+                result = json.dumps(result, indent=1)
+            if isinstance(result, str):
+                sys.stdout.write(result + "\n")
         sys.exit(130 if result is False else 0)
 
     return main
+
+
+@contextmanager
+def reported_errors(program: str, interrupted: str = "interrupted") -> Generator[None]:
+    """End the process after an error, with a message instead of a traceback.
+
+    The status is 2 for a value that is refused, 130 after Ctrl-C, else 1. If the reader of standard output
+    has gone, there is no message.
+
+    Args:
+        program: Name of the command, with which a message begins.
+        interrupted: The message after Ctrl-C.
+    """
+    try:
+        yield
+        sys.stdout.flush()  # an error of the last output is reported here, too
+    except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # drop the rest of the output: Python would write it again, and fail, as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(1)
+    except (PastaError, ModuleNotFoundError) as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(2 if isinstance(error, InvalidRequestError) else 1)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{program}: {interrupted}\n")
+        sys.exit(130)
 
 
 def run_coroutine(work: Coroutine[Any, Any, T]) -> T:
@@ -154,4 +180,5 @@ def _mistake(location: tuple[int | str, ...], message: str) -> str:
 def _help(field: FieldInfo) -> str:
     text = " ".join((field.description or "").split()).replace("%", "%%")
     default = None if field.is_required() or field.default_factory else field.default
-    return text if default in (None, (), False, "") else f"{text} (default: {default})"
+    is_nothing = default is None or default is False or default in ((), "")  # 0 is a default like any other
+    return text if is_nothing else f"{text} (default: {default})"

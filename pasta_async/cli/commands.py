@@ -7,8 +7,7 @@ import os
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pasta_async import __version__
-from pasta_async.cli.command import add_options, run_coroutine, settings_of
+from pasta_async.cli.command import add_options, reported_errors, run_coroutine, settings_of
 from pasta_async.client import Client
-from pasta_async.errors import InvalidRequestError, PastaError, missing_extra
+from pasta_async.errors import InvalidRequestError, missing_extra
 from pasta_async.options import AnswerOptions, Limits, Options, Parallel, Sampling, Settings
-from pasta_async.protocol import Backend
 from pasta_async.results import Generation
 
 if TYPE_CHECKING:
@@ -52,14 +50,13 @@ class GenerateOptions(Options):
     """NAME=VALUE for the chat template; may be repeated."""
 
 
-def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Run a command and leave the process with its exit code.
 
     The code is 0 when all is well, 1 for an error (in words on stderr), 2 for a misuse, 130 after Ctrl-C.
 
     Args:
         args: Command and options; None: those of the process.
-        backend: Decodes instead of the one that `--backend` names; for tests without a model.
 
     Raises:
         SystemExit: Always.
@@ -112,7 +109,7 @@ def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -
     formats = ["float32", "bfloat16", "float16"]
     exporting.add_argument("--dtype", default="float32", choices=formats, help="of the weights")
 
-    with _reported_errors():
+    with reported_errors("pasta-async"):
         if line[:1] == ["serve"]:  # other commands do without the server and its extra
             try:
                 from pasta_async.server import ServerSettings
@@ -123,33 +120,8 @@ def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -
         if further and options.work is not sglang:
             options.parser.error(f"unrecognized arguments: {' '.join(further)}")
         options.further = further
-        if backend is not None:
-            options.backend = backend
         options.work(options)
     sys.exit(0)
-
-
-@contextmanager
-def _reported_errors() -> Generator[None]:
-    """Report errors as messages without a traceback; the status is 2 for values that are refused, else 1.
-
-    If the reader of standard output has gone, the process ends without a message.
-    """
-    try:
-        yield
-        sys.stdout.flush()  # an error of the last output is reported here, too
-    except OSError as error:
-        try:
-            sys.stdout.flush()
-        except OSError:  # drop the rest of the output: Python would write it again, and fail, as it ends
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1 if isinstance(error, BrokenPipeError) else f"pasta-async: {error}")
-    except (PastaError, ModuleNotFoundError) as error:
-        say(str(error))
-        sys.exit(2 if isinstance(error, InvalidRequestError) else 1)
-    except KeyboardInterrupt:
-        say("interrupted")
-        sys.exit(130)
 
 
 def say(message: str) -> None:
@@ -279,12 +251,12 @@ def sglang(arguments: Namespace) -> None:
 
 def check(arguments: Namespace) -> None:
     """Print what is not well-formed in annotated answers; the exit code is 1 if anything is."""
-    from pasta_async.lang import check as diagnose
+    from pasta_async.lang import parse
 
     clean = True
     for name in arguments.files:
         file = "<stdin>" if name == "-" else name
-        for diagnostic in diagnose(_read_text(name)):
+        for diagnostic in parse(_read_text(name)).diagnostics:
             clean = False
             sys.stdout.write(f"{file}:{diagnostic}\n")
     sys.stdout.flush()

@@ -162,7 +162,7 @@ async def _health(request: Request) -> Response:
     """The model, and the number of answers that decode or wait."""
     service = service_of(request)
     counts = {"in_flight": service.queue.in_flight, "queued": service.queue.queued}
-    return JSONResponse({"status": "ok", "model": service.info.name, **counts})
+    return JSONResponse({"status": "ok", "model": service.model.name, **counts})
 
 
 async def _models(request: Request) -> Response:
@@ -173,7 +173,7 @@ async def _models(request: Request) -> Response:
         "object": "model",
         "created": int(time.time()),
         "owned_by": "pasta_async",
-        "max_model_len": service.info.context_length,
+        "max_model_len": service.model.context_length,
     }
     if not name:
         data = [{"id": model_name, **model} for model_name in service.model_names]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import traceback
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from pasta_async.errors import (
     BackendConnectError,
     BackendError,
     BackendStatusError,
+    BackendTransportError,
     GenerationTimeoutError,
     InvalidRequestError,
     PastaError,
@@ -22,6 +24,9 @@ from pasta_async.errors import (
 )
 
 _LOG = logging.getLogger("pasta_async.server")
+
+_ADDRESS = re.compile(r"https?://[^\s/]+")
+"""The address of an engine in a message; the path behind it stays."""
 
 _UNION_MEMBERS = ("str", "int", "constrained-str")
 """Pydantic puts the member of a union into an error's location: `content.str`, or `content.list[Part]`."""
@@ -79,7 +84,29 @@ def stopping(partial: str | None = None) -> ApiError:
     )
 
 
+def error_for_client(error: Exception) -> ApiError:
+    """The error that a client sees for an exception that ended its request, without the engine's address."""
+    if isinstance(error, ApiError):
+        return error
+    if not isinstance(error, PastaError):
+        return ApiError("the server failed; its log has more", 500, code="internal_error")
+    cause = _cause(error)
+    status, code = _status(cause)
+    reply = ApiError(_ADDRESS.sub("the engine", str(error)), status, code=code)
+    if isinstance(cause, BackendStatusError) and status == 503:
+        reply.retry_after = cause.retry_after
+    if error.partial and not isinstance(error, InvalidRequestError):
+        reply.partial = error.partial.text
+    return reply
+
+
+def _cause(error: PastaError) -> PastaError:
+    """The engine's own error, where a thread failed with one."""
+    return error.__cause__ if isinstance(error.__cause__, BackendError) else error
+
+
 def _status(cause: PastaError) -> tuple[int, str | None]:
+    """The status and the code of an error."""
     match cause:
         case PromptTooLongError():
             return 400, "context_length_exceeded"
@@ -97,28 +124,19 @@ def _status(cause: PastaError) -> tuple[int, str | None]:
             return 502, "engine_failed"
 
 
-def log_failure(error: Exception, *, text: bool) -> ApiError:
-    """The error that a client sees for an exception that ended its request; one of the server is logged.
+def log_failure(error: Exception, *, text: bool) -> None:
+    """Log an exception that ended a request, if the server or the engine is to blame.
 
-    With `text` the message is logged as well, which may quote a prompt.
+    With `text` any message is logged, which may quote a prompt; else only that of a broken connection.
     """
-    if isinstance(error, ApiError):
-        return error
-    reply = ApiError("the server failed; its log has more", 500, code="internal_error")
-    if isinstance(error, PastaError):
-        cause = error.__cause__ if isinstance(error.__cause__, BackendError) else error
-        status, code = _status(cause)
-        reply = ApiError(str(error), status, code=code)
-        if isinstance(cause, BackendStatusError) and status == 503:
-            reply.retry_after = cause.retry_after
-        if error.partial and not isinstance(error, InvalidRequestError):
-            reply.partial = error.partial.text
-    if reply.status >= 500:
-        message = str(error) if text or isinstance(error, BackendConnectError) else "(no text in logs)"
-        trace = error.__traceback__ if reply.code == "internal_error" else None
-        frames = "".join(traceback.format_tb(trace))
-        _LOG.error("%s: %s\n%s", type(error).__name__, message, frames)
-    return reply
+    reply = error_for_client(error)
+    if reply is error or reply.status < 500:
+        return
+    is_transport = isinstance(error, PastaError) and isinstance(_cause(error), BackendTransportError)
+    message = repr(str(error)) if text or is_transport else "(no text in logs)"  # a line, whatever it quotes
+    trace = error.__traceback__ if reply.code == "internal_error" else None
+    frames = "".join(traceback.format_tb(trace))
+    _LOG.error("%s: %s\n%s", type(error).__name__, message, frames)
 
 
 def invalid_body(error: ValidationError) -> ApiError:

@@ -91,11 +91,11 @@ def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw
     check_json(body, "a field of the body")  # Python reads NaN and 1e999, which JSON cannot hold
     body.pop("pasta", None)
     sampling = sampling_of(request, service.settings)
-    if sampling.min_p > 0 and not service.info.takes_min_p:
+    if sampling.min_p > 0 and not service.model.takes_min_p:
         raise ApiError("this engine takes no min_p", code="unsupported_parameter", param="min_p")
-    body |= {"model": service.info.name, "temperature": sampling.temperature}
+    body |= {"model": service.model.name, "temperature": sampling.temperature}
     # Engines refuse more than the context leaves, and how long the prompt is only they know.
-    room = service.info.context_length // 2
+    room = service.model.context_length // 2
     if request.token_limit is None and "max_tokens" in sampling.model_fields_set:
         body["max_tokens"] = min(sampling.max_tokens, room)
     total = limits.total_tokens
@@ -105,7 +105,7 @@ def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw
     for message in body.get("messages", ()):
         for part in message["content"] if isinstance(message.get("content"), list) else ():
             _refuse_links(part)
-    if isinstance(request, ChatRequest) and service.info.tags is not None:
+    if isinstance(request, ChatRequest) and service.model.tags is not None:
         body["chat_template_kwargs"] = {"pasta": False, **(request.chat_template_kwargs or {})}
     return body
 

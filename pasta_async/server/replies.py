@@ -24,7 +24,7 @@ from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
 from pasta_async.plans.schema import KEY
 from pasta_async.prompts import check_length
 from pasta_async.results import Generation
-from pasta_async.server.errors import ApiError, log_failure, stopping
+from pasta_async.server.errors import ApiError, error_for_client, log_failure, stopping
 from pasta_async.server.proxy import EngineReply
 from pasta_async.server.requests import (
     ChatRequest,
@@ -67,7 +67,8 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
     except asyncio.CancelledError:  # by the ASGI server, which stops
         return stopping().response
     except Exception as error:
-        return log_failure(error, text=service.settings.log_text).response
+        log_failure(error, text=service.settings.log_text)
+        return error_for_client(error).response
 
 
 async def check(request: Request) -> Response:
@@ -80,12 +81,13 @@ async def check(request: Request) -> Response:
         report = await service.client.check(body.json_schema, max_tokens=most)
         return JSONResponse(report.model_dump(mode="json"))
     except Exception as error:
-        return log_failure(error, text=settings.log_text).response
+        log_failure(error, text=settings.log_text)
+        return error_for_client(error).response
 
 
 def _reply(service: Service, body: GenerateRequest, raw: bytes) -> _Reply | EngineReply:
     """The reply to a request, by the library or, where only that can honour it, by the engine's endpoint."""
-    if isinstance(body, ChatRequest) and body.schema_asked_for and service.info.grammars:
+    if isinstance(body, ChatRequest) and body.schema_asked_for and service.model.grammars:
         return _FilledReply(service, body, body.schema_asked_for)
     return EngineReply(service, body, raw) if body.engine_fields else _Reply(service, body)
 
@@ -108,7 +110,7 @@ class _Reply:
         self.mode: Literal["parallel", "sequential", "baseline"] = "parallel"
         """The way in which the answers are decoded."""
         self._parallel = self._options.parallel or service.settings.parallel
-        if self._options.baseline or (service.info.tags is None and self._parallel != "outline"):
+        if self._options.baseline or (service.model.tags is None and self._parallel != "outline"):
             self.mode = "baseline"
         elif self._parallel == "never":
             self.mode = "sequential"
@@ -182,7 +184,7 @@ class _Reply:
         if isinstance(request, ChatRequest):
             shared["chat_template_kwargs"] = request.chat_template_kwargs
         calls: list[Json] = []
-        model = self._service.info
+        model = self._service.model
         for prompt in request.prompts:
             # A text is encoded once for all its choices, behind what its tokenizer puts in front of each.
             if isinstance(prompt, str):
@@ -379,7 +381,8 @@ async def _streamed(request: Request, reply: _Reply | EngineReply, *, log_text: 
             async for event in events:
                 yield event
         except Exception as error:
-            failure = log_failure(error, text=log_text)
+            log_failure(error, text=log_text)
+            failure = error_for_client(error)
             if failure.partial is None:
                 failure.partial = reply.shown
             yield _data_event(failure.body)

@@ -301,7 +301,7 @@ def check_request(request: GenerateRequest, service: Service) -> None:
     if request.max_tokens not in (None, request.token_limit):
         raise ApiError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
     is_random = sampling_of(request, settings).temperature > 0
-    if request.seed is not None and is_random and not service.info.honours_seeds:
+    if request.seed is not None and is_random and not service.model.honours_seeds:
         message = (
             "this engine does not honour seeds (SGLang does with --enable-deterministic-inference); "
             "leave the seed out, or set temperature to 0"

@@ -53,7 +53,7 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
         host=settings.host,
         port=settings.port,
         http=http_protocol(settings),
-        timeout_graceful_shutdown=round(settings.drain_seconds),
+        timeout_graceful_shutdown=settings.drain_seconds,
         server_header=False,
         log_config=_log_config(settings),
         lifespan="off",  # `_Server` runs it
@@ -173,11 +173,11 @@ def _log_config(settings: ServerSettings) -> dict[str, Any]:
 
 
 class _TextFormatter(DefaultFormatter):
-    """uvicorn's lines, with the fields of a record behind its message."""
+    """uvicorn's lines, with the fields of a record behind its message; a text in them stays on its line."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelprefix)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        fields = [f" {name}={value}" for name, value in vars(record).items() if name not in _KNOWN_FIELDS]
+        fields = [f" {name}={value!r}" for name, value in vars(record).items() if name not in _KNOWN_FIELDS]
         return super().formatMessage(record) + "".join(fields)

@@ -22,14 +22,14 @@ class Service:
     """A connected client and its queue: `request.app.state.service` of a running app."""
 
     client: Client
-    info: Model
+    model: Model
     settings: ServerSettings
     queue: RequestQueue
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """The model's own name, and those that the settings give it."""
-        return tuple(dict.fromkeys((self.info.name, *self.settings.model_names)))
+        return tuple(dict.fromkeys((self.model.name, *self.settings.model_names)))
 
 
 def service_of(request: Request) -> Service:

@@ -67,8 +67,8 @@ class ServerSettings(Options, BaseSettings):
     """Seconds the head of a request may take to arrive, and its body."""
     stall_timeout: float = Field(default=60.0, gt=0)
     """Seconds for which a client may read no byte of its reply, once buffers are full."""
-    drain_seconds: float = Field(default=30.0, ge=1)
-    """Seconds that open answers have to end after SIGTERM before they are cancelled."""
+    drain_seconds: int = Field(default=30, ge=1)
+    """Whole seconds that open answers have to end after SIGTERM before they are cancelled."""
     log_text: bool = False
     """Log prompts, answers and error messages of the engine."""
     log_format: Literal["text", "json"] = "text"

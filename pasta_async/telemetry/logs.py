@@ -12,30 +12,29 @@ from pasta_async.protocol import DecodeRequest
 from pasta_async.results import Generation
 from pasta_async.telemetry import error_type, figures, outcome
 
+_LOG = logging.getLogger("pasta_async.answers")
+
 
 class Logs:
-    """An observer that logs; `Client(observers=[Logs()])`.
+    """An observer that logs, to the logger `pasta_async.answers`; `Client(observers=[Logs()])`.
 
     An answer that ends is INFO, or WARNING if it failed; a request that fails is WARNING; the beginning of an
     answer and the states of its threads are DEBUG.
 
     Args:
-        logger: The logger; None: the logger `pasta_async.answers`.
         text: True if prompts, answers and the messages of errors may be logged.
     """
 
-    def __init__(self, logger: logging.Logger | None = None, *, text: bool = False) -> None:
-        self._logger = logger or logging.getLogger("pasta_async.answers")
+    def __init__(self, *, text: bool = False) -> None:
         self._text = text
 
     def answer(self, start: AnswerStart) -> AnswerObserver:
         """Log the beginning of an answer."""
-        return _AnswerLog(self._logger, start, text=self._text)
+        return _AnswerLog(start, text=self._text)
 
 
 class _AnswerLog(AnswerObserver):
-    def __init__(self, logger: logging.Logger, start: AnswerStart, *, text: bool) -> None:
-        self._logger = logger
+    def __init__(self, start: AnswerStart, *, text: bool) -> None:
         self._text = text
         self._answer = start.answer
         self._model = start.model.name if start.model else None
@@ -63,5 +62,5 @@ class _AnswerLog(AnswerObserver):
         return {"error_type": error_type(error), **({"error": str(error)} if self._text else {})}
 
     def _log(self, level: int, message: str, **fields: object) -> None:
-        if self._logger.isEnabledFor(level):
-            self._logger.log(level, message, extra={"answer_id": self._answer, **fields})
+        if _LOG.isEnabledFor(level):
+            _LOG.log(level, message, extra={"answer_id": self._answer, **fields})

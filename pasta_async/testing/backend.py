@@ -47,8 +47,6 @@ class Fault:
     """Number of the thread's requests before the first one that fails."""
     error: Exception | None = None
     """The error that `fail` raises; a `BackendError` unless given."""
-    retryable: bool = False
-    """The value of `retryable` of that `BackendError`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,8 +138,6 @@ class ScriptedBackend:
             tokenizer=self.tokenizer,
             context_length=context_length,
             vocab_size=self.tokenizer.vocab_size,
-            end_ids=self.tokenizer.end_ids,
-            tags=self.tokenizer.tags,
             honours_seeds=honours_seeds,
         )
 
@@ -189,9 +185,7 @@ class ScriptedBackend:
                     await self._closed.wait()
                     self._check_open()
                 self._leave(play, "error")
-                error = BackendError(f"scripted: failure of thread {fault.thread}")
-                error.retryable = fault.retryable
-                raise fault.error or error
+                raise fault.error or BackendError(f"scripted: failure of thread {fault.thread}")
         finally:
             if play.finish_reason is None:
                 self._leave(play, "abort")

@@ -33,11 +33,6 @@ class VirtualClock:
         """Seconds on this clock."""
         return self._now
 
-    @property
-    def sleepers(self) -> int:
-        """Number of tasks that sleep on this clock, without those that sleep for ever."""
-        return len(self._due)
-
     async def sleep(self, seconds: float) -> None:
         """Wait until the clock has moved on by `seconds`, rounded to a nanosecond.
 

@@ -43,8 +43,6 @@ class RandomBackend:
             tokenizer=tokenizer,
             context_length=context_length,
             vocab_size=tokenizer.vocab_size,
-            end_ids=tokenizer.end_ids,
-            tags=None,
             honours_seeds=True,
             grammars=frozenset(grammars),
         )

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings
 
 from pasta_async.cli.command import command
+from pasta_async.errors import BackendError, InvalidRequestError
 
 
 class Copy(BaseModel):
@@ -25,6 +26,7 @@ class Copy(BaseModel):
     names: tuple[str, ...] = Field(default=(), description="Names of the copies.")
     sizes: tuple[int, ...] = Field(default=(), description="Their sizes.")
     limit: float | None = Field(default=None, description="Seconds.")
+    pause: float = Field(default=0.0, description="Seconds between two copies.")
     verify: bool = Field(default=True, description="Read them again.")
     mode: Literal["fast", "safe"] = Field(default="safe", description="How.")
 
@@ -70,6 +72,8 @@ def test_the_help_has_every_field_and_its_description(
         assert (f"--{name}" in shown) == (name != "source")
         assert field.description and field.description in shown
     assert "Copies a file." in shown and "--no-verify" in shown
+    assert "Seconds between two copies. (default: 0.0)" in shown
+    assert "default: None" not in shown and "default: ()" not in shown
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,26 @@ def test_misuse_is_2_and_names_the_option(line: str, names: str, capsys: pytest.
     assert run(read.append, *line.split()) == 2
     assert not read
     assert names in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (InvalidRequestError("too many"), 2, "copy: too many\n"),
+        (BackendError("it failed"), 1, "copy: it failed\n"),
+        (ModuleNotFoundError("no rsync"), 1, "copy: no rsync\n"),
+        (OSError("the disk is full"), 1, "copy: the disk is full\n"),
+        (BrokenPipeError("nobody reads"), 1, ""),
+    ],
+)
+def test_an_error_is_a_line_without_a_traceback(
+    error: Exception, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Copy) -> None:
+        raise error
+
+    assert run(fail, "there") == code
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("resumes", [False, True])

@@ -19,18 +19,22 @@ from tests.helpers.cli_program import CAUSES, INTRO
 
 ROOT = Path(__file__).parents[2]
 STALLING = """
+import pasta_async.client
 from pasta_async.cli import main
 from pasta_async.testing import Fault
 from tests.helpers.cli_program import scripted
-main(backend=scripted(Fault(2, 3, "stall")))
+pasta_async.client.open_backend = lambda *_, **__: scripted(Fault(2, 3, "stall"))
+main()
 """
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
 TEA = "茶葉 \x1b[2J\x9b31m\a is\b tea."
 ANSWERING = f"""
+import pasta_async.client
 from pasta_async.cli import main
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.testing import ScriptedBackend
-main(backend=ScriptedBackend({TEA!r}, clock=REAL_CLOCK))
+pasta_async.client.open_backend = lambda *_, **__: ScriptedBackend({TEA!r}, clock=REAL_CLOCK)
+main()
 """
 SO_FAR = INTRO + CAUSES + " The outcome"
 

@@ -100,6 +100,7 @@ def test_what_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
         (CHAT, {"foo": 1}, "foo"),
         (CHAT, {"pasta": {"paralel": True}}, "pasta.paralel"),
         (CHAT, {"pasta": {"limits": {"max_threads": 999}}}, "pasta.limits.max_threads"),
+        (CHAT, {"pasta": {"limits": {"max_threads": 10**400}}}, "pasta.limits.max_threads"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"logprobs": True}, "logprobs"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import re
 import signal
@@ -14,13 +13,11 @@ from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from pasta_async.backends.local import LocalBackend
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.running import http_protocol
 from pasta_async.testing import ScriptedBackend
@@ -47,19 +44,11 @@ def test_a_client_that_disconnects_ends_every_thread(
         pass
 
 
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that writes zZzZ... behind a Z, for as long as it may."""
-    folder = tmp_path_factory.mktemp("endless")
-    importlib.import_module("tests.helpers.table_model").make(folder)
-    return folder
-
-
-def test_a_reader_that_takes_nothing_is_cut_off(endless: Path) -> None:
+def test_a_reader_that_takes_nothing_is_cut_off() -> None:
     """Its answer would hold its place for ever, even once its time is up."""
-    engine, settings = WatchedBackend(LocalBackend(endless)), ServerSettings(stall_timeout=0.1)
+    engine, settings = WatchedBackend(ScriptedBackend("word " * 1000)), ServerSettings(stall_timeout=0.1)
     app = create_app(engine, settings)
-    fields = {"model": endless.name, "prompt": "Z", "temperature": 0, "max_tokens": 1000, "stream": True}
+    fields = {"model": "scripted", "prompt": "Why?", "temperature": 0, "max_tokens": 1000, "stream": True}
     body = json.dumps({**fields, "pasta": {"events": True}}).encode()
     with serving(app, send_buffer=2**13, http=http_protocol(settings)) as url:
         server = LiveServer(url, app)
@@ -77,11 +66,13 @@ def test_a_reader_that_takes_nothing_is_cut_off(endless: Path) -> None:
 
 STALLING = """
 import sys
+import pasta_async.client
 from pasta_async.cli import main
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.testing import Fault, ScriptedBackend
 backend = ScriptedBackend("Tea is old.", clock=REAL_CLOCK, faults=[Fault(0, 2, "stall", times=2)])
-main(["serve", "--port", "0", "--drain-seconds", sys.argv[1]], backend=backend)
+pasta_async.client.open_backend = lambda *_, **__: backend
+main(["serve", "--port", "0", "--drain-seconds", sys.argv[1]])
 """
 SERVE = ["-m", "pasta_async", "serve", "--port", "0", "--backend"]
 

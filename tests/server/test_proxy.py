@@ -197,6 +197,7 @@ def test_an_error_of_the_engine_has_openais_form(
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == expected
     assert message in error["message"]
+    assert "http" not in error["message"], "clients need not know where the engine is"
     assert reply.headers.get("retry-after") == ("7" if status == 429 else None)
 
 
@@ -207,10 +208,12 @@ def test_an_engine_that_takes_too_long(server: LiveServer, stream: bool) -> None
     assert error["code"] == "timeout"
 
 
-def test_an_engine_that_is_not_there() -> None:
-    with running(Proxied("http://127.0.0.1:1"), model_names=("m",)) as server:
+def test_an_engine_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    address = "http://127.0.0.1:1"
+    with running(Proxied(address), model_names=("m",)) as server:
         reply = ask(server, tools=TOOLS)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unreachable")
+    assert address not in reply.text and address in caplog.text
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e999"])

@@ -19,8 +19,8 @@ from pasta_async.errors import (
     InvalidRequestError,
     UnsupportedModelError,
 )
-from tests.helpers import odd_server
-from tests.helpers.odd_server import ABOUT, END, HTML, TAGS, OddServer, backend, good, pieces_of
+from tests.helpers import local_models, odd_server
+from tests.helpers.odd_server import ABOUT, END, HTML, TAGS, A, OddServer, backend, good, pieces_of
 from tests.pasta_tiny import PASTA_TINY
 
 
@@ -91,14 +91,16 @@ async def test_an_answer_notes_that_the_penalty_misses_tokens(
 @pytest.mark.parametrize("given", [False, True])
 async def test_a_server_without_a_tokenizer_is_not_asked_for_one(given: bool) -> None:
     server = OddServer({"/server_info": ABOUT | {"skip_tokenizer_init": True}})
-    engine = backend(server, tokenizer=Path(odd_server.model_folder()) / "tokenizer.json" if given else None)
-    assert (await engine.connect()).tokenizer.encode("ab") == odd_server.encode("ab")
+    engine = backend(server, tokenizer=PASTA_TINY / "tokenizer.json" if given else None)
+    assert (await engine.connect()).tokenizer.encode("ab") == odd_server.TOKENIZER.encode("ab").ids
     assert not server.sent("/tokenize")
 
 
-async def test_the_tokenizer_of_another_model_is_refused() -> None:
+async def test_the_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    another: Any = local_models.byte_level()
+    another.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="otherwise"):
-        await backend(OddServer(), tokenizer=PASTA_TINY).connect()
+        await backend(OddServer(), tokenizer=tmp_path).connect()
 
 
 async def test_a_server_whose_tokenize_is_out_of_reach_is_served_without_the_comparison() -> None:
@@ -112,7 +114,7 @@ async def test_a_name_is_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch, n
     def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         downloads.append((name, revision))
         assert "tokenizer.json" in allow_patterns and "model.safetensors" not in allow_patterns
-        return odd_server.model_folder()
+        return str(PASTA_TINY)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     server = OddServer()
@@ -134,12 +136,10 @@ async def test_without_a_tokenizer_the_ways_to_one_are_told(
 
 
 async def test_an_end_that_the_tokenizer_does_not_know_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes(
-        (Path(odd_server.model_folder()) / "tokenizer.json").read_bytes()
-    )
+    (tmp_path / "tokenizer.json").write_bytes((PASTA_TINY / "tokenizer.json").read_bytes())
     server = OddServer()
     server.decoding = [good()]
     engine = backend(server, tokenizer=tmp_path)
     assert (await engine.connect()).end_ids == ()
     [piece] = await pieces_of(engine)
-    assert (piece.ids, piece.finish_reason) == (tuple(odd_server.encode("a")), "stop")
+    assert (piece.ids, piece.finish_reason) == ((A,), "stop")

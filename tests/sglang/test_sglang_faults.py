@@ -10,7 +10,7 @@ import pytest
 from pasta_async import Client, Generation
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import BackendConnectError, BackendProtocolError, BackendTransportError
-from tests.helpers.real_server import RealServer, free_port
+from tests.helpers.real_server import SGLangServer, free_port
 from tests.torture.cancellation import ServerEngine, break_off
 from tests.torture.faults import Accident, FaultProxy, check_error, through_proxy
 from tests.torture.trials import Trials, draw_prompt
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to 
 PROMPTS = [draw_prompt(Trials().random(number)) for number in range(2)]
 
 
-async def test_a_fault_ends_its_own_answer_by_name_and_no_other(server: RealServer) -> None:
+async def test_a_fault_ends_its_own_answer_by_name_and_no_other(server: SGLangServer) -> None:
     faults = {
         Accident("dropped", 2): "right",  # sent again
         Accident("status 503", 1): "right",
@@ -37,7 +37,7 @@ async def test_a_fault_ends_its_own_answer_by_name_and_no_other(server: RealServ
 
 
 async def test_answers_end_by_name_when_their_server_is_lost_and_the_client_goes_on(
-    server: RealServer,
+    server: SGLangServer,
 ) -> None:
     port = free_port()
     backend = SGLangBackend(f"http://127.0.0.1:{port}")
@@ -68,6 +68,7 @@ async def test_answers_end_by_name_when_their_server_is_lost_and_the_client_goes
     await backend.aclose()
 
 
-async def test_answers_that_are_broken_off_leave_nothing_on_the_server(server: RealServer) -> None:
-    outcomes = await break_off(Trials(count=8), ServerEngine(server.url), at_once=4)
+async def test_answers_that_are_broken_off_leave_nothing_on_the_server(server: SGLangServer) -> None:
+    engine = ServerEngine(server, SGLangBackend(server.url))
+    outcomes = await break_off(Trials(count=8), engine, at_once=4)
     assert sum(count for way, count in outcomes.items() if way != "ended before") > 3

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from pasta_async.engine_load import EngineLoad
-from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
-from tests.helpers.odd_server import OddServer, backend
+from pasta_async.errors import BackendConnectError, BackendError, BackendProtocolError, BackendStatusError
+from tests.helpers.odd_server import OddServer, backend, good, pieces_of
 
 RANK: dict[str, Any] = {
     "dp_rank": 0,
@@ -83,3 +83,34 @@ async def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.
     monkeypatch.setattr("pasta_async.backends.http.backend.WAIT_SECONDS", 0.0)
     with pytest.raises(BackendError):
         await backend(Stuck()).load()
+
+
+@pytest.mark.parametrize("dies", ["before the handshake", "after it"])
+async def test_a_router_answers_while_it_lists_a_worker_that_has_died(
+    monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    """Its own checks take minutes to find out; until then no answer begins with a handshake of its own."""
+    monkeypatch.setattr("pasta_async.backends.http.backend.FRESH_SECONDS", 0.0)  # no reading is used twice
+    healthy = [{"url": f"http://odd/{name}", "is_healthy": True} for name in ("first", "second")]
+    server = OddServer({"/workers": {"workers": healthy}})
+    usual = {**server.routes, LOADS: {"loads": [RANK]}}
+    endpoints = ("/server_info", "/model_info", "/tokenize", LOADS)
+    for endpoint in endpoints:
+        server.routes[f"/first{endpoint}"] = server.routes[f"/second{endpoint}"] = usual[endpoint]
+    refused = {f"/first{endpoint}": httpx.ConnectError("refused") for endpoint in endpoints}
+    engine = backend(server)
+    if dies == "after it":
+        await engine.connect()
+    server.routes |= refused
+    await engine.connect()
+    for _ in range(2):
+        with pytest.raises(BackendConnectError):
+            await engine.load()
+        server.decoding = [good()]
+        assert await pieces_of(engine)
+    assert len(server.sent("/first/tokenize")) + len(server.sent("/second/tokenize")) == 1
+    server.routes["/workers"] = {"workers": healthy[1:]}
+    with pytest.raises(BackendConnectError):
+        await engine.load()  # a reading that fails asks the router which workers there are
+    load = await engine.load()
+    assert load and load.capacity == RANK["max_running_requests"]

@@ -10,7 +10,7 @@ import pytest
 
 from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend
-from tests.helpers.real_server import Forked, RealServer, fork_running, greedy, read
+from tests.helpers.real_server import Forked, SGLangServer, fork_running, greedy, read
 from tests.helpers.server_contract import until
 from tests.pasta_tiny import examples
 
@@ -22,7 +22,7 @@ MARKS = (30, 31, 120)
 
 
 async def test_a_fork_of_a_running_request_computes_two_tokens_and_changes_nothing(
-    backend: SGLangBackend, server: RealServer
+    backend: SGLangBackend, server: SGLangServer
 ) -> None:
     """Against a fork that names no parent: one whose parent belongs to another answer."""
     tokenizer = (await backend.connect()).tokenizer
@@ -37,7 +37,9 @@ async def test_a_fork_of_a_running_request_computes_two_tokens_and_changes_nothi
     assert max(own.computed) <= 2 and stranger.computed[0] > 30
 
 
-async def test_a_parent_that_does_not_run_changes_nothing(backend: SGLangBackend, server: RealServer) -> None:
+async def test_a_parent_that_does_not_run_changes_nothing(
+    backend: SGLangBackend, server: SGLangServer
+) -> None:
     server.flush()
     long = greedy(PROMPT, 1000)
     async with aclosing(backend.decode(long)) as pieces:
@@ -58,7 +60,7 @@ async def test_a_parent_that_does_not_run_changes_nothing(backend: SGLangBackend
 
 
 async def test_the_forks_of_an_answer_compute_nothing_but_their_own_tags(
-    backend: SGLangBackend, server: RealServer
+    backend: SGLangBackend, server: SGLangServer
 ) -> None:
     async with Client(backend) as client:
         for example in [*examples("describe")[:2], *examples("totals")[:2]]:
@@ -70,7 +72,7 @@ async def test_the_forks_of_an_answer_compute_nothing_but_their_own_tags(
 
 
 async def test_parents_and_forks_left_at_any_moment_leave_nothing_behind(
-    backend: SGLangBackend, server: RealServer
+    backend: SGLangBackend, server: SGLangServer
 ) -> None:
     async def leave(after: int) -> None:
         answer = f"left after {after}"

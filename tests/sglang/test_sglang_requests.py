@@ -22,9 +22,9 @@ from tests.helpers.odd_server import (
     END,
     STOP,
     TAGS,
+    A,
     OddServer,
     backend,
-    encode,
     event,
     good,
     pieces_of,
@@ -33,7 +33,6 @@ from tests.helpers.odd_server import (
 )
 
 SYNC, CLOSE = TAGS[5], TAGS[4]
-A, B = encode("ab")
 ONE = DecodeRequest("a", 0, (11,), 50, Sampling())
 
 

@@ -11,7 +11,7 @@ from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.forcing import force
-from tests.helpers.real_server import RealServer
+from tests.helpers.real_server import SGLangServer
 from tests.helpers.server_contract import *  # noqa: F403 - the tests
 from tests.helpers.server_contract import PROMPT, chat, ids_of, read, request, tags_of
 
@@ -25,7 +25,7 @@ async def test_a_forced_token_may_be_a_banned_one(backend: SGLangBackend, local:
         assert ids_of(await read(engine, forced)) == [*tags[3:]]
 
 
-def test_a_client_serves_in_one_event_loop_after_another(server: RealServer) -> None:
+def test_a_client_serves_in_one_event_loop_after_another(server: SGLangServer) -> None:
     client = Client(server.url)
     first, second = (asyncio.run(client.generate(PROMPT, max_tokens=8)) for _ in range(2))
     asyncio.run(client.aclose())

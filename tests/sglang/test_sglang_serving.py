@@ -12,7 +12,7 @@ import pytest
 from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend
 from tests.helpers.live_server import MESSAGES, PROMPT, LiveServer, http_request, official, read, running
-from tests.helpers.real_server import RealServer
+from tests.helpers.real_server import SGLangServer
 from tests.helpers.server_contract import until
 
 TOOLS: list[dict[str, Any]] = [
@@ -27,7 +27,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def served(server: RealServer) -> Iterator[LiveServer]:
+def served(server: SGLangServer) -> Iterator[LiveServer]:
     with running(server.url, model_names=("m",)) as live:
         yield live
 
@@ -61,7 +61,7 @@ async def test_log_probabilities_and_no_tags(client: openai.AsyncOpenAI, backend
 
 @pytest.mark.parametrize("extra", [{}, {"tools": TOOLS, "stream": True}])
 async def test_a_client_that_leaves_aborts_on_the_engine(
-    served: LiveServer, server: RealServer, extra: dict[str, Any]
+    served: LiveServer, server: SGLangServer, extra: dict[str, Any]
 ) -> None:
     body = {"model": "m", "messages": MESSAGES, "n": 4, "max_tokens": 1500, **extra}
     if "tools" in extra:

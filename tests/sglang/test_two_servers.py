@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from pasta_async import Client, Generation, PastaError, Sampling
-from tests.helpers.real_server import RealServer, require_sglang, running_router, running_server
+from tests.helpers.real_server import SGLangServer, require_sglang, running_router, running_server
 from tests.helpers.server_contract import until
 from tests.pasta_tiny import PASTA_TINY, examples
 
@@ -25,17 +25,17 @@ PROMPTS = [CAMERAS.replace("cameras", things) for things in ("tents", "bikes", "
 
 
 @pytest.fixture(scope="module")
-def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, int]]:
+def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SGLangServer, int]]:
     """A second server with the same model, and its process group."""
     require_sglang("sglang_router")
     log = tmp_path_factory.mktemp("doomed") / "log"
     with running_server(PASTA_TINY, log, "--skip-tokenizer-init") as (url, group):
-        yield RealServer(url, PASTA_TINY), group
+        yield SGLangServer(url, PASTA_TINY), group
 
 
 @pytest.fixture(scope="module")
 def router(
-    server: RealServer, doomed: tuple[RealServer, int], tmp_path_factory: pytest.TempPathFactory
+    server: SGLangServer, doomed: tuple[SGLangServer, int], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """The URL of the router in front of both."""
     with running_router([server.url, doomed[0].url], tmp_path_factory.mktemp("router") / "log") as url:
@@ -50,7 +50,7 @@ async def client(router: str) -> AsyncIterator[Client]:
 
 
 async def test_a_server_without_a_tokenizer_answers_alike(
-    server: RealServer, doomed: tuple[RealServer, int]
+    server: SGLangServer, doomed: tuple[SGLangServer, int]
 ) -> None:
     prompts = [example.prompt for example in examples()[::10]]
     answers: list[list[Generation]] = []
@@ -66,7 +66,7 @@ async def test_a_server_without_a_tokenizer_answers_alike(
 
 
 async def test_an_answer_stays_on_one_worker(
-    server: RealServer, doomed: tuple[RealServer, int], client: Client
+    server: SGLangServer, doomed: tuple[SGLangServer, int], client: Client
 ) -> None:
     workers = [server, doomed[0]]
     async with Client(server.url) as first, Client(doomed[0].url) as second:
@@ -88,7 +88,7 @@ async def test_an_answer_stays_on_one_worker(
 
 
 async def test_a_worker_that_is_killed_harms_at_most_its_own_answers(
-    server: RealServer, doomed: tuple[RealServer, int], client: Client
+    server: SGLangServer, doomed: tuple[SGLangServer, int], client: Client
 ) -> None:
     worker, group = doomed
     async with Client(server.url) as alone:

@@ -17,34 +17,29 @@ from pasta_async.testing import Fault, ScriptedBackend
 from tests.helpers.metric_samples import DOCUMENT
 
 
-class Lines(logging.Handler):
-    """Keeps the records that are logged."""
+class Lines:
+    """The records of answers that were logged."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[dict[str, Any]] = []
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG, "pasta_async.answers")
+        self._caplog = caplog
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append({**vars(record), "text": record.getMessage()})
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        answers = [record for record in self._caplog.records if record.name == "pasta_async.answers"]
+        return [{**vars(record), "text": record.getMessage()} for record in answers]
 
     def with_text(self, text: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["text"] == text]
 
 
 @pytest.fixture
-def logger() -> logging.Logger:
-    return logging.Logger("test", logging.DEBUG)
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    return Lines(caplog)
 
 
-@pytest.fixture
-def lines(logger: logging.Logger) -> Lines:
-    handler = Lines()
-    logger.addHandler(handler)
-    return handler
-
-
-async def test_an_answer_in_figures_and_text_only_if_asked_for(logger: logging.Logger, lines: Lines) -> None:
-    client = Client(ScriptedBackend(DOCUMENT), observers=[Logs(logger)])
+async def test_an_answer_in_figures_and_text_only_if_asked_for(lines: Lines) -> None:
+    client = Client(ScriptedBackend(DOCUMENT), observers=[Logs()])
     generation = await client.generate("a secret")
     [ended] = lines.with_text("answer ended")
     assert ended["levelno"] == logging.INFO
@@ -54,13 +49,13 @@ async def test_an_answer_in_figures_and_text_only_if_asked_for(logger: logging.L
     assert {record["thread_id"] for record in lines.with_text("thread decoding")} == {0, 1, 2}
     everything = repr(lines.records)
     assert "secret" not in everything and "chunks" not in everything and "'one'" not in everything
-    await Client(ScriptedBackend(DOCUMENT), observers=[Logs(logger, text=True)]).generate("a secret")
+    await Client(ScriptedBackend(DOCUMENT), observers=[Logs(text=True)]).generate("a secret")
     assert lines.with_text("answer begins")[-1]["prompt"] == "a secret"
 
 
-async def test_failures_are_warnings_and_refusals_are_none(logger: logging.Logger, lines: Lines) -> None:
+async def test_failures_are_warnings_and_refusals_are_none(lines: Lines) -> None:
     backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1)])
-    client = Client(backend, observers=[Logs(logger)])
+    client = Client(backend, observers=[Logs()])
     with pytest.raises(ThreadFailedError):
         await client.generate("x")
     with pytest.raises(InvalidRequestError):
@@ -101,6 +96,17 @@ async def test_lines_of_the_server(form: str, capsys: pytest.CaptureFixture[str]
     fields = json.loads(line)
     assert (fields["level"], fields["message"], fields["threads"]) == ("INFO", "answer ended", 3)
     assert fields["answer_id"] and fields["time"]
+
+
+@pytest.mark.usefixtures("loggers")
+async def test_a_line_break_in_a_prompt_begins_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """It could look like another record."""
+    backend = ScriptedBackend(DOCUMENT)
+    settings = ServerSettings(log_text=True, log_level="debug")
+    uvicorn_server(create_app(backend), settings)  # which configures the logs
+    await Client(backend, observers=[Logs(text=True)]).generate("first\nsecond")
+    shown = capsys.readouterr().err
+    assert r"prompt='first\nsecond'" in shown and "\nsecond" not in shown
 
 
 # Observers of one's own -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pasta_async import (
+    BackendTransportError,
     Client,
     Generation,
     Limits,
@@ -73,7 +74,8 @@ async def test_answers_in_parallel_and_in_sequence(registry: CollectorRegistry) 
 async def test_failures_are_counted_by_their_class_and_retries_as_requests(
     registry: CollectorRegistry,
 ) -> None:
-    faults = [Fault(thread=1, after_tokens=0, retryable=True), Fault(thread=2, after_tokens=1, times=9)]
+    passing = BackendTransportError("it broke off")
+    faults = [Fault(thread=1, after_tokens=0, error=passing), Fault(thread=2, after_tokens=1, times=9)]
     client = client_of(registry, *faults)
     with pytest.raises(ThreadFailedError) as failure:
         await client.generate("x")
@@ -81,7 +83,8 @@ async def test_failures_are_counted_by_their_class_and_retries_as_requests(
     samples = scrape(registry, failure.value.partial)
     assert samples.value("pasta_answers_total", finish_reason="error") == 1
     assert samples.value("pasta_answer_errors_total", error_type="BackendError") == 1
-    assert samples.value("pasta_request_errors_total", error_type="BackendError") == 2
+    for error_type in ("BackendTransportError", "BackendError"):
+        assert samples.value("pasta_request_errors_total", error_type=error_type) == 1
     assert samples.value("pasta_requests_total", finish_reason="error") == 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +15,13 @@ from pasta_async.lang import (
     Chunk,
     Document,
     Promise,
-    Segment,
     Sync,
     Text,
     escape,
-    views,
 )
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Model, Piece
-from pasta_async.testing import ScriptedBackend, VirtualClock
+from pasta_async.testing import ScriptedBackend
 
 WARS = Document(
     (
@@ -50,9 +47,6 @@ class Player:
         ids = backend.tokenizer.encode_chat([{"role": "user", "content": prompt}], {})
         return cls(backend, await backend.connect(), ids)
 
-    def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
-        return self.model.tokenizer.encode_segments(segments)
-
     async def pieces(
         self, thread: int = 0, written: Sequence[int] = (), *, answer: str = "a", **fields: Any
     ) -> list[Piece]:
@@ -72,10 +66,6 @@ class Player:
 
 def ids_of(pieces: Sequence[Piece]) -> tuple[int, ...]:
     return tuple(token for piece in pieces for token in piece.ids)
-
-
-def plain(segments: Sequence[Segment]) -> str:
-    return "".join(segment.text for segment in segments)
 
 
 # --- what is played -----------------------------------------------------------------------------------
@@ -99,19 +89,6 @@ async def test_main_goes_on_where_its_context_ends(cut: int) -> None:
     assert first == whole[: cut + 1]
     if len(first) < len(whole):
         assert first + ids_of(await player.pieces(written=first)) == whole
-
-
-async def test_a_context_that_is_in_no_view_leads_to_the_next_stretch() -> None:
-    """A chunk that its budget cut is shorter than the script's."""
-    player = await Player.ask(ScriptedBackend(WARS))
-    before, *_, after = [view for view in views(WARS) if view.thread == 0]
-    assert await player.text() == plain(before.target)
-    cut = [segment for segment in after.context if segment.text != " The causes were many."]
-    context = player.encode(cut)
-    assert await player.text(written=context) == plain(after.target)
-    assert await player.text(written=context) == plain(after.target), "the same request again"
-    some = player.encode([Segment(" Taken")])
-    assert (await player.text(written=(*context, *some))).startswith(" together: ")
 
 
 async def test_a_prompt_without_a_script_is_an_error() -> None:
@@ -143,21 +120,6 @@ async def test_what_cannot_be_decoded_is_refused() -> None:
         player.backend.tokenizer.encode_chat([{"role": "wizard", "content": "x"}], {})
     with pytest.raises(InvalidRequestError):
         ScriptedBackend("x", latency=-1)
-
-
-# --- time ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.loop_matrix
-async def test_tokens_take_their_time_on_the_clock() -> None:
-    backend = ScriptedBackend(WARS, latency=1, thread_latency={2: 0.25})
-    player = await Player.ask(backend)
-    await asyncio.gather(*(player.text(thread) for thread in (0, 1, 2)))
-    assert isinstance(backend.clock, VirtualClock)
-    ended = {play.request.thread: play.ended for play in backend.played}
-    tokens = {play.request.thread: len(play.ids) for play in backend.played}
-    assert ended == {0: tokens[0], 1: tokens[1], 2: tokens[2] / 4}
-    assert backend.max_open == 3
 
 
 # --- the cache ----------------------------------------------------------------------------------------
