@@ -5,7 +5,7 @@
 #   TORCH_INDEX  a further package index for torch (a CPU build)      make demo TORCH_INDEX=https://...
 #   PROMPT       the prompt of the demo, or a file with it           make demo PROMPT="Compare cats and dogs."
 #   MODEL        the model of the demo; a small one: pasta-smol       make demo MODEL=pasta-smol
-#   HOURS        how long `make torture` goes on                     make torture HOURS=8 ARGS="soak inputs"
+#   HOURS        how long `make torture` goes on                     make torture HOURS=8 ARGS="soak faults"
 #   ARGS         more arguments for the program that a target runs    make test ARGS="tests/lang -x"
 
 PYTHON ?= python3
@@ -44,7 +44,7 @@ test: $(VENV)/.test base ## all tests in two processes, the real SGLang server o
 test-vllm: $(VLLM)/.installed base ## the tests on a real vLLM server on a CPU, in an environment of its own
 	PASTA_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(PY) -m pytest $(or $(ARGS),tests/vllm)
 
-torture: $(VENV)/.test ## break answers off, feed nonsense, inject faults, soak: minutes, or HOURS=8 (docs/reliability.md)
+torture: $(VENV)/.test ## break answers off, inject faults, soak: minutes, or HOURS=8 (docs/reliability.md)
 	PYTHONPATH=. $(PY) -m tests.torture $(if $(HOURS),--hours $(HOURS)) $(ARGS)
 
 lint: $(VENV)/.test ## ruff: rules and formatting

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+
+# Before torch is imported: threads that wait for each other stand still on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import asyncio
 import re
 import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]
 
 from tests.pasta_tiny import PASTA_TINY
@@ -23,8 +27,13 @@ if TYPE_CHECKING:
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-settings.register_profile("usual", max_examples=50, derandomize=True, deadline=None, database=None)
-settings.register_profile("thorough", deadline=None, max_examples=2000)
+UNCHECKED = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
+"""Complaints of Hypothesis that no test heeds: documents are large, and engines and folders are shared."""
+
+settings.register_profile("common", deadline=None, suppress_health_check=UNCHECKED)
+_common = settings.get_profile("common")
+settings.register_profile("usual", _common, max_examples=50, derandomize=True, database=None)
+settings.register_profile("thorough", _common, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 
 NEVER_BLOCK = ("interpreter", "client", "testing")

@@ -24,7 +24,6 @@ from pasta_async.protocol import Backend, DecodeRequest, Piece
 from tests.helpers import local_models
 from tests.helpers.cache_checks import check_scheduler
 
-torch.set_num_threads(1)
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
 
 

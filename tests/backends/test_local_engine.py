@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
@@ -20,33 +20,6 @@ from pasta_async.options import Sampling
 from tests.helpers import local_models
 from tests.helpers.cache_checks import check_scheduler
 from tests.helpers.engine_jobs import decoded, job, run, watched
-
-torch.set_num_threads(1)
-VARIANTS: dict[str, dict[str, Any]] = {
-    "llama": {"kind": "llama"},
-    "llama, no sharing of heads, tied": {
-        "kind": "llama",
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": True,
-    },
-    "llama 3.1, all biases": {
-        "kind": "llama",
-        "rope_parameters": local_models.LLAMA3_ROPE,
-        "attention_bias": True,
-        "mlp_bias": True,
-    },
-    "qwen2": {"kind": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-    "qwen3": {"kind": "qwen3", "head_dim": 32},
-    "9 heads for 3 of keys, 30 layers": {
-        "kind": "llama",
-        "hidden_size": 72,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "head_dim": 8,
-        "num_hidden_layers": 30,
-        "tie_word_embeddings": True,
-    },
-}
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -70,9 +43,9 @@ def engine(folder: Path) -> Engine:
     return Engine(folder, EngineOptions(device="cpu", slots=1024))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", local_models.VARIANTS)
 def test_greedy_tokens_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
-    model = local_models.model(**VARIANTS[variant])
+    model = local_models.model(**local_models.VARIANTS[variant])
     model.save_pretrained(tmp_path)
     engine = Engine(tmp_path, EngineOptions(device="cpu", slots=1024, max_prefill_tokens=48))
     prompts = [prompt(length) for length in (1, 7, 75)]
@@ -162,7 +135,7 @@ def test_started_answers_go_before_new_ones(folder: Path) -> None:
     assert ended == [chunk, new]
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 3)
 @given(st.data())
 def test_any_mix_of_forks_and_removals_decodes_the_same(
     original: Any, folder: Path, data: st.DataObject
@@ -243,7 +216,7 @@ def test_cuts_keep_the_right_tokens(sampling: dict[str, Any], kept: set[int]) ->
     assert {token for token, share in enumerate(seen) if share} == kept
 
 
-@pytest.mark.parametrize("temperature", [1e-7, 1e-46, 5e-324])
+@pytest.mark.parametrize("temperature", [1e-46, 5e-324])
 @pytest.mark.parametrize("cut", [{}, {"top_k": 2}], ids=str)
 def test_a_temperature_of_next_to_nothing_is_greedy(temperature: float, cut: dict[str, Any]) -> None:
     seen = _drawn(torch.tensor([1.0, 2.0, 1.999, -1.0]), 10, temperature=temperature, **cut)

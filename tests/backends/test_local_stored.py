@@ -28,7 +28,6 @@ from tests.helpers.engine_jobs import decoded, job, run
 
 save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
-torch.set_num_threads(1)
 INT8 = EngineOptions(device="cpu", slots=256, dtype="int8", threads=1)
 
 

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 import pasta_async
 from pasta_async import events
-from pasta_async.lang import check, parse
+from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 
 TYPES = {
@@ -89,7 +89,7 @@ def test_errors_can_be_pickled_and_copied() -> None:
         pasta_async.PromptTooLongError("what happened", limit=5),
         pasta_async.BackendStatusError("what happened", status=503, retry_after=2.0),
         pasta_async.ThreadFailedError("what happened", thread=2),
-        pasta_async.ParseError(check("<sync/>")[0]),
+        pasta_async.ParseError(parse("<sync/>").diagnostics[0]),
     ):
         error.partial = pasta_async.Generation.empty()
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
@@ -100,7 +100,8 @@ def test_errors_can_be_pickled_and_copied() -> None:
 async def test_events_are_immutable_and_come_back_from_json() -> None:
     adapter: pydantic.TypeAdapter[pasta_async.Event] = pydantic.TypeAdapter(pasta_async.Event)
     written = 'One. <promise topic="a" tokens="13"/><async>Two.</async><sync/><sync/> Three.'
-    backend = ScriptedBackend(written, faults=[Fault(1, 0, retryable=True)])
+    passing = pasta_async.BackendTransportError("it broke off")
+    backend = ScriptedBackend(written, faults=[Fault(1, 0, error=passing)])
     async with pasta_async.stream("Why?", backend=backend) as stream:
         seen = [event async for event in stream]
     assert {event.type for event in seen} >= set(TYPES.values()) - {"reasoning.delta", "thread.replaced"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ Main = Callable[[Sequence[str]], None]
 
 
 def status(main: Main, *arguments: object) -> int | str | None:
-    """Run a command; returns what it ends the process with: a status, or the line that it prints with 1."""
+    """Run a command; returns the status that it ends the process with."""
     with pytest.raises(SystemExit) as ended:
         main([*map(str, arguments)])
     return ended.value.code
@@ -26,11 +28,16 @@ def run(main: Main, command: str, *more: object) -> None:
     assert not code, code
 
 
+def failed(main: Main, *arguments: object) -> str:
+    """Run a command that has to fail; returns what it says on standard error."""
+    with redirect_stderr(io.StringIO()) as said:
+        assert status(main, *arguments)
+    return said.getvalue()
+
+
 def refused(main: Main, command: str, *more: object) -> str:
-    """Run a command that has to fail; returns what it ends with."""
-    code = status(main, *shlex.split(command), *more)
-    assert code
-    return str(code)
+    """As `failed`, for a command line."""
+    return failed(main, *shlex.split(command), *more)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

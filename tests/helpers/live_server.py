@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 import httpx
@@ -119,6 +119,11 @@ async def serving_in_loop(app: ASGIApp) -> AsyncGenerator[str]:
         finally:
             server.should_exit = True
             await task
+
+
+def running_in_loop(backend: Backend, **settings: Any) -> AbstractAsyncContextManager[str]:
+    """Serve OpenAI's API, and the page, in the event loop of the test; its URL."""
+    return serving_in_loop(create_app(backend, ServerSettings(**settings)))
 
 
 @asynccontextmanager

@@ -74,6 +74,24 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, no sharing of heads, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
+    "llama, one key for all heads, tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "llama 3.1, all biases": {"rope_parameters": LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True},
+    "qwen2": {"kind": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "qwen3": {"kind": "qwen3", "head_dim": 32},
+    "9 heads for 3 of keys, 30 layers": {
+        "hidden_size": 72,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 8,
+        "num_hidden_layers": 30,
+        "tie_word_embeddings": True,
+    },
+}
+"""Arguments of `model` for each form of network that is supported."""
+
 
 def byte_level(tags: bool = True) -> PreTrainedTokenizerFast:
     """The kind of GPT-2, Llama 3 and Qwen; with the tags as special tokens, and one that is not special."""

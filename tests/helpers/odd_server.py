@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -16,12 +15,15 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Piece
-from tests.helpers import table_model
+from tests.pasta_tiny import PASTA_TINY
 
-TOKENIZER = table_model.tokenizer()
+_tokenizers: Any = importlib.import_module("tokenizers")  # without types of its own
+TOKENIZER = _tokenizers.Tokenizer.from_file(str(PASTA_TINY / "tokenizer.json"))
 VOCABULARY: int = TOKENIZER.get_vocab_size()
-END: int = TOKENIZER.token_to_id("</s>")
+END: int = TOKENIZER.token_to_id("<|end|>")
 TAGS: tuple[int, ...] = tuple(map(TOKENIZER.token_to_id, TAG_TOKENS))
+A, B = 100, 101
+"""Ids of pieces of words."""
 STOP = {"type": "stop", "matched": END}
 HTML = httpx.Response(200, html="<html>Welcome</html>")
 ABOUT: dict[str, Any] = {
@@ -33,20 +35,6 @@ ABOUT: dict[str, Any] = {
 
 Answer = Any
 """A route's JSON to send, a response, an exception to raise, or a function of the request's JSON."""
-
-
-_MODEL = TemporaryDirectory()
-table_model.make_tokenizer(Path(_MODEL.name))
-
-
-def model_folder() -> str:
-    """The folder that the server says it has loaded: that of the table model, without weights."""
-    return _MODEL.name
-
-
-def encode(text: str) -> list[int]:
-    """Ids of a text, one for a byte, or for a special token."""
-    return TOKENIZER.encode(text).ids
 
 
 def event(ids: Sequence[int], *, finish_reason: Any = None) -> dict[str, Any]:
@@ -81,7 +69,7 @@ class _Chunks(httpx.AsyncByteStream):
 
 def good() -> httpx.Response:
     """A reply of SGLang's: two tokens, the second the end."""
-    return stream([sse([event([*encode("a"), END], finish_reason=STOP)])])
+    return stream([sse([event([A, END], finish_reason=STOP)])])
 
 
 class OddServer(httpx.AsyncBaseTransport):
@@ -114,7 +102,7 @@ class OddServer(httpx.AsyncBaseTransport):
     def _usual(self) -> dict[str, Answer]:
         return {
             "/server_info": {**ABOUT},
-            "/model_info": {"model_path": model_folder(), "served_model_name": "odd", "is_generation": True},
+            "/model_info": {"model_path": str(PASTA_TINY), "served_model_name": "odd", "is_generation": True},
             "/tokenize": _tokenize,
             "/abort_request": httpx.Response(200),
             "/generate": self._generate,
@@ -125,7 +113,7 @@ class OddServer(httpx.AsyncBaseTransport):
 
 
 def _tokenize(body: Any) -> Answer:
-    return {"tokens": encode(body["prompt"])}
+    return {"tokens": TOKENIZER.encode(body["prompt"]).ids}
 
 
 def _respond(answer: Answer, body: Any) -> httpx.Response:

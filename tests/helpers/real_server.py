@@ -33,8 +33,8 @@ ENDLESS: Mapping[str, Any] = {"sampling_params": {"ignore_eos": True}}
 """`DecodeRequest.extra` of a request that goes on to its last token."""
 
 
-class RealServer(NamedTuple):
-    """A running server."""
+class SGLangServer(NamedTuple):
+    """A running SGLang server."""
 
     url: str
     model: Path
@@ -43,8 +43,15 @@ class RealServer(NamedTuple):
 
     def running(self) -> int:
         """Requests that it decodes or holds in its queue."""
-        loads: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/loads").json()["loads"]
-        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+        return self._count("num_running_reqs", "num_waiting_reqs")
+
+    def held(self) -> int:
+        """Those requests, and KV slots that are in use but for the prefix cache's."""
+        return self._count("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+
+    def _count(self, *names: str) -> int:
+        loads: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/loads", timeout=30).json()["loads"]
+        return sum(load[name] for load in loads for name in names)
 
     def flush(self) -> None:
         """Empty the prefix cache."""

@@ -34,8 +34,8 @@ ENVIRONMENT = {
 }
 
 
-class RealServer(NamedTuple):
-    """A running server."""
+class VLLMServer(NamedTuple):
+    """A running vLLM server."""
 
     url: str
     model: Path
@@ -46,12 +46,17 @@ class RealServer(NamedTuple):
 
     def metric(self, name: str) -> float:
         """The value of one of its metrics."""
-        [value] = re.findall(rf"^vllm:{name}{{.*}} (\S+)$", httpx.get(f"{self.url}/metrics").text, re.M)
+        metrics = httpx.get(f"{self.url}/metrics", timeout=30).text
+        [value] = re.findall(rf"^vllm:{name}{{.*}} (\S+)$", metrics, re.M)
         return float(value)
 
     def running(self) -> int:
         """Requests that it decodes or holds in its queue."""
         return int(self.metric("num_requests_running") + self.metric("num_requests_waiting"))
+
+    def held(self) -> float:
+        """Those requests, and the part of the KV cache that is in use but for the prefix cache's."""
+        return self.running() + self.metric("kv_cache_usage_perc")
 
     def flush(self) -> None:
         """Empty the prefix cache."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -24,35 +23,11 @@ from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.tag_tokens import TagIds
 from tests.helpers.local_models import unconstrained
 from tests.helpers.plan_forms import REVIEW_TEXT, Report, Review
+from tests.helpers.real_server import SGLangServer
+from tests.helpers.real_vllm import VLLMServer
 from tests.pasta_tiny import examples
 
-
-class Server(Protocol):
-    """A server that runs."""
-
-    @property
-    def model(self) -> Path:
-        """The folder of its model."""
-        ...
-
-    @property
-    def block(self) -> int:
-        """Tokens that its prefix cache shares at once; a block that is not full is computed again."""
-        ...
-
-    @property
-    def endless(self) -> Mapping[str, Any]:
-        """`DecodeRequest.extra` of a request that no end of text ends."""
-        ...
-
-    def running(self) -> int:
-        """Requests that it decodes or holds in its queue."""
-        ...
-
-    def flush(self) -> None:
-        """Empty the prefix cache."""
-        ...
-
+Server = SGLangServer | VLLMServer
 
 PROMPTS = [example.prompt for example in examples()[::2]]
 PROMPT = examples("describe")[0].prompt
@@ -236,29 +211,6 @@ async def test_every_way_to_ask_is_answered_alike(
     some = PROMPTS[:8]
     there = await answers(backend, some, **options)
     assert written(there) == written(await answers(unconstrained(local), some, **options))
-
-
-async def test_leaving_an_answer_leaves_nothing_on_the_server(backend: ServerBackend, server: Server) -> None:
-    async with Client(backend) as client:
-        for prompt in PROMPTS[:5]:
-            async with client.stream(prompt) as events:
-                async for event in events:
-                    if event.type == "thread.delta":
-                        break
-            await until(server, 0)
-            begun = asyncio.Event()
-            task = asyncio.create_task(_read(client, prompt, begun))
-            await begun.wait()
-            task.cancel()
-            await asyncio.wait([task])
-            await until(server, 0)
-
-
-async def _read(client: Client, prompt: str, begun: asyncio.Event) -> None:
-    async with client.stream(prompt) as events:
-        async for event in events:
-            if event.type == "thread.delta":
-                begun.set()
 
 
 @pytest.mark.parametrize("form", [Review, Report])

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import date
 from enum import Enum
@@ -387,16 +386,6 @@ async def test_a_form_asked_for_in_the_loop_over_another_gets_the_only_slot() ->
     assert nested == 3
 
 
-async def test_readers_of_forms_that_read_nothing_hold_up_nobody_else() -> None:
-    backend = RandomBackend(5, endless=True)
-    limits = Limits(client_threads=2, timeout=None)
-    async with Client(backend, clock=VirtualClock(), limits=limits) as client, AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(client.fill_stream("x", Long)) for _ in range(3)]
-        await asyncio.sleep(0.1)
-        assert (await client.fill("x", {"properties": {"a": {"const": 3}}})).value == {"a": 3}
-        assert len({(await stream.result()).text for stream in streams}) == 1
-
-
 async def test_leaving_a_stream_ends_every_request() -> None:
     backend = Waiting(1, 2)
     async with Client(backend) as client:
@@ -434,16 +423,6 @@ async def test_options_of_answers_alone_are_refused() -> None:
             await client.fill("x", Review, stop=["a"])  # pyright: ignore[reportCallIssue]
         with pytest.raises(InvalidRequestError):
             client.fill_stream("", Review)
-
-
-async def test_a_budget_is_kept() -> None:
-    class Form(BaseModel):
-        a: str
-        b: str
-
-    async with Client(RandomBackend(1, endless=True)) as client:
-        filled = await client.fill("x", Form, max_tokens=60)
-    assert filled.usage.completion_tokens <= 60
 
 
 async def test_a_group_and_a_list_that_nothing_bounds_keep_a_budget() -> None:

@@ -22,7 +22,7 @@ from rich.text import Text
 from pasta_async import Client, Generation
 from pasta_async.cli.display import summary
 from pasta_async.cli.live import view
-from tests.helpers.playground_server import serving
+from tests.helpers.live_server import running_in_loop
 
 if TYPE_CHECKING:
     from playwright.async_api import Page, ViewportSize
@@ -42,7 +42,7 @@ async def main() -> None:
     async with Client("local:pasta-qwen") as client:
         await client.generate(PROMPT, max_tokens=4)  # the first answer pays for what only the first one needs
         await draw_live(client)
-        async with serving(client.backend) as url, async_playwright() as playwright:
+        async with running_in_loop(client.backend) as url, async_playwright() as playwright:
             browser = await playwright.chromium.launch(
                 executable_path=path,
                 args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],

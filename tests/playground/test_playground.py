@@ -16,8 +16,7 @@ from pasta_async.clock import REAL_CLOCK
 from pasta_async.testing import Fault, RandomBackend, ScriptedBackend
 from pasta_async.trace import timeline_page
 from tests.helpers.cli_program import CAUSES, END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
-from tests.helpers.live_server import WatchedBackend
-from tests.helpers.playground_server import serving
+from tests.helpers.live_server import WatchedBackend, running_in_loop
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def lane(page: Page, name: str) -> Locator:
 
 
 async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Page) -> None:
-    async with Client(LOCAL_TINY) as client, serving(client.backend) as url:
+    async with Client(LOCAL_TINY) as client, running_in_loop(client.backend) as url:
         answer = await client.generate(PROMPT, sampling=Sampling())
         baseline = await client.generate(PROMPT, sampling=Sampling(), baseline=True)
         assert len(answer.threads) > 1, "the model makes no promise here; this test needs one"
@@ -80,7 +79,7 @@ async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Pag
 
 
 async def test_promises_and_syncs_show_and_chunks_have_the_colour_of_their_thread(page: Page) -> None:
-    async with serving(scripted()) as url:
+    async with running_in_loop(scripted()) as url:
         await open_page(page, url)
         await ask(page)
         await expect(state(page)).to_contain_text("Done in")
@@ -93,7 +92,7 @@ async def test_promises_and_syncs_show_and_chunks_have_the_colour_of_their_threa
 
 async def test_a_thread_fills_its_lane_while_others_are_silent_and_stop_ends_all(page: Page) -> None:
     backend = WatchedBackend(scripted(STALL))
-    async with serving(backend) as url:
+    async with running_in_loop(backend) as url:
         await open_page(page, url)
         await ask(page)
         await expect(lane(page, "1 causes")).to_have_text(CAUSES)
@@ -111,7 +110,7 @@ async def test_a_thread_fills_its_lane_while_others_are_silent_and_stop_ends_all
 
 async def test_leaving_the_page_ends_the_answer(page: Page) -> None:
     backend = WatchedBackend(scripted(STALL))
-    async with serving(backend) as url:
+    async with running_in_loop(backend) as url:
         await open_page(page, url)
         await ask(page)
         await expect(lane(page, "2 outcome")).to_have_text(" The outcome was")
@@ -120,7 +119,7 @@ async def test_leaving_the_page_ends_the_answer(page: Page) -> None:
 
 
 async def test_a_failure_is_told_in_words_and_the_text_so_far_stays(page: Page) -> None:
-    async with serving(scripted(Fault(2, 3, "fail"))) as url:
+    async with running_in_loop(scripted(Fault(2, 3, "fail"))) as url:
         await open_page(page, url)
         await ask(page)
         await expect(page.get_by_role("alert")).to_contain_text("thread 2 failed: scripted")
@@ -129,7 +128,7 @@ async def test_a_failure_is_told_in_words_and_the_text_so_far_stays(page: Page) 
 
 
 async def test_mistakes_are_told_in_words(page: Page) -> None:
-    async with serving(scripted()) as url:
+    async with running_in_loop(scripted()) as url:
         await open_page(page, url)
         await ask(page, "  ")
         await expect(page.get_by_role("alert")).to_have_text("Write a prompt first.")
@@ -144,7 +143,7 @@ async def test_mistakes_are_told_in_words(page: Page) -> None:
 
 
 async def test_a_server_with_a_key_asks_for_it(page: Page) -> None:
-    async with serving(scripted(), api_keys=("open sesame",)) as url:
+    async with running_in_loop(scripted(), api_keys=("open sesame",)) as url:
         await page.goto(url)
         await expect(page.get_by_role("alert")).to_contain_text("wants an API key")
         await expect(page.get_by_label("API key")).to_be_focused()
@@ -159,7 +158,7 @@ async def test_a_server_with_a_key_asks_for_it(page: Page) -> None:
 
 
 async def test_everything_works_from_the_keyboard(page: Page) -> None:
-    async with serving(scripted(STALL)) as url:
+    async with running_in_loop(scripted(STALL)) as url:
         await open_page(page, url)
         await page.keyboard.press("Tab")
         await expect(page.get_by_role("link", name="To the prompt")).to_be_focused()
@@ -182,7 +181,7 @@ async def test_everything_works_from_the_keyboard(page: Page) -> None:
 
 @pytest.mark.parametrize("context", [PHONE], indirect=True)
 async def test_on_a_phone_nothing_sticks_out_and_a_tap_asks(page: Page) -> None:
-    async with serving(ScriptedBackend("word " * 40 + "a" * 400, clock=REAL_CLOCK)) as url:
+    async with running_in_loop(ScriptedBackend("word " * 40 + "a" * 400, clock=REAL_CLOCK)) as url:
         await open_page(page, url)
         await page.get_by_role("button", name="Answer").tap()
         await expect(state(page)).to_contain_text("Done in")
@@ -233,7 +232,7 @@ async def object_of(page: Page) -> Any:
 
 
 async def test_the_example_of_a_plan_is_filled_by_the_real_engine(page: Page) -> None:
-    async with Client(LOCAL_TINY) as client, serving(client.backend) as url:
+    async with Client(LOCAL_TINY) as client, running_in_loop(client.backend) as url:
         await open_page(page, url)
         await page.get_by_label("Plan", exact=True).check()
         await expect(graph(page)).to_have_accessible_name(
@@ -263,7 +262,7 @@ async def test_the_example_of_a_plan_is_filled_by_the_real_engine(page: Page) ->
 
 async def test_a_field_is_shown_while_another_one_is_silent_and_who_sees_both_waits(page: Page) -> None:
     backend = HeldBackend()
-    async with serving(backend) as url:
+    async with running_in_loop(backend) as url:
         await open_page(page, url)
         await write_plan(page, COLOURS)
         await expect(graph(page)).to_have_accessible_name("sky at once; sea at once; mood after sky, sea")
@@ -294,7 +293,7 @@ async def test_threads_of_items_share_a_node(page: Page) -> None:
     }
     fields: dict[str, Any] = {"list": {"type": "array", "items": item, "minItems": 2, "maxItems": 2}}
     fields |= {key: {**kind, "x-pasta": {"together": "pair"}} for key in ("c", "d")}
-    async with serving(RandomBackend()) as url:
+    async with running_in_loop(RandomBackend()) as url:
         await open_page(page, url)
         await write_plan(page, {"type": "object", "properties": fields})
         await page.get_by_role("button", name="Fill").click()
@@ -307,7 +306,7 @@ async def test_threads_of_items_share_a_node(page: Page) -> None:
 
 
 async def test_what_check_finds_stands_at_the_form(page: Page) -> None:
-    async with serving(RandomBackend()) as url:
+    async with running_in_loop(RandomBackend()) as url:
         await open_page(page, url)
         fields = {"a": {"enum": ["x"], "x-pasta": {"after": ["b"]}}}
         await write_plan(page, {"type": "object", "properties": fields})
@@ -333,7 +332,7 @@ async def test_what_check_finds_stands_at_the_form(page: Page) -> None:
 async def test_text_of_the_model_is_never_markup(page: Page) -> None:
     hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script> & <b>bold</b>'
     written = f'{hostile}<promise topic="&lt;b&gt;" tokens="10"/><async>{hostile}</async><sync/>{hostile}'
-    async with serving(ScriptedBackend(written, clock=REAL_CLOCK)) as url:
+    async with running_in_loop(ScriptedBackend(written, clock=REAL_CLOCK)) as url:
         await open_page(page, url)
         await ask(page, hostile)
         await expect(state(page)).to_contain_text("Done in")

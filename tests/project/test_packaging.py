@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.project_files import ROOT, project_files
+
 LINKED = ("backends", "training", "evals")
 WHEEL_LIMIT = 30_000_000
 INFO = "pasta_async-0.1.0.dist-info"
@@ -22,12 +23,6 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def project_files() -> list[str]:
-    """The files that git would publish: tracked and new ones, without ignored ones."""
-    listing = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    return sorted(name for name in listing.split("\0") if name and (ROOT / name).exists())
 
 
 @pytest.fixture(scope="module")

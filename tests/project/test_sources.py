@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.project_files import ROOT, project_files
+
 LONGEST_MODULE = 700
 
 # Written in halves, so that this file keeps its own rule.
@@ -26,10 +25,8 @@ ELSEWHERE = re.compile(
 
 def text_files() -> list[tuple[str, str]]:
     """Name and text of every file that git would publish and that is text."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.check_output(command, cwd=ROOT, text=True)
     files: list[tuple[str, str]] = []
-    for name in filter(None, listing.split("\0")):
+    for name in project_files():
         path = ROOT / name
         if path.is_file() and not path.is_symlink() and b"\0" not in (raw := path.read_bytes()):
             files.append((name, raw.decode("utf-8")))

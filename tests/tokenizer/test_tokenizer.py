@@ -17,6 +17,7 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.model_folder import TokenizerFiles
 from pasta_async.tokenizer import Detokenizer, Tokenizer, run_encoding
 from tests.helpers import local_models
+from tests.helpers.language_texts import PIECES
 from tests.helpers.local_models import tk
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ KINDS = {
     "sentencepiece, metaspace": local_models.sentencepiece(legacy=False),
 }
 SPELLED = (
-    *TAG_TOKENS,
+    *PIECES,
     *local_models.SPECIAL,
     "<think>",
     "<s>",

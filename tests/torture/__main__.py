@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tests.helpers.real_server import running_server
+from pasta_async.backends.sglang import SGLangBackend
+from tests.helpers.real_server import SGLangServer, running_server
 from tests.pasta_tiny import PASTA_TINY
 from tests.torture.cancellation import LocalEngine, ServerEngine, break_off
 from tests.torture.faults import inject
-from tests.torture.inputs import fill_forms, generate
 from tests.torture.soak import soak
 from tests.torture.trials import Figures, Trials
 
@@ -40,10 +40,10 @@ def on_sglang(part: Callable[[Trials, str], Awaitable[Figures]]) -> TorturePart:
 
 PARTS: dict[str, TorturePart] = {
     "cancel-local": lambda trials: break_off(trials, LocalEngine()),
-    "cancel-sglang": on_sglang(lambda trials, url: break_off(trials, ServerEngine(url))),
-    "inputs": generate,
+    "cancel-sglang": on_sglang(
+        lambda trials, url: break_off(trials, ServerEngine(SGLangServer(url, PASTA_TINY), SGLangBackend(url)))
+    ),
     "faults": on_sglang(inject),
-    "plans": fill_forms,
     "soak": soak,
 }
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +16,11 @@ import httpx
 
 from pasta_async import Backend, Client, GenerationTimeoutError, Limits
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.server import ServerSettings, create_app
 from tests.helpers.cache_checks import check_scheduler
 from tests.helpers.live_server import http_request, serving_in_loop
+from tests.helpers.real_server import SGLangServer
+from tests.helpers.real_vllm import VLLMServer
 from tests.pasta_tiny import PASTA_TINY
 from tests.torture.trials import Figures, Trials, draw_prompt
 
@@ -51,41 +50,17 @@ class LocalEngine:
 
 
 class ServerEngine:
-    """A real SGLang server."""
+    """A real server."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.backend: Backend = SGLangBackend(url)
-
-    async def busy(self) -> bool:
-        """True while it has requests. Afterwards no KV slot may be in use but for the prefix cache's."""
-        async with httpx.AsyncClient(timeout=PATIENCE) as http:
-            [load] = (await http.get(f"{self.url}/v1/loads")).json()["loads"]
-        if load["num_running_reqs"] or load["num_waiting_reqs"]:
-            return True
-        assert not load["num_used_tokens"]
-        return False
-
-
-class VLLMEngine:
-    """A real vLLM server."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.backend: Backend = VLLMBackend(url)
+    def __init__(self, server: SGLangServer | VLLMServer, backend: Backend) -> None:
+        self.server, self.backend = server, backend
 
     async def busy(self) -> bool:
-        """True while it has requests. Afterwards no block may be held but for the prefix cache's."""
-        async with httpx.AsyncClient(timeout=PATIENCE) as http:
-            text = (await http.get(f"{self.url}/metrics")).text
-        held = re.findall(
-            r"^vllm:(?:num_requests_(?:running|waiting)|kv_cache_usage_perc){.*} (.*)$", text, re.M
-        )
-        assert len(held) == 3
-        return any(map(float, held))
+        """True while it has requests, or KV slots in use but for the prefix cache's."""
+        return bool(await asyncio.to_thread(self.server.held))
 
 
-Engine = LocalEngine | ServerEngine | VLLMEngine
+Engine = LocalEngine | ServerEngine
 
 
 async def break_off(

@@ -17,11 +17,10 @@ from pasta_async.errors import (
 )
 from pasta_async.options import Sampling
 from pasta_async.protocol import Model, Piece
-from tests.helpers import odd_server
-from tests.helpers.odd_server import END, TAGS, OddServer, encode, pieces_of, sse, stream
+from tests.helpers.odd_server import END, TAGS, A, B, OddServer, pieces_of, sse, stream
+from tests.pasta_tiny import PASTA_TINY
 
-A, B = encode("ab")
-CARD = {"id": "odd", "owned_by": "vllm", "root": odd_server.model_folder(), "max_model_len": 100}
+CARD = {"id": "odd", "owned_by": "vllm", "root": str(PASTA_TINY), "max_model_len": 100}
 ADAPTER = {"id": "small", "owned_by": "vllm", "root": "elsewhere", "parent": "odd"}
 USAGE = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
 LAST: dict[str, Any] = {"choices": [], "usage": USAGE}

@@ -15,19 +15,19 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.errors import BackendTransportError, PastaError
 from tests.helpers.local_models import unconstrained
-from tests.helpers.real_vllm import BLOCK, RealServer, running_vllm
+from tests.helpers.real_vllm import BLOCK, VLLMServer, running_vllm
 from tests.helpers.server_contract import *  # noqa: F403 - the tests
 from tests.helpers.server_contract import chat, ids_of, read, request
 from tests.helpers.trained_models import FEW, answered, export_model
 from tests.pasta_tiny import examples
-from tests.torture.cancellation import VLLMEngine, break_off
+from tests.torture.cancellation import ServerEngine, break_off
 from tests.torture.trials import Trials
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
 
 async def test_a_fork_of_a_running_parent_finds_all_but_the_last_block(
-    backend: VLLMBackend, server: RealServer
+    backend: VLLMBackend, server: VLLMServer
 ) -> None:
     prompt, main = await chat(backend), list[int]()
     async with aclosing(backend.decode(replace(request(prompt), extra=server.endless))) as pieces:
@@ -46,8 +46,9 @@ async def test_seeds_are_honoured(backend: VLLMBackend) -> None:
     assert first == again != other
 
 
-async def test_100_answers_that_are_broken_off_leave_nothing_on_the_server(server: RealServer) -> None:
-    outcomes = await break_off(Trials(count=100, seconds=500), VLLMEngine(server.url), at_once=32, within=1)
+async def test_100_answers_that_are_broken_off_leave_nothing_on_the_server(server: VLLMServer) -> None:
+    engine = ServerEngine(server, VLLMBackend(server.url))
+    outcomes = await break_off(Trials(count=100, seconds=500), engine, at_once=32, within=1)
     assert sum(outcomes.values()) == 100 and outcomes["ended before"] < 50
 
 
@@ -66,7 +67,7 @@ async def test_pasta_smol_answers_as_it_does_here(tmp_path: Path) -> None:
     assert any(len(answer.threads) > 1 for answer in expected)
 
 
-async def test_a_killed_server_ends_answers_by_name(server: RealServer) -> None:
+async def test_a_killed_server_ends_answers_by_name(server: VLLMServer) -> None:
     """The last test: the server of all others is gone."""
     [prompt] = [example.prompt for example in examples()[:1]]
     async with Client(VLLMBackend(server.url), limits=Limits(retries=0)) as client:
