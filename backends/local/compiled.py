@@ -40,27 +40,27 @@ class Team:
     def __init__(self, size: int) -> None:
         self.size = size
         self._sync = np.zeros(16, np.int64)  # two counts, of waits and of calls; see `kernels._CALLS`
-        self._turn = 0  # waits of each thread so far
+        self._waits = 0  # waits of each thread so far
         self._queues: list[queue.SimpleQueue[Call | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
         for tasks in self._queues:
             threading.Thread(target=_work, args=(tasks,), name="pasta-kernels", daemon=True).start()
         weakref.finalize(self, _dismiss, self._queues)
 
     def run(self, kernel: Any, *args: Any) -> None:
-        """Call ``kernel(thread, threads, sync, turn, *args)`` in each thread; returns when all are through.
+        """Call ``kernel(thread, threads, sync, waits, *args)`` in each thread; returns when all are through.
 
-        `sync` is the address of the count of all threads' waits so far; `turn` is the number of each one's.
-        A kernel tells the others that a call begins, ends with `kernels._end`, and returns its next turn.
+        `sync` is the address of the count of all threads' waits so far; `waits` is the number of each one's.
+        A kernel tells the others that a call begins, ends with `kernels._end`, and returns the new number.
         """
         for number, tasks in enumerate(self._queues, 1):
-            tasks.put((kernel, number, self.size, self._sync, self._turn, args))
-        self._turn = kernel(0, self.size, self._sync.ctypes.data, self._turn, *args)
+            tasks.put((kernel, number, self.size, self._sync, self._waits, args))
+        self._waits = kernel(0, self.size, self._sync.ctypes.data, self._waits, *args)
 
 
 def _work(tasks: queue.SimpleQueue[Call | None]) -> None:
     while (task := tasks.get()) is not None:
-        kernel, number, size, sync, turn, args = task
-        kernel(number, size, sync.ctypes.data, turn, *args)
+        kernel, number, size, sync, waits, args = task
+        kernel(number, size, sync.ctypes.data, waits, *args)
         del task, args  # else a thread that waits would keep the model in memory
 
 

@@ -1,6 +1,6 @@
 """The engine's step, the thread that runs it, and the streams that its readers get.
 
-`Engine` moves every job on by a token. `EngineLoop` runs its steps in a thread as long as something can move.
+`Engine` moves every job on by a token. `EngineLoop` runs its steps in a thread as long as there are jobs.
 A `Stream` is one request, as the event loop that opened it reads it.
 """
 
@@ -120,7 +120,7 @@ class Engine:
         self.scheduler.remove(job)
 
     def step(self) -> list[Output] | None:
-        """Run the model once over all jobs that can move; None if there are none.
+        """Run the model once over the jobs that run; None if there are none.
 
         A job whose output has `finish_reason` or `error` set is gone already.
         """
@@ -217,42 +217,36 @@ def _usable_device(name: str | None) -> str:
 
 
 class Stream:
-    """A job, and the buffer of its reader, who is on the running event loop."""
+    """A job, and the pieces for its reader, who is on the running event loop."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.ended: asyncio.Event = asyncio.Event()
         """Set once the engine is done with the job."""
-        self._pieces: deque[Piece] = deque()
-        self._news = asyncio.Event()
-        self._error: BaseException | None = None
+        self._pieces: asyncio.Queue[Piece | BackendError] = asyncio.Queue()
 
     def post(self, piece: Piece) -> None:
         """Hand a piece to the reader."""
-        self._pieces.append(piece)
-        self._news.set()
+        self._pieces.put_nowait(piece)
         if piece.finish_reason:
             self.ended.set()
 
-    def fail(self, error: BaseException) -> None:
-        """End the stream; its reader gets the error after the pieces in the buffer."""
-        self._error = error
+    def fail(self, error: BackendError) -> None:
+        """End the stream; its reader gets the error after the pieces that are there."""
+        self._pieces.put_nowait(error)
         self.ended.set()
-        self._news.set()
 
     async def read(self) -> Piece:
         """The next piece. Cancelling it loses nothing."""
-        while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            self._news.clear()
-            await self._news.wait()
-        return self._pieces.popleft()
+        piece = await self._pieces.get()
+        if isinstance(piece, BackendError):
+            raise piece
+        return piece
 
 
 class EngineLoop:
-    """Steps an engine in the one thread of an executor, as long as a job can move.
+    """Steps an engine in the one thread of an executor, as long as there are jobs.
 
     Public methods may be called in any thread and on any event loop. They leave commands, which run between
     two steps, so that the engine's thread alone touches the engine.

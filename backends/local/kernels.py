@@ -43,9 +43,9 @@ Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8 | np.int16]  # 0 to 255, in what the CPU multiplies
 Zeros: TypeAlias = NDArray[np.int32]
-Who: TypeAlias = tuple[int, int, int]  # a thread's number, the number of threads, the address of `sync`
+Member: TypeAlias = tuple[int, int, int]  # a thread's number, the number of threads, the address of `sync`
 Quantised: TypeAlias = tuple[Bytes, Floats, Zeros]  # rows: `sizes[r] * (q[r] - zeros[r])`
-Sight: TypeAlias = tuple[Ints, Ints, Ints]  # `seen`, `starts` and `counts` of `step`
+Visible: TypeAlias = tuple[Ints, Ints, Ints]  # `seen`, `starts` and `counts` of `step`
 _Function = TypeVar("_Function")
 
 _SPINS = 200  # pauses before a waiting thread lets others have its core
@@ -120,31 +120,31 @@ def _exp(x: np.float32) -> np.float32:
 
 
 @_kernel
-def _wait(who: Who, turn: int) -> int:
-    """Wait until all threads are here; `turn` counts the waits before this one. Returns the next turn."""
-    _, threads, sync = who
+def _wait(member: Member, waits: int) -> int:
+    """Wait until all threads are here; `waits` counts those before. Returns the count with this one."""
+    _, threads, sync = member
     if threads == 1:
-        return turn
-    # One count serves all waits: it only grows, and wait number `turn` is over at `(turn + 1) * threads`.
+        return waits
+    # One count serves all waits: it only grows, and this wait is over at `(waits + 1) * threads`.
     add_atomically(sync, 1)
     spins = 0
-    while load_atomically(sync) < (turn + 1) * threads:
+    while load_atomically(sync) < (waits + 1) * threads:
         spins += 1
         pause()
         if spins > _SPINS:
             give_way()
-    return turn + 1
+    return waits + 1
 
 
 @_kernel
-def _end(who: Who, turn: int) -> int:
+def _end(member: Member, waits: int) -> int:
     """The last wait of a kernel. The caller's thread waits for the others; these wait for the next call.
 
     Waking a thread that sleeps takes about as long as a layer, so they spin, but not for long.
     """
-    thread, _, sync = who
+    thread, _, sync = member
     if thread == 0:
-        return _wait(who, turn)
+        return _wait(member, waits)
     # Read the count of calls before the caller's thread may go on and change it.
     calls = load_atomically(sync + _CALLS)
     add_atomically(sync, 1)
@@ -154,13 +154,13 @@ def _end(who: Who, turn: int) -> int:
         pause()
         if spins > _SPINS:
             give_way()
-    return turn + 1
+    return waits + 1
 
 
 @_kernel
-def _part(count: int, who: Who) -> tuple[int, int]:
+def _part(count: int, member: Member) -> tuple[int, int]:
     """A thread's share of `count` items: its first one, and the end."""
-    thread, threads, _ = who
+    thread, threads, _ = member
     return count * thread // threads, count * (thread + 1) // threads
 
 
@@ -187,17 +187,17 @@ def _quantise(x: Floats, first: int, last: int, to: Quantised, normalised: bool,
 
 @_kernel
 def _quantise_part(
-    who: Who, turn: int, x: Floats, to: Quantised, normalised: bool, epsilon: np.float32
+    member: Member, waits: int, x: Floats, to: Quantised, normalised: bool, epsilon: np.float32
 ) -> int:
-    """Quantise all rows, shared among the threads if they are many. Returns the next turn."""
+    """Quantise all rows, shared among the threads if they are many. Returns the count of waits."""
     rows = len(x)
     # Few rows are quantised whole by each thread for itself, which takes less time than a wait.
     if rows < _MANY_ROWS:
         _quantise(x, 0, rows, to, normalised, epsilon)
-        return turn
-    first, last = _part(rows, who)
+        return waits
+    first, last = _part(rows, member)
     _quantise(x, first, last, to, normalised, epsilon)
-    return _wait(who, turn)
+    return _wait(member, waits)
 
 
 @_kernel
@@ -297,12 +297,12 @@ def _write(
     kv: NDArray[Any],
     norms: Floats,
     epsilon: np.float32,
-    who: Who,
+    member: Member,
 ) -> None:
     """Rotate queries and keys, and put keys and values into a layer's cache."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     heads, scaling = repeats * kv_heads, _ONE / np.float32(np.sqrt(head_dim))
-    for item in range(who[0], len(qkv) * kv_heads, who[1]):
+    for item in range(member[0], len(qkv) * kv_heads, member[1]):
         r, h = item // kv_heads, item % kv_heads
         row = qkv[r].reshape(heads + 2 * kv_heads, head_dim)
         for i in range(repeats + 1):  # the queries of this key-value head, and its key
@@ -319,17 +319,17 @@ def _attend(
     group: tuple[int, ...],
     parts: tuple[int, ...],
     qkv: Floats,
-    sight: Sight,
+    visible: Visible,
     kv: NDArray[Any],
     scores: Floats,
     out: Floats,
-    who: Who,
+    member: Member,
 ) -> None:
     """Attention of all rows, each over its own slots."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     head_bytes, stride = kv.shape[1] * head_dim * kv.itemsize, 4 * scores.shape[1]
-    seen, starts, counts = sight
-    first_item, behind = _part(len(qkv) * kv_heads, who)
+    seen, starts, counts = visible
+    first_item, behind = _part(len(qkv) * kv_heads, member)
     # An item is a row with the queries of one key-value head. Items go head by head: a thread then takes rows
     # of one answer one after another, which read the same keys.
     for item in range(first_item, behind):
@@ -345,8 +345,8 @@ def _attend(
 
 @_kernel
 def _feed_forward(
-    who: Who,
-    turn: int,
+    member: Member,
+    waits: int,
     gate_up_weights: Ints,
     down_weights: Ints,
     x: Floats,
@@ -355,21 +355,21 @@ def _feed_forward(
     to: Quantised,
     following: int,
 ) -> int:
-    """A layer's second half, added to x. Returns the next turn; other threads may still be adding."""
+    """A layer's second half, added to x. Returns the count of waits; other threads may still be adding."""
     rows, wide = len(x), gate_up.shape[1] // 2
-    first, last = _part(wide // OUTPUT_GROUP, who)
-    x_from, x_to = _part(x.shape[1] // OUTPUT_GROUP, who)
+    first, last = _part(wide // OUTPUT_GROUP, member)
+    x_from, x_to = _part(x.shape[1] // OUTPUT_GROUP, member)
     up, down = _start(gate_up_weights, first + wide // OUTPUT_GROUP), _start(down_weights, x_from)
-    turn = _quantise_part(who, turn, x, to, True, epsilon)
+    waits = _quantise_part(member, waits, x, to, True, epsilon)
     # A thread computes the same columns of gate and up, so that it can multiply them without a wait.
     for behind, then in (0, up), (wide // OUTPUT_GROUP, down):
         _multiply(to, rows, gate_up_weights, gate_up, 0, first + behind, last + behind, then)
     _activate(gate_up, first * OUTPUT_GROUP, last * OUTPUT_GROUP)
-    turn = _wait(who, turn)
+    waits = _wait(member, waits)
     gated = gate_up[:, :wide]
-    turn = _quantise_part(who, turn, gated, to, False, _ZERO)
+    waits = _quantise_part(member, waits, gated, to, False, _ZERO)
     _multiply(to, rows, down_weights, x, 1, x_from, x_to, following)
-    return turn
+    return waits
 
 
 @_kernel
@@ -377,7 +377,7 @@ def step(
     thread: int,
     threads: int,
     sync: int,
-    turn: int,
+    waits: int,
     group: tuple[int, ...],
     parts: tuple[int, ...],
     table: Ints,
@@ -402,13 +402,13 @@ def step(
     head: Ints,
     logits: Floats,
 ) -> int:
-    """All layers and the head. Returns the thread's next turn.
+    """All layers and the head. Returns the thread's count of waits.
 
     Args:
         thread: The number of the calling thread.
         threads: The number of threads.
         sync: Address of the count of waits (`_wait`).
-        turn: The number of waits of each thread so far.
+        waits: The number of waits of each thread so far.
         group: A tuple with a number for each query that shares a key and a value. Only its length matters:
             the kernel is compiled for it.
         parts: A tuple of length `head_dim / 16`.
@@ -430,22 +430,22 @@ def step(
         all_q: Scratch of each thread, `[threads, rows, widest input]`.
         all_sizes: The same, `[threads, rows]`.
         all_zeros: The same, `[threads, rows]`.
-        all_scores: The same, `[threads, queries of a group, most positions, up to a multiple of `LANES`]`.
+        all_scores: The same, `[threads, queries of a group, positions + LANES]`.
         last: Rows whose logits are wanted.
         head: The last product, as a row of `table`.
         logits: `[len(last), outputs]`.
     """
     if thread == 0:  # tell those that are still awake that a call begins
         add_atomically(sync + _CALLS, 1)
-    who, sight, rows = (thread, threads, sync), (seen, starts, counts), len(x)
+    member, visible, rows = (thread, threads, sync), (seen, starts, counts), len(x)
     # Threads share one quantised copy of many rows; of few rows each has its own (`_quantise_part`).
     scores, copy = all_scores[thread], 0 if rows >= _MANY_ROWS else thread
     to = all_q[copy], all_sizes[copy], all_zeros[copy]
     # The groups of outputs that this thread computes of each product.
-    qkv_from, qkv_to = _part(qkv.shape[1] // OUTPUT_GROUP, who)
-    x_from, x_to = _part(x.shape[1] // OUTPUT_GROUP, who)
-    wide_from, _ = _part(gate_up.shape[1] // 2 // OUTPUT_GROUP, who)
-    head_from, head_to = _part(logits.shape[1] // OUTPUT_GROUP, who)
+    qkv_from, qkv_to = _part(qkv.shape[1] // OUTPUT_GROUP, member)
+    x_from, x_to = _part(x.shape[1] // OUTPUT_GROUP, member)
+    wide_from, _ = _part(gate_up.shape[1] // 2 // OUTPUT_GROUP, member)
+    head_from, head_to = _part(logits.shape[1] // OUTPUT_GROUP, member)
     for layer in range(len(table)):
         qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
         # The weights to prefetch at the layer's end: the next layer's, or the head's.
@@ -453,13 +453,13 @@ def step(
         if layer + 1 < len(table):
             then = _start(table[layer + 1, 0], qkv_from)
         # Queries, keys and values; each wait is there because the next stage reads what all threads wrote.
-        turn = _quantise_part(who, turn, x, to, True, epsilon)
+        waits = _quantise_part(member, waits, x, to, True, epsilon)
         _multiply(to, rows, qkv_weights, qkv, 0, qkv_from, qkv_to, _start(out_weights, x_from))
-        turn = _wait(who, turn)
-        _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, who)
-        turn = _wait(who, turn)
-        _attend(group, parts, qkv, sight, kv[layer], scores, attended, who)
-        turn = _wait(who, turn)
+        waits = _wait(member, waits)
+        _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, member)
+        waits = _wait(member, waits)
+        _attend(group, parts, qkv, visible, kv[layer], scores, attended, member)
+        waits = _wait(member, waits)
         # In the last layer only rows whose logits are wanted go on.
         if layer == len(table) - 1 and len(last) < rows:
             if thread == 0:
@@ -469,12 +469,12 @@ def step(
             x, attended, gate_up = x[:rows], attended[:rows], gate_up[:rows]
             copy = 0 if rows >= _MANY_ROWS else thread
             to = all_q[copy], all_sizes[copy], all_zeros[copy]
-            turn = _wait(who, turn)
-        turn = _quantise_part(who, turn, attended, to, False, _ZERO)
+            waits = _wait(member, waits)
+        waits = _quantise_part(member, waits, attended, to, False, _ZERO)
         _multiply(to, rows, out_weights, x, 1, x_from, x_to, _start(gate_up_weights, wide_from))
-        turn = _wait(who, turn)
-        turn = _feed_forward(who, turn, gate_up_weights, down_weights, x, epsilon, gate_up, to, then)
-        turn = _wait(who, turn)
-    turn = _quantise_part(who, turn, x, to, True, epsilon)
+        waits = _wait(member, waits)
+        waits = _feed_forward(member, waits, gate_up_weights, down_weights, x, epsilon, gate_up, to, then)
+        waits = _wait(member, waits)
+    waits = _quantise_part(member, waits, x, to, True, epsilon)
     _multiply(to, rows, head, logits, 0, head_from, head_to, _start(table[0, 0], qkv_from))
-    return _end(who, turn)
+    return _end(member, waits)

@@ -32,8 +32,8 @@ _FEW_ROWS = 8  # the row count that the packed layout is chosen for
 _lengths: Callable[..., torch.Tensor] = getattr(torch.linalg, "vector_norm")  # noqa: B009 (it has no types)
 
 
-class _Sight(NamedTuple):
-    """The attention of one sequence's new tokens."""
+class _NewRows(NamedTuple):
+    """The rows of one sequence's new tokens, and the tokens that they see."""
 
     rows: slice  # of the batch
     seen: torch.Tensor  # int64 `[tokens]`: the slot of each token up to the last new one
@@ -86,28 +86,28 @@ class CausalLM:
         """
         device = self._embedding.device
         ids, positions, slots = (torch.as_tensor(array, device=device) for array in new_tokens(entries))
-        sights = _sights(entries, device)
+        sequences = _new_rows(entries, device)
         x = self._embedding.index_select(0, ids)  # [rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [rows, 1, head_dim / 2]
         for layer, kv in zip(self._layers, self._kv, strict=True):
-            x.add_(layer.attention(_normalised(x, self._epsilon), rotation, slots, sights, kv))
+            x.add_(layer.attention(_normalised(x, self._epsilon), rotation, slots, sequences, kv))
             x.add_(layer.feed_forward(_normalised(x, self._epsilon)))
-        x = x[[sight.rows.stop - 1 for sight in sights]]
+        x = x[[sequence.rows.stop - 1 for sequence in sequences]]
         return self._head(_normalised(x, self._epsilon)).float().cpu().numpy()
 
 
-def _sights(entries: Sequence[Entry], device: torch.device) -> list[_Sight]:
-    """The attention of each entry's new tokens: each sees all before it, and itself."""
-    sights: list[_Sight] = []
+def _new_rows(entries: Sequence[Entry], device: torch.device) -> list[_NewRows]:
+    """The rows of each entry: each sees all tokens before its own, and that."""
+    sequences: list[_NewRows] = []
     end = 0
     for entry in entries:
         seen = torch.as_tensor(entry.slots, device=device)
         mask = None
         if entry.count > 1:
             mask = torch.ones(entry.count, len(seen), dtype=torch.bool, device=device).tril(entry.start)
-        sights.append(_Sight(slice(end, end + entry.count), seen, mask))
+        sequences.append(_NewRows(slice(end, end + entry.count), seen, mask))
         end += entry.count
-    return sights
+    return sequences
 
 
 class _Layer:
@@ -142,7 +142,7 @@ class _Layer:
         x: torch.Tensor,
         rotation: torch.Tensor,
         slots: torch.Tensor,
-        sights: Sequence[_Sight],
+        sequences: Sequence[_NewRows],
         kv: torch.Tensor,
     ) -> torch.Tensor:
         """The layer's first half: the change of the states.
@@ -160,17 +160,17 @@ class _Layer:
         heads = qkv.to(kv.dtype).transpose(0, 1)  # [heads, rows, head_dim]
         kv.index_copy_(1, slots, heads[c.heads :])
         # Each sequence attends by itself: beside the weights, which all share, its keys are little to read.
-        out = [_attend(heads[: c.heads, sight.rows], kv, sight) for sight in sights]
+        out = [_attend(heads[: c.heads, sequence.rows], kv, sequence) for sequence in sequences]
         return self._out(torch.cat(out).to(x.dtype))
 
 
-def _attend(queries: torch.Tensor, kv: torch.Tensor, sight: _Sight) -> torch.Tensor:
+def _attend(queries: torch.Tensor, kv: torch.Tensor, sequence: _NewRows) -> torch.Tensor:
     """Attention of queries `[heads, rows, head_dim]` in a layer with the cache `kv`.
 
     Returns `[rows, heads * head_dim]`.
     """
-    keys, values = kv.index_select(1, sight.seen)[None].chunk(2, 1)
-    attended = F.scaled_dot_product_attention(queries[None], keys, values, sight.mask, enable_gqa=True)
+    keys, values = kv.index_select(1, sequence.seen)[None].chunk(2, 1)
+    attended = F.scaled_dot_product_attention(queries[None], keys, values, sequence.mask, enable_gqa=True)
     return attended[0].transpose(0, 1).flatten(1)
 
 

@@ -98,7 +98,7 @@ class Scheduler:
             self._leave(job)
 
     def plan(self) -> list[Task]:
-        """The next step's tasks, with slots assigned to their tokens. Empty: nothing can move."""
+        """The next step's tasks, with slots assigned to their tokens. Empty: there are no jobs."""
         self._admit()
         # Every job that decodes gets its one token. Prompts share the step's budget, in the order of
         # admission; the last one that fits gets a part.
@@ -200,6 +200,6 @@ class Scheduler:
             self._leave(youngest)
             self.waiting.append(youngest)
             tasks = [task for task in tasks if task.job is not youngest]
-        if needed > self.pool.free:  # some more are evicted, for that goes through the whole tree
+        if needed > self.pool.free:  # more than needed: each time goes through the whole tree
             self.pool.give(self.radix.evict(max(needed - self.pool.free, self.pool.size // 64)))
         return tasks

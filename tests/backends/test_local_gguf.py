@@ -148,7 +148,9 @@ def test_logits_and_tokens_are_those_of_a_folder_and_of_transformers(variant: st
     assert ours.ids == theirs.ids == local_models.greedy(model, ids, 12)
 
 
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_K, Type.BF16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [Type.Q8_0, Type.Q4_1, Type.Q4_K, Type.Q6_K, Type.BF16], ids=lambda kind: kind.name
+)
 def test_types_that_the_package_dequantises_are_read(kind: Type, tmp_path: Path) -> None:
     model = local_models.model(hidden_size=256, intermediate_size=256, num_hidden_layers=1, vocabulary=600)
     block, size = gguf.GGML_QUANT_SIZES[kind]
