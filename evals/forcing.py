@@ -117,7 +117,7 @@ def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> De
 
 
 class _BegunAnswer(NamedTuple):
-    """An answer of which a request has come."""
+    """An answer whose first request has come."""
 
     prompt_tokens: int
     views: _EncodedViews

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.statistics import Estimate, Gain
+from pasta_async.evals.statistics import Difference, Estimate
 from pasta_async.model_folder import write_json
 
 Row = TypeVar("Row")
@@ -78,7 +78,7 @@ def cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, dict):
-        return format_estimate(cast("Estimate | Gain", value))
+        return format_estimate(cast("Estimate | Difference", value))
     if isinstance(value, float):
         return digits(value)
     return f"{value:,}" if type(value) is int else str(value)
@@ -89,7 +89,7 @@ def digits(value: float, sign: Literal["", "+"] = "") -> str:
     return f"{value:{sign}.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
 
 
-def format_estimate(figure: Estimate | Gain) -> str:
+def format_estimate(figure: Estimate | Difference) -> str:
     """An estimate for a table: `51.2 (47.9 to 54.4)`; a difference: `+1.2 (-0.4 to +2.9), at least -0.1`."""
     sign = "+" if "bound" in figure else ""
     shown = digits(figure["value"], sign)

@@ -160,7 +160,7 @@ def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
         "critical path": mean([row.critical_path for row in rows]),
         "requests": mean([row.requests for row in rows]),
         "prefilled": mean([row.prefilled_tokens for row in rows]),
-        "cached %": 100 * cached / max(1, cached + prefilled),
+        "cached %": 100 * cached / (cached + prefilled) if cached + prefilled else None,
         "ms from a fork to its first token": mean(
             [1000 * seconds for row in rows for seconds in row.fork_seconds]
         ),
@@ -168,10 +168,14 @@ def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
 
 
 def describe(rows: Sequence[Answer]) -> dict[str, Any]:
-    """Figures of parallel answers beside the plain ones: estimates over prompts, means, and counts."""
-    plain = of_method(rows, "baseline")
-    answers = of_method(rows, "parallel")
-    whole = [row for row in answers if row.tokens and not row.ended_by_length]
+    """Figures of parallel answers beside the plain ones: estimates over prompts, means, and counts.
+
+    Answers without tokens are counted alone: their prompts were too long.
+    """
+    plain, answers = (
+        [row for row in of_method(rows, form) if row.tokens] for form in ("baseline", "parallel")
+    )
+    whole = [row for row in answers if not row.ended_by_length]
     # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
     pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
     plain_costs = describe_costs(plain)
@@ -185,6 +189,7 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
 
     return {
         "prompts": len({*prompts}),
+        "too long prompts": len({row.prompt for row in of_method(rows, "parallel") if not row.tokens}),
         SAME_ANSWER: ratio(lambda row: (row.text_tokens + 1) * pace / row.seconds) if pace else None,
         "times sooner than the plain answer": speedup(rows, "parallel"),
         "tokens of its text / critical path": ratio(lambda row: (row.text_tokens + 1) / row.critical_path),

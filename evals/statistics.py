@@ -24,7 +24,7 @@ class Estimate(TypedDict):
     high: float | None
 
 
-class Gain(Estimate):
+class Difference(Estimate):
     """A mean difference."""
 
     bound: float | None
@@ -81,7 +81,7 @@ def estimate(
     return {"value": value, "low": low, "high": high}
 
 
-def mean_difference(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Gain:
+def mean_difference(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Difference:
     """Mean of differences; see `estimate`."""
     bound = estimate(values, "arithmetic", clusters=clusters, confidence=0.9)["low"]
     return {**estimate(values, "arithmetic", clusters=clusters), "bound": bound}

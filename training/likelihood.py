@@ -62,8 +62,8 @@ class LanguageModel(Tokenizer):
     def bits(self, texts: Iterable[tuple[Key, Sequence[int], Sequence[int]]]) -> dict[Key, float]:
         """Mean bits of a token of each text, by its key; a text without tokens has none.
 
-        A text is a key of its own, the ids before it, of which it needs one, and its own ids. Texts that
-        stand side by side share what they begin with.
+        Each text is a key that is used once, at least one id before it, and its own ids. Texts that stand
+        side by side share what they begin with.
         """
         # Trees, and the keys and sizes of their texts. A tree is full at half a row.
         trees: list[tuple[Trie, list[tuple[Key, int]]]] = []

@@ -328,11 +328,14 @@ class Loop:
                 try:
                     report = self.update()
                 except torch.OutOfMemoryError as error:
-                    # Adapters are no advice where there are some, nor for a run that goes on without any.
-                    adapters = "" if self.step or settings.lora_rank else ", --lora-rank"
+                    ways = [f"fewer --row-tokens (the longest example has {max(self.sizes.values())})"]
+                    if not settings.recompute:
+                        ways.append("--recompute")
+                    if not self.step and not settings.lora_rank:  # a run that has begun stays what it is
+                        ways.append("--lora-rank")
                     raise TrainingError(
-                        f"update {self.step + 1} needs more memory than {self.accelerator.device} has: use "
-                        f"--recompute, fewer --row-tokens{adapters} or --dtype bfloat16"
+                        f"update {self.step + 1} needs more memory than {self.accelerator.device} has: "
+                        f"use {' or '.join(ways)}"
                     ) from error
                 advance(note=f"loss {report['loss']:.4f}")
                 if metrics:
@@ -487,7 +490,7 @@ def _compute_in_half(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):  # peft's layers: autocast casts their inputs
             module.cast_input_dtype_enabled = False
-    # Autocast leaves the positions in the embedding's format; attention wants one for all that it gets.
+    # Autocast leaves the positions in the embedding's format; the rotation would then be in float32.
     model.get_decoder().rotary_emb.register_forward_hook(_in_half)
 
 

@@ -59,6 +59,8 @@ class Codec(Tokenizer):
         """Id that ends an answer."""
 
     def _end_of_answer(self) -> int:
+        if not self.end_ids:
+            raise UnsupportedModelError("the tokenizer has no end-of-text token")
         return self.end_ids[0]
 
     def count(self, text: str) -> int:
@@ -155,7 +157,7 @@ class TokenSpans(NamedTuple):
 
 
 def token_spans(tokenizer: Tokenizer, text: str, marks: Iterable[Mark]) -> TokenSpans | None:
-    """A text that these tags are put into, without them; each moves as `encode_views` moves it.
+    """The ids of a text, and where the chunks of these promises are in them; tags move as in `encode_views`.
 
     None if the ids do not decode to the text, which a vocabulary may not be able to write.
     """
@@ -182,7 +184,7 @@ def _cuts(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int, int]
 
 
 def _move_tags(document: Document, edges: Sequence[int]) -> Document:
-    """The document with its tags moved to `edges`; a malformed one, or one without edges, is not changed."""
+    """The document, its tags moved to `edges`; without any, or with an ignored tag in a chunk, as it is."""
     inside = [node for promise in document.promises if promise.chunk for node in promise.chunk.nodes]
     if not edges or any(isinstance(node, Ignored) for node in inside):
         return document
@@ -324,10 +326,10 @@ def critical_path(document: Document, count: CountTokens) -> int:
     return path + round_length
 
 
-def text_speedup(document: Document, count: CountTokens) -> float:
-    """Tokens of the text without tags / critical path: 1 for a plain answer.
+def text_speedup(document: Document) -> float:
+    """Tokens of the text without tags / critical path, by `rough_tokens`: 1 for a plain answer.
 
     For an annotation this is the theoretical speed-up, since its baseline is the answer that was annotated.
     """
-    path = critical_path(document, count)
-    return count(document.text) / path if path else 1.0
+    path = critical_path(document, rough_tokens)
+    return rough_tokens(document.text) / path if path else 1.0

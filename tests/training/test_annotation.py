@@ -15,6 +15,8 @@ from pasta_async.lang import Chunk, Document, Promise, Sync, parse
 from pasta_async.training.data.annotate import AnnotateSettings, annotate, main
 from pasta_async.training.data.annotate_endpoint import EXAMPLES, check_reply, first_prompt
 from pasta_async.training.data.corpus import Record, plain_record, read_records, write_records
+from pasta_async.training.endpoint import Endpoint
+from pasta_async.training.jobs import Journal
 from pasta_async.training.views import Mark, insert_tags, rough_tokens
 from tests.helpers.annotator_server import Annotator, running_annotator
 from tests.helpers.commands_run import failed, status
@@ -60,6 +62,16 @@ def test_a_right_reply_becomes_a_record_with_the_same_text(annotator: Annotator,
     assert (summary["accepted"], summary["requests"], summary["completion_tokens"]) == (2, 2, 40)
     assert summary["with_promises"] == 1
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["accepted"] == 2
+
+
+async def test_a_reply_is_in_the_journal_before_the_run_ends(annotator: Annotator, tmp_path: Path) -> None:
+    run = settings(annotator, tmp_path)
+    messages = first_prompt(plain_record([{"role": "user", "content": "one"}], RESPONSE))
+    with Journal(tmp_path / "journal.jsonl", {"of": "a test"}) as journal:
+        async with Endpoint(run.base_url, run.model, run, journal) as endpoint:
+            reply = await endpoint.complete(messages)
+            *_, line = journal.path.read_text().splitlines()
+    assert json.loads(line)["reply"]["text"] == reply.text
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_the_text_stays_and_tags_are_well_formed(tau: float, folder: Path, tmp_p
     assert [record.document.text for record in records] == ANSWERS
     assert all(not parse(record.written).diagnostics for record in records)
     assert {record.annotator for record in records} == {"likelihood:model"}
-    assert (summary["accepted"], summary["measured"], summary["too_long"]) == (4, 3, 0)
+    assert (summary["accepted"], summary["measured"], summary["unmeasured"]) == (4, 3, 0)
 
 
 def test_rounds_end_where_something_becomes_dear() -> None:
@@ -215,5 +215,5 @@ def test_an_answer_that_the_vocabulary_cannot_write_is_not_measured(tmp_path: Pa
 def test_an_answer_that_the_model_cannot_hold_stays_plain(tmp_path: Path) -> None:
     model = base_folder(tmp_path / "model", max_position_embeddings=90)
     summary = annotate(settings(tmp_path, model, tau=math.inf))
-    assert summary["too_long"] > 0
+    assert summary["unmeasured"] > 0
     assert [record.document.text for record in annotated(tmp_path)] == ANSWERS

@@ -236,11 +236,10 @@ def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
     flags = ["--model", tmp_path / "base", "--data", tmp_path / "data.jsonl", "--out", out, "--steps", 6]
     flags += ["--batch", 4, "--save-every", 2, "--row-tokens", 512, "--lr", 3e-3]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def run(*program: str) -> subprocess.CompletedProcess[str]:
         command = [*start, *program, *map(str, flags)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
     killed = run(str(KILLED_SFT))
     assert killed.returncode and "SIGKILL" in killed.stderr, killed.stderr

@@ -37,7 +37,7 @@ from pasta_async.training.data.corpus import Record, SourceSettings, write_recor
 from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from pasta_async.training.jobs import Journal
 from pasta_async.training.model_digest import model_digest
-from pasta_async.training.views import rough_tokens, text_speedup
+from pasta_async.training.views import text_speedup
 
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
@@ -59,7 +59,8 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
     )
     cut: Cut = Field(default="points", description="of structure and likelihood: what is promised")
     least: Count = Field(
-        default=LEAST, description="of both: tokens, by a rough count, from which a piece is promised"
+        default=LEAST,
+        description="of structure and likelihood: tokens, by a rough count, from which a piece is promised",
     )
 
     @model_validator(mode="after")
@@ -149,7 +150,7 @@ async def _by_endpoint(
 
 def _annotated(record: Record, document: Document, annotator: str) -> Record:
     """The record with its annotation, and with its theoretical speed-up as a score."""
-    scores = {**record.scores, "text_speedup": round(text_speedup(document, rough_tokens), 4)}
+    scores = {**record.scores, "text_speedup": round(text_speedup(document), 4)}
     update = {"written": document.format(), "annotator": annotator, "scores": scores}
     return record.model_copy(update=update)
 

@@ -180,7 +180,7 @@ def annotate_by_likelihood(
 
     Returns:
         A document for each record, and the totals: answers that were measured or resumed, and those that
-        stay plain because they are too_long for the model, or its vocabulary cannot write them.
+        stay plain because they are too long for the model, or its vocabulary cannot write them (unmeasured).
 
     Raises:
         PastaError: The model cannot be used.
@@ -199,7 +199,7 @@ def annotate_by_likelihood(
     totals = Counter(measured=len(new), resumed=len(with_promises) - len(new))
     if new:
         costs |= _measured(new, folder, journal)
-    totals["too_long"] = sum(costs[key] is None for key in with_promises)
+    totals["unmeasured"] = sum(costs[key] is None for key in with_promises)
     documents: list[Document] = []
     for key, record, marks in zip(keys, records, promises, strict=True):
         text = record.document.text

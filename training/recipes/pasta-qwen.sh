@@ -44,7 +44,8 @@ answer --prompts "$OUT/parts.jsonl" --prompts "$OUT/dolly.jsonl" --out "$OUT/ans
 answer --prompts "$OUT/whole.jsonl" --out "$OUT/plain.jsonl"
 
 # Annotation by the structure of lists. Two thirds of the examples promise, one third do not. The last item ends with
-# an empty line as the others do: no item knows that it is the last. (`--least` counted the base's own tokens then.)
+# an empty line as the others do: no item knows that it is the last. (What ships was cut by the
+# base's own count of tokens; `--least` is a rough count now.)
 python -m pasta_async.training.data.annotate --by structure --cut lists --least 12 \
     --data "$OUT/answers.jsonl" --out "$OUT/annotated"
 grep '<promise' "$OUT/annotated/annotated.jsonl" | sed 's|</async>","|\\n\\n</async>","|' >"$OUT/train.jsonl"

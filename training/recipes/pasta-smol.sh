@@ -36,8 +36,8 @@ python -m pasta_async.training.data.corpus --prompts-only --data "$PROMPTS" --sk
 python -m pasta_async.training.answers --backend "local:$BASE" --prompts "$OUT/ours.jsonl" \
     --prompts "$OUT/dolly.jsonl" --temperature 0.5 --max-tokens 500 --out "$OUT/answers.jsonl"
 
-# 10 minutes: annotation. The base measures which parts of an answer need each other. (`--least` counted the base's
-# own tokens then.)
+# 10 minutes: annotation. The base measures which parts of an answer need each other. (What ships was cut
+# by the base's own count of tokens; `--least` is a rough count now.)
 python -m pasta_async.training.data.annotate --by likelihood --model "$BASE" \
     --data "$OUT/answers.jsonl" --cut blocks --least 12 --tau 0.5 --form 2.5 --sync-tau 2.5 --out "$OUT/annotated"
 
