@@ -93,7 +93,7 @@ class VLLMBackend(ServerBackend):
         self._takes_bias = not any(name.startswith("spec_decode") for name in metrics)
         notes: list[str] = []
         if any(cache.get("enable_prefix_caching") != "True" for cache in caches):
-            notes.append(f"{self.url} computes every fork anew: start it with --enable-prefix-caching")
+            notes.append("the server computes every fork anew: start it with --enable-prefix-caching")
         if tokenizer.tags:
             notes.append("vLLM holds tags to no grammar, and a repetition penalty counts them")
         return Model(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 # Before torch is imported: threads that wait for each other stand still on a busy machine.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import asyncio
 import re
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 UNCHECKED = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture)
-"""Complaints of Hypothesis that no test heeds: documents are large, and engines and folders are shared."""
+"""Health checks that are off for all tests: documents are large, and engines and folders are shared."""
 
 settings.register_profile("common", deadline=None, suppress_health_check=UNCHECKED)
 _common = settings.get_profile("common")
@@ -44,6 +45,14 @@ _loops: list[asyncio.AbstractEventLoop] = []
 
 _complaints: list[dict[str, Any]] = []
 """Reports of loops since the running test began: exceptions that nobody took."""
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> Generator[None]:
+    """An engine takes all cores for torch; the next test has one thread again."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -248,19 +248,16 @@ class SGLangBackend(ServerBackend):
     async def _read_load(self) -> EngineLoad:
         """The load of the server, or of all workers of a router together."""
         reports: list[_Loads] = []
-        engines = self._engines  # which another request may change meanwhile
-        try:
-            # All at once: the caller's time is short. All are waited for, also if one fails.
-            asked = (self._http.ask(_Loads, f"{server}/v1/loads?include=core") for server in engines)
-            for report in await asyncio.gather(*asked, return_exceptions=True):
-                if isinstance(report, BaseException):
-                    raise report
-                reports.append(report)
-        except BackendConnectError:
-            if engines != [self.url]:
-                with suppress(BackendError):  # a router's worker has gone
-                    self._engines = await self._find_workers()
-            raise
+        if self._engines != [self.url]:  # a router's workers come and go
+            with suppress(BackendError):
+                self._engines = await self._find_workers()
+        engines = self._engines
+        # All at once: the caller's time is short. All are waited for, also if one fails.
+        asked = (self._http.ask(_Loads, f"{server}/v1/loads?include=core") for server in engines)
+        for report in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(report, BaseException):
+                raise report
+            reports.append(report)
         ranks = [rank for report in reports for rank in report.loads]
         for server, report in zip(engines, reports, strict=True):
             for number, rank in enumerate(report.loads):

@@ -49,7 +49,7 @@ def command(
     """Make the `main` of a module: it reads settings from the command line and does the work.
 
     It always ends the process: with status 0, as `reported_errors` says, or with 130 where the work returns
-    False, for it is not at its end.
+    False: it is unfinished.
 
     Args:
         settings: See `add_options`.

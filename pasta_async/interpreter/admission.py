@@ -53,7 +53,7 @@ class Admission:
 
     async def _read_load(self, answer: AnswerSlots) -> None:
         """Read the engine's load; if that fails, the answer gets the reason. Cancelling it is safe."""
-        held_before = self._held
+        requests_before = self._requests
         try:
             load = await self._load()
         except BackendError as error:
@@ -66,7 +66,7 @@ class Admission:
         elif load is not self._latest:  # a backend may give one reading to several callers
             # The engine's requests less our own are those of others. Some of our own may have begun or ended
             # while the load was read, so the larger count of them is taken off.
-            self._foreign = max(0, load.running + load.queued - max(held_before, self._held))
+            self._foreign = max(0, load.running + load.queued - max(requests_before, self._requests))
         self._latest = load
 
     async def reason_for_no_tags(self, answer: AnswerSlots) -> str | None:
@@ -146,6 +146,11 @@ class Admission:
     @property
     def _held(self) -> int:
         return sum(answer.held for answer in self._answers)
+
+    @property
+    def _requests(self) -> int:
+        """Our own requests on the engine: those of threads that wait for their readers run on."""
+        return sum(answer.held + answer.paused for answer in self._answers)
 
     @property
     def _active(self) -> int:

@@ -25,7 +25,7 @@ from pasta_async.errors import (
 
 _LOG = logging.getLogger("pasta_async.server")
 
-_ADDRESS = re.compile(r"https?://[^\s/]+")
+_ADDRESS = re.compile(r"https?://(?:\[[\da-fA-F:.]+\]|[\w.-]+)(?::\d+)?")
 """The address of an engine in a message; the path behind it stays."""
 
 _UNION_MEMBERS = ("str", "int", "constrained-str")
@@ -92,12 +92,18 @@ def error_for_client(error: Exception) -> ApiError:
         return ApiError("the server failed; its log has more", 500, code="internal_error")
     cause = _cause(error)
     status, code = _status(cause)
-    reply = ApiError(_ADDRESS.sub("the engine", str(error)), status, code=code)
+    message = without_addresses(str(error)) if isinstance(cause, BackendError) else str(error)
+    reply = ApiError(message, status, code=code)
     if isinstance(cause, BackendStatusError) and status == 503:
         reply.retry_after = cause.retry_after
     if error.partial and not isinstance(error, InvalidRequestError):
         reply.partial = error.partial.text
     return reply
+
+
+def without_addresses(message: str) -> str:
+    """A message of the library about an engine, for clients, who need not know where it is."""
+    return _ADDRESS.sub("the engine", message)
 
 
 def _cause(error: PastaError) -> PastaError:
@@ -127,7 +133,7 @@ def _status(cause: PastaError) -> tuple[int, str | None]:
 def log_failure(error: Exception, *, text: bool) -> None:
     """Log an exception that ended a request, if the server or the engine is to blame.
 
-    With `text` any message is logged, which may quote a prompt; else only that of a broken connection.
+    With `text` any message is logged, which may quote a prompt; else only that of a failed connection.
     """
     reply = error_for_client(error)
     if reply is error or reply.status < 500:

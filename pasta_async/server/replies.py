@@ -19,12 +19,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from pasta_async.clock import wait_out
-from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
+from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta, ThreadFailed
 from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
 from pasta_async.plans.schema import KEY
 from pasta_async.prompts import check_length
 from pasta_async.results import Generation
-from pasta_async.server.errors import ApiError, error_for_client, log_failure, stopping
+from pasta_async.server.errors import ApiError, error_for_client, log_failure, stopping, without_addresses
 from pasta_async.server.proxy import EngineReply
 from pasta_async.server.requests import (
     ChatRequest,
@@ -251,7 +251,8 @@ class _Reply:
         for index, generation in choices:
             fields: Json = {"index": index, "threads": len(generation.threads)}
             include = None if self._options.record else _SUMMARY
-            described.append(fields | generation.model_dump(mode="json", include=include))
+            fields |= generation.model_dump(mode="json", include=include)
+            described.append({**fields, "notes": [*map(without_addresses, generation.notes)]})
         return {"mode": self.mode, "choices": described}
 
 
@@ -309,9 +310,13 @@ def _cached_tokens(generation: Generation) -> int:
 def event_fields(event: Event | FillEvent) -> dict[str, Any]:
     """An event of an answer, or of a plan, as a JSON object: its fields by their names, `type` among them.
 
+    Messages are without the engine's address.
     `pydantic.TypeAdapter(pasta_async.Event)` reads an answer's again.
     """
-    return _EVENTS.dump_python(event, mode="json")
+    fields: Json = _EVENTS.dump_python(event, mode="json")
+    if isinstance(event, ThreadFailed):
+        fields["error"]["message"] = without_addresses(event.error.message)
+    return fields
 
 
 class _EventResponse(StreamingResponse):

@@ -46,7 +46,7 @@ class SGLangServer(NamedTuple):
         return self._count("num_running_reqs", "num_waiting_reqs")
 
     def held(self) -> int:
-        """Those requests, and KV slots that are in use but for the prefix cache's."""
+        """Those requests, and KV slots that are in use, other than the prefix cache's."""
         return self._count("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
 
     def _count(self, *names: str) -> int:

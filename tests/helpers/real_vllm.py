@@ -55,7 +55,7 @@ class VLLMServer(NamedTuple):
         return int(self.metric("num_requests_running") + self.metric("num_requests_waiting"))
 
     def held(self) -> float:
-        """Those requests, and the part of the KV cache that is in use but for the prefix cache's."""
+        """Those requests, and the part of the KV cache that is in use, other than the prefix cache's."""
         return self.running() + self.metric("kv_cache_usage_perc")
 
     def flush(self) -> None:

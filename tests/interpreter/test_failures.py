@@ -77,6 +77,14 @@ async def test_a_thread_goes_on_where_it_broke_off(thread: int, after: int) -> N
     assert not backend.aborted
 
 
+async def test_main_goes_on_where_it_broke_off_behind_a_join() -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(0, 1, skip=1, error=passing())])
+    generation = await answer(backend)
+    assert generation.document == parse(RICH)
+    _, broken, again, *_ = [play for play in backend.played if play.request.thread == 0]
+    assert again.request.ids == (*broken.request.ids, *broken.ids)
+
+
 async def test_events_tell_what_is_done_about_a_failure() -> None:
     fault = Fault(1, 0, error=passing())
     events, _ = await events_of(ScriptedBackend(RICH, faults=[fault]))

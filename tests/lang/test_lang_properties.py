@@ -53,7 +53,7 @@ def test_literal_text_is_text(text: str, kind: type[ThreadParser]) -> None:
 @given(texts)
 @example("<\\\\sync/>")
 @example(f"<\\\\\\sync{' ' * (MAX_TAG - 7)}/>")
-def test_what_was_read_is_written_and_read_back(text: str) -> None:
+def test_a_document_that_was_read_is_written_and_read_back(text: str) -> None:
     document = parse(text)
     written = document.format()
     if not {Code.TAG_FORM, Code.ASYNC_APART} & {found.code for found in document.diagnostics}:

@@ -367,7 +367,7 @@ async def test_an_output_that_is_nested_too_deeply_fails_its_field() -> None:
 
 
 class Long(BaseModel):
-    """Fields with more events than a reader who reads nothing has room for."""
+    """Fields with more events than the buffer of a reader has room for."""
 
     first: Annotated[str, Tokens(400)]
     second: Annotated[str, Tokens(400)]

@@ -148,6 +148,8 @@ def test_a_full_queue_is_told_with_429_and_when_to_come_again() -> None:
         second.close()  # leaves the queue
         while httpx.get(f"{server.url}/health").json()["queued"]:
             pass
+        waited = ask(server, pasta={"limits": {"timeout": 0.1}})
+        assert waited.status_code == 504  # its place in the queue became free
 
 
 def test_the_time_limit_of_the_server_and_the_text_so_far() -> None:

@@ -1,7 +1,8 @@
 """Break it if you can: `python -m tests.torture [PART ...]`, from the repository's root (`make torture`).
 
-Everything that is drawn comes from the seed and the number of the item, which a failure names, so the same
-command with `--first NUMBER --count 1` tries that one again. Moments in time are those of the machine.
+Everything that is drawn comes from the seed and the number of the item, which a failure of `faults` names.
+So the same command with `--first NUMBER --count 1` tries that one again. Moments in time are those of the
+machine.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ServerEngine:
         self.server, self.backend = server, backend
 
     async def busy(self) -> bool:
-        """True while it has requests, or KV slots in use but for the prefix cache's."""
+        """True while it has requests, or KV slots in use other than the prefix cache's."""
         return bool(await asyncio.to_thread(self.server.held))
 
 
@@ -99,7 +99,8 @@ async def _settled(engine: Engine, before: set[asyncio.Task[Any]]) -> None:
     """Wait until no other task is left and the engine is idle."""
     began = time.monotonic()
     while (tasks := asyncio.all_tasks() - before) or await engine.busy():
-        assert time.monotonic() - began < PATIENCE, f"left behind: {tasks}"
+        what = tasks or "requests or KV slots on the engine"
+        assert time.monotonic() - began < PATIENCE, f"left behind: {what}"
         await asyncio.sleep(0.01)
 
 

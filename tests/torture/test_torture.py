@@ -1,4 +1,4 @@
-"""The parts of `make torture`, for a second or two each."""
+"""The parts of `make torture` that need no real server, for a second or two each."""
 
 from __future__ import annotations
 

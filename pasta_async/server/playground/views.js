@@ -161,6 +161,7 @@ const views = (() => {
 
     done(record) {
       this.threads[record.thread] = record;
+      this.pause(record.thread, record.ended ?? this.now); // its last request is closed only after this event
     }
 
     /** The records of threads that decode at this moment. */
