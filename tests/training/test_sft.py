@@ -153,9 +153,9 @@ def test_a_run_that_does_not_fit_says_what_can_still_be_changed(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(trainer.Loop, "update", full)
-    with pytest.raises(TrainingError, match="--row-tokens .* --recompute or --lora-rank$"):
+    with pytest.raises(TrainingError, match=r"--row-tokens .* --recompute or --lora-rank$"):
         sft(settings(tmp_path, out=tmp_path / "new"))
-    with pytest.raises(TrainingError, match="--row-tokens .* --recompute$"):
+    with pytest.raises(TrainingError, match=r"--row-tokens .* --recompute$"):
         sft(settings(tmp_path))
 
 
