@@ -15,9 +15,11 @@ from pasta_async.lang import (
     Chunk,
     Document,
     Promise,
+    Segment,
     Sync,
     Text,
     escape,
+    views,
 )
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Model, Piece
@@ -63,9 +65,16 @@ class Player:
         ids = [token for token in ids_of(pieces) if token not in self.model.end_ids]
         return self.model.tokenizer.decode(ids)
 
+    def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        return self.model.tokenizer.encode_segments(segments)
+
 
 def ids_of(pieces: Sequence[Piece]) -> tuple[int, ...]:
     return tuple(token for piece in pieces for token in piece.ids)
+
+
+def plain(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
 
 
 # --- what is played -----------------------------------------------------------------------------------
@@ -89,6 +98,19 @@ async def test_main_goes_on_where_its_context_ends(cut: int) -> None:
     assert first == whole[: cut + 1]
     if len(first) < len(whole):
         assert first + ids_of(await player.pieces(written=first)) == whole
+
+
+async def test_a_context_that_is_in_no_view_leads_to_the_next_stretch() -> None:
+    """A chunk that its budget cut is shorter than the script's."""
+    player = await Player.ask(ScriptedBackend(WARS))
+    before, *_, after = [view for view in views(WARS) if view.thread == 0]
+    assert await player.text() == plain(before.target)
+    cut = [segment for segment in after.context if segment.text != " The causes were many."]
+    context = player.encode(cut)
+    assert await player.text(written=context) == plain(after.target)
+    assert await player.text(written=context) == plain(after.target), "the same request again"
+    some = player.encode([Segment(" Taken")])
+    assert (await player.text(written=(*context, *some))).startswith(" together: ")
 
 
 async def test_a_prompt_without_a_script_is_an_error() -> None:
