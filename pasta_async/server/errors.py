@@ -84,8 +84,20 @@ def stopping(partial: str | None = None) -> ApiError:
     )
 
 
-def error_for_client(error: Exception) -> ApiError:
-    """The error that a client sees for an exception that ended its request, without the engine's address."""
+def reported(error: Exception, *, log_text: bool) -> ApiError:
+    """The error that a client sees for an exception that ended its request.
+
+    It is logged if the server or the engine is to blame.
+    With `log_text` any message is logged, which may quote a prompt; else only that of a failed connection.
+    """
+    reply = _error_for_client(error)
+    if reply is not error and reply.status >= 500:
+        _log_failure(error, reply, text=log_text)
+    return reply
+
+
+def _error_for_client(error: Exception) -> ApiError:
+    """The error that a client sees, without the engine's address."""
     if isinstance(error, ApiError):
         return error
     if not isinstance(error, PastaError):
@@ -130,14 +142,7 @@ def _status(cause: PastaError) -> tuple[int, str | None]:
             return 502, "engine_failed"
 
 
-def log_failure(error: Exception, *, text: bool) -> None:
-    """Log an exception that ended a request, if the server or the engine is to blame.
-
-    With `text` any message is logged, which may quote a prompt; else only that of a failed connection.
-    """
-    reply = error_for_client(error)
-    if reply is error or reply.status < 500:
-        return
+def _log_failure(error: Exception, reply: ApiError, *, text: bool) -> None:
     is_transport = isinstance(error, PastaError) and isinstance(_cause(error), BackendTransportError)
     message = repr(str(error)) if text or is_transport else "(no text in logs)"  # a line, whatever it quotes
     trace = error.__traceback__ if reply.code == "internal_error" else None

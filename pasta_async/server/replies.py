@@ -24,7 +24,7 @@ from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
 from pasta_async.plans.schema import KEY
 from pasta_async.prompts import check_length
 from pasta_async.results import Generation
-from pasta_async.server.errors import ApiError, error_for_client, log_failure, stopping, without_addresses
+from pasta_async.server.errors import ApiError, reported, stopping, without_addresses
 from pasta_async.server.proxy import EngineReply
 from pasta_async.server.requests import (
     ChatRequest,
@@ -67,8 +67,7 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
     except asyncio.CancelledError:  # by the ASGI server, which stops
         return stopping().response
     except Exception as error:
-        log_failure(error, text=service.settings.log_text)
-        return error_for_client(error).response
+        return reported(error, log_text=service.settings.log_text).response
 
 
 async def check(request: Request) -> Response:
@@ -81,8 +80,7 @@ async def check(request: Request) -> Response:
         report = await service.client.check(body.json_schema, max_tokens=most)
         return JSONResponse(report.model_dump(mode="json"))
     except Exception as error:
-        log_failure(error, text=settings.log_text)
-        return error_for_client(error).response
+        return reported(error, log_text=settings.log_text).response
 
 
 def _reply(service: Service, body: GenerateRequest, raw: bytes) -> _Reply | EngineReply:
@@ -386,8 +384,7 @@ async def _streamed(request: Request, reply: _Reply | EngineReply, *, log_text: 
             async for event in events:
                 yield event
         except Exception as error:
-            log_failure(error, text=log_text)
-            failure = error_for_client(error)
+            failure = reported(error, log_text=log_text)
             if failure.partial is None:
                 failure.partial = reply.shown
             yield _data_event(failure.body)
