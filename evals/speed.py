@@ -187,6 +187,9 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
     def token_ms(row: Answer) -> float:
         return 1000 * row.seconds / row.critical_path
 
+    def answers_that(holds: Callable[[Answer], bool]) -> Estimate | None:
+        return percentage([holds(row) for row in answers], clusters=prompts) if answers else None
+
     return {
         "prompts": len({*prompts}),
         "too long prompts": len({row.prompt for row in of_method(rows, "parallel") if not row.tokens}),
@@ -202,9 +205,9 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
         **describe_costs(answers),
         "seconds, plain": plain_costs["seconds"],
         "first token ms, plain": plain_costs["first token ms"],
-        "answers with promises, %": percentage([row.promises > 0 for row in answers], clusters=prompts),
-        "answers without a fault in their tags, %": percentage(
-            [STYLE_CODES.issuperset(row.diagnostics) for row in answers], clusters=prompts
+        "answers with promises, %": answers_that(lambda row: row.promises > 0),
+        "answers without a fault in their tags, %": answers_that(
+            lambda row: STYLE_CODES.issuperset(row.diagnostics)
         ),
         "ended by length": sum(row.ended_by_length for row in answers),
         "ended by length, plain": sum(row.ended_by_length for row in plain),

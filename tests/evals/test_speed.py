@@ -137,6 +137,8 @@ async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
     assert (figures.pop("too long prompts"), written.pop("too long prompts")) == (1, 0)
     assert figures == written
     assert figures["prompts"] == 1
+    nothing = describe([row for row in rows if not row.tokens])
+    assert nothing["seconds"] is nothing["answers with promises, %"] is None
 
 
 async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
