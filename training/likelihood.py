@@ -21,7 +21,7 @@ from pasta_async.protocol import Message
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.rows import compiled_length, pack_row, padded_length, target_losses
+from pasta_async.training.rows import pack_row, row_length, target_losses
 from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.views import Trie
 
@@ -76,9 +76,8 @@ class LanguageModel(Tokenizer):
                 sizes.append((key, len(ids)))
         bits: dict[Key, float] = {}
         device = self._model.device
-        on_gpu = device.type == "cuda"
         for tree, sizes in trees:
-            length = compiled_length(len(tree), _ROW_TOKENS) if on_gpu else padded_length(len(tree))
+            length = row_length(len(tree), _ROW_TOKENS, device)
             losses = target_losses(self._model, pack_row([tree], length, device)) / math.log(2)
             of_targets = iter(losses.tolist())
             for key, size in sizes:

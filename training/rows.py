@@ -97,6 +97,11 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
         rows += world
 
 
+def row_length(used: int, capacity: int, device: torch.device) -> int:
+    """Tokens of a row that holds `used` ones, for the attention that a device computes (`target_losses`)."""
+    return compiled_length(used, capacity) if device.type == "cuda" else padded_length(used)
+
+
 def padded_length(used: int) -> int:
     """Tokens of a row that holds `used` ones: the next multiple of 16."""
     return max(16, 16 * math.ceil(used / 16))

@@ -35,7 +35,7 @@ from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
 from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
 from pasta_async.training.model_digest import model_digest
-from pasta_async.training.rows import Row, compiled_length, deal_rows, pack_row, padded_length, target_losses
+from pasta_async.training.rows import Row, deal_rows, pack_row, row_length, target_losses
 from pasta_async.training.views import Trie
 
 _ROW = 4096
@@ -288,11 +288,9 @@ class Loop:
     def _gradients(self, rows: Sequence[Sequence[Trie]], weight: float) -> float:
         """Add up gradients of the rows; returns the sum of their losses."""
         device = self.accelerator.device
-        on_gpu = device.type == "cuda"
         total = 0.0
         for index, trees in enumerate(rows):
-            used = sum(map(len, trees))
-            length = compiled_length(used, self.settings.longest_row) if on_gpu else padded_length(used)
+            length = row_length(sum(map(len, trees)), self.settings.longest_row, device)
             last = index == len(rows) - 1  # then the processes share their gradients
             with nullcontext() if last else self.accelerator.no_sync(self._loss):
                 # Without any tree padding is computed: other processes wait for this one's part.
