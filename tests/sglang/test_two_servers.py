@@ -21,7 +21,10 @@ CAMERAS = (
     "Tell our readers about the cameras. Brevas is purple, comes from Cure, weighs 5 kilos and is good for "
     "garden work. Trihano is green, comes from Pia, weighs 29 kilos and is good for cold nights."
 )
-PROMPTS = [CAMERAS.replace("cameras", things) for things in ("tents", "bikes", "boats", "lamps", "chairs")]
+# Words that the model was trained on. Before one that it does not know ("chairs") several are equally likely,
+# and the other requests of a batch decide which it writes.
+KNOWN = ("robots", "bikes", "boats", "violins", "clocks")
+PROMPTS = [CAMERAS.replace("cameras", things) for things in KNOWN]
 
 
 @pytest.fixture(scope="module")
