@@ -3,7 +3,10 @@
 Each gets a text, or an object that is valid whatever the model. Its fields are written in parallel, since the
 schema that a framework sends has the annotations.
 
+pip install '.[local,server]' 'pydantic-ai-slim[openai]' litellm langchain-openai
+pasta-async pull pasta-smol
 pasta-async serve --backend local:pasta-smol &    # MODEL below; listens on http://127.0.0.1:8000
+until curl -sf http://127.0.0.1:8000/health; do sleep 1; done
 python examples/agent_frameworks.py http://127.0.0.1:8000
 """
 

@@ -1,5 +1,7 @@
 """A web backend of your own with FastAPI: answers as server-sent events, over a WebSocket, and forms.
 
+pip install '.[local,server]' fastapi sse-starlette websockets
+pasta-async pull pasta-smol    # unless PASTA_BACKEND names an SGLang or vLLM server
 uvicorn examples.fastapi_app:app
 curl -N -X POST "http://127.0.0.1:8000/ask?prompt=..."
 curl -X POST "http://127.0.0.1:8000/review?text=..."
@@ -31,7 +33,7 @@ class Review(BaseModel):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    """One client for the process; PASTA_BACKEND names an SGLang server, else the embedded engine answers."""
+    """One client for the process; PASTA_BACKEND names an SGLang or vLLM server, else `local:` answers."""
     async with pasta_async.Client(limits=pasta_async.Limits(timeout=60)) as client:
         await client.connect()
         app.state.client = client

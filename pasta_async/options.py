@@ -172,8 +172,9 @@ class FillOptions(TypedDict, total=False):
     parallel: Parallel
     """`auto` (default): as parallel as the engine has room for, without any tag where it has none
     (docs/interpreter.md). `always`: whatever the load. `never`: the same views one after another, which is a
-    test aid and not the baseline; the text of a plan does not depend on it. `outline`: as `auto`; a model
-    that was not trained writes the items of its lists in parallel (docs/plans.md#outlines)."""
+    test aid and not the baseline. `outline`: as `auto`; a model that was not trained writes the items of its
+    lists in parallel (docs/plans.md#outlines). The load does not limit a plan: all but `never` write as many
+    fields at once as `Limits` allow, and its text depends on none of them."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Passed to the model's chat template."""
 
