@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tables of docs/results.md on one NVIDIA GPU, by one command:
+# The tables of speed, methods, load and plans on one NVIDIA GPU, by one command:
 #
 #   sh evals/gpu.sh
 #
@@ -20,8 +20,8 @@
 #   ENGINES   of sglang and vllm
 #   PYTHON    the Python that environments are made with
 #   BIN       folder with the programs of an environment that is there already
-#   SGLANG    the command that serves a model by SGLang
-#   VLLM      the command that serves a model by vLLM
+#   SGLANG    the command that serves a model by SGLang ("pasta-async sglang")
+#   VLLM      the command that serves a model by vLLM ("vllm serve")
 #   DEVICE    cpu: no GPU is asked for its memory
 #   DTYPE     number format of the trained model's weights
 #   LOADS     options of evals.load

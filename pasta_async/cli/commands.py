@@ -99,7 +99,7 @@ def main(args: Sequence[str] | None = None) -> None:
         "model",
         help="pasta-qwen, pasta-smol, qwen-1.5b, qwen-0.5b, or the folder of an adapter with a base.json",
     )
-    base = 'the base as you have it: a GGUF file, or a folder, "$(hf download NAME)" for instance'
+    base = 'the base as you have it: a GGUF file, or a folder, "$(hf download --quiet NAME)" for instance'
     pulling.add_argument("--base", type=Path, help=base)
     exporting = add(export)
     exporting.add_argument(

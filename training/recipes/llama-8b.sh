@@ -5,6 +5,8 @@
 #
 # ANNOTATOR and JUDGE are endpoints of your own that speak OpenAI's chat completions; the judge's returns
 # log-probabilities. While samples are drawn, this script serves the model and the baseline with SGLang.
+# The working directory has alpaca_eval.jsonl (else leave out the options --against). SlimOrca comes from the hub. It takes curl,
+# and on PATH a pasta-async beside which SGLang is installed.
 set -eu
 
 BASE=${BASE:-Llama-3.1-8B}      # a checkpoint folder; the paper's was Gemma 7B, pretrained alone
@@ -78,4 +80,4 @@ for round in 1 2; do
     before=$now/lambda4
 done
 
-echo "the model is in $before/model, its baseline in $OUT/baseline/model: pasta_async.evals.quality --original compares them"
+echo "the model is in $before/model, its baseline in $OUT/baseline/model: draw the answers of both with evals.speed, then compare them by evals.quality --original"

@@ -11,7 +11,7 @@
 # prompts that other people typed. Without Dolly's leave out the command that reads them, and its `--prompts`; without the
 # others the options `--against`.
 #
-# The minutes are those of what ships (592 prompts), on two cores of an AMD EPYC (Zen 3), which has no bfloat16.
+# The minutes of the answers are those of 592 prompts, on two cores of an AMD EPYC (Zen 3), which has no bfloat16; the defaults are 740.
 set -eu
 
 BASE=${BASE:-qwen}
@@ -51,7 +51,8 @@ python -m pasta_async.training.data.annotate --by structure --cut lists --least 
 grep '<promise' "$OUT/annotated/annotated.jsonl" | sed 's|</async>","|\\n\\n</async>","|' >"$OUT/train.jsonl"
 head -n "$PLAIN" "$OUT/plain.jsonl" >>"$OUT/train.jsonl"
 
-# 68 minutes in two parts (docs/models.md): stage 1. One adapter learns both forms, answers with tags and a quarter of them without.
+# Stage 1, about 90 minutes for 60 updates in float32 (what ships took 60, by code with 8-bit matrices that is not here, and 8 more for a
+# second part: docs/models.md). One adapter learns both forms, answers with tags and a quarter of them without.
 python -m pasta_async.training.sft --model "$BASE" --data "$OUT/train.jsonl" --form both --plain-every 4 \
     --estimates none --epochs 1 --steps "$UPDATES" --batch 4 --lora-rank 8 --lora-alpha 16 --lr 3e-4 \
     --tag-rate 20 --warmup 8 --out "$OUT/stage1"
@@ -61,4 +62,4 @@ python -m pasta_async.training.ship --adapter "$OUT/stage1/adapter" --base "$BAS
     --base-name "$NAME" --repetition-penalty 1.05 --suppress-estimates \
     --out "$OUT/shipped"
 
-echo "the adapter is in $OUT/shipped; measure $OUT/stage1/model with pasta_async.evals.quality and pasta_async.evals.speed"
+echo "the adapter is in $OUT/shipped: measure local:$OUT/shipped (docs/training.md says how it finds its base); $OUT/stage1/model has no repetition penalty"

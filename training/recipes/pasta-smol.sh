@@ -11,7 +11,7 @@
 # dolly.jsonl.gz, prompts that other people typed. Without Dolly's leave out the command that reads them, and its `--prompts`;
 # without the others the options `--against`.
 #
-# The minutes are those of a fifth of the data (OURS=1120 DOLLY=480 FRESH=400) on two cores of an AMD EPYC (Zen 4).
+# The minutes are those of OURS=1120 DOLLY=480 FRESH=400 (a fifth of the data of stage 1) on two cores of an AMD EPYC (Zen 4).
 set -eu
 
 BASE=${BASE:-SmolLM2-135M-Instruct}
@@ -72,4 +72,4 @@ done
 python -m pasta_async.training.ship --adapter "$before/adapter" --base "$BASE" \
     --base-name "$NAME" --repetition-penalty 1.1 --suppress-estimates --out "$OUT/shipped"
 
-echo "the adapter is in $OUT/shipped; measure $before/model with pasta_async.evals.quality and pasta_async.evals.speed"
+echo "the adapter is in $OUT/shipped: measure local:$OUT/shipped (docs/training.md says how it finds its base); $before/model has no repetition penalty"
