@@ -53,8 +53,8 @@ def create_app(
 ) -> Starlette:
     """Make the ASGI app that answers OpenAI's API.
 
-    Its lifespan, which runs once, reaches the backend, or loads the model. In the end it closes a backend that
-    was given by its name. While it runs, `app.state.service` is its `Service`.
+    Its lifespan, which runs once, reaches the backend, or loads the model. In the end it closes a backend
+    that was given by its name. While it runs, `app.state.service` is its `Service`.
 
     Args:
         backend: A backend as for `Client`. None: `PASTA_BACKEND`.
