@@ -8,7 +8,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -26,12 +26,14 @@ from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.views import Trie
 
 Key = TypeVar("Key", bound=Hashable)
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Number format of a computation."""
 
 _ROW_TOKENS = 1024
 
 
-def load_frozen(kind: Any, folder: Path | str) -> Any:
-    """A model of transformers' class `kind` that is not trained, in bfloat16 on CUDA.
+def load_frozen(kind: Any, folder: Path | str, dtype: Dtype = "auto") -> Any:
+    """A model of transformers' class `kind` that is not trained; "auto" is bfloat16 on CUDA, else float32.
 
     Raises:
         UnsupportedModelError: The folder cannot be used.
@@ -39,8 +41,9 @@ def load_frozen(kind: Any, folder: Path | str) -> Any:
     open_folder(Path(folder))
     keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return kind.from_pretrained(folder, dtype=dtype).to(device).eval()
+    half = dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
+    numbers = torch.bfloat16 if half else torch.float32
+    return kind.from_pretrained(folder, dtype=numbers).to(device).eval()
 
 
 class LanguageModel(Tokenizer):
@@ -52,8 +55,8 @@ class LanguageModel(Tokenizer):
         UnsupportedModelError: The folder cannot be used.
     """
 
-    def __init__(self, folder: Path | str) -> None:
-        self._model = load_frozen(AutoModelForCausalLM, folder)
+    def __init__(self, folder: Path | str, dtype: Dtype = "auto") -> None:
+        self._model = load_frozen(AutoModelForCausalLM, folder, dtype)
         super().__init__(TokenizerFiles.read(Path(folder)))
         self.context: int = self._model.config.max_position_embeddings
         """Most tokens of a prompt and its answer."""

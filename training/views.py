@@ -108,6 +108,27 @@ def marks_of(document: Document) -> Iterator[Mark]:
         start = end
 
 
+def with_blank_lines(document: Document) -> Document:
+    """The document with an empty line at the end of every chunk that ends a line, instead of what is behind.
+
+    A thread knows neither if its item is the last nor if the items of its list stand close together, so only
+    one end is right for all.
+    """
+    nodes: list[Node] = []
+    end = 0
+    moved = False  # main's text does not begin with line breaks any more
+    for node in document.nodes:
+        end += len(node.text)
+        if isinstance(node, Promise) and node.chunk and document.text[end : end + 1] in ("", "\n", "\r"):
+            node = replace(node, chunk=replace(node.chunk, nodes=(Text(node.text.rstrip() + "\n\n"),)))
+            moved = True
+        elif isinstance(node, Text) and moved:
+            node = Text(node.text.lstrip("\r\n"))
+            moved = False
+        nodes.append(node)
+    return Document(tuple(node for node in nodes if node != Text("")))
+
+
 class EncodedView(NamedTuple):
     """A `View` as ids."""
 

@@ -149,6 +149,27 @@ def test_structure_alone_needs_no_endpoint(tmp_path: Path, capsys: pytest.Captur
     assert [summary[name] for name in ("accepted", "with_promises", "mean_promises")] == [1, 1.0, 3.0]
 
 
+def test_every_chunk_ends_with_an_empty_line_where_that_is_asked_for(tmp_path: Path) -> None:
+    words = "word " * 30
+    answers = [
+        f"Two:\n- {words}one.\n- {words}two.\n\nOverall, both.",  # the last one looks like the others
+        f"1. {words}one.\n\n2. {words}two.",
+    ]
+    data = tmp_path / "data.jsonl"
+    write_records(data, [plain_record([{"role": "user", "content": "List."}], answer) for answer in answers])
+    options = ("--by", "structure", "--cut", "lists", "--blank-lines")
+    assert status(main, "--data", data, "--out", tmp_path / "out", *options) == 0
+    tight, loose = [record.document for record in read_records(tmp_path / "out" / "annotated.jsonl")]
+    assert tight.text == f"Two:\n- {words}one.\n\n- {words}two.\n\nOverall, both."
+    assert loose.text == answers[1] + "\n\n"
+    for document in (tight, loose):
+        assert [p.chunk.text for p in document.promises if p.chunk] == [
+            f"{words}one.\n\n",
+            f"{words}two.\n\n",
+        ]
+        assert parse(document.format()) == document
+
+
 # The check of a reply -------------------------------------------------------------------------------------
 
 

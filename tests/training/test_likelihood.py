@@ -168,6 +168,13 @@ def test_the_text_stays_and_tags_are_well_formed(tau: float, folder: Path, tmp_p
     assert (summary["accepted"], summary["measured"], summary["unmeasured"]) == (4, 3, 0)
 
 
+def test_likelihood_can_be_measured_in_bfloat16(folder: Path) -> None:
+    texts = [("tea", [1, 2, 3], [4, 5, 6])]
+    half, whole = (LikelihoodModel(folder, dtype).bits(texts)["tea"] for dtype in ("bfloat16", "float32"))
+    assert half != whole
+    assert half == pytest.approx(whole, rel=0.02)
+
+
 def test_rounds_end_where_something_becomes_dear() -> None:
     marks = candidates(ANSWERS[0])
     free = Costs([[0.0] * (3 - j) for j in range(3)], [[0.0] * (4 - j) for j in range(4)])

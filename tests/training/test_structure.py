@@ -87,11 +87,19 @@ def test_one_chunk_alone_and_short_items_are_not_worth_it() -> None:
     assert chunks(f"- {LONG}\n- two\n- {OTHER}") == [LONG, OTHER]
 
 
-def test_topics_are_the_first_words_that_say_something() -> None:
-    document = annotate_by_structure(
-        f'1. **The history of tea**: {LONG}\n2. Then you boil the "water" {LONG}'
-    )
-    assert [promise.topic for promise in document.promises] == ["history tea", "boil water some"]
+def topics(text: str) -> list[str]:
+    return [promise.topic for promise in annotate_by_structure(text, least=4).promises]
+
+
+def test_topics_are_a_heading_or_the_most_telling_words_of_a_sentence() -> None:
+    assert topics(f'1. **The history of tea**: {LONG}\n2. Then you boil the "water" {LONG}') == [
+        "history tea",
+        "boil water enough",
+    ]
+    assert topics(
+        "- Provide a clean and quiet room for your cat.\n- Provide your cat with a balanced diet.\n"
+        "- Make sure that your cat has plenty of water. Water keeps it well."
+    ) == ["Provide clean quiet", "Provide balanced diet", "Make plenty water"]
 
 
 MARKUP = "- |1. |2) |\n|\n\n|   |a: |In conclusion, |<sync/>|```\n|> |\r|# |<!-- "
@@ -119,6 +127,6 @@ def test_neither_torch_nor_a_client_is_needed() -> None:
 
 def test_siblings_have_different_topics() -> None:
     document = annotate_by_structure(f"- {LONG}, one\n- {LONG}, two\n- {LONG}, two\n")
-    topics = [promise.topic for promise in document.promises]
-    assert len(set(topics)) == 3
-    assert all(len(topic.split()) <= 3 for topic in topics)
+    different = [promise.topic for promise in document.promises]
+    assert len(set(different)) == 3
+    assert all(len(topic.split()) <= 3 for topic in different)

@@ -37,7 +37,7 @@ from pasta_async.training.data.corpus import Record, SourceSettings, write_recor
 from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from pasta_async.training.jobs import Journal
 from pasta_async.training.model_digest import model_digest
-from pasta_async.training.views import text_speedup
+from pasta_async.training.views import text_speedup, with_blank_lines
 
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
@@ -61,6 +61,13 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
     least: Count = Field(
         default=LEAST,
         description="of structure and likelihood: tokens, by a rough count, from which a piece is promised",
+    )
+
+    blank_lines: bool = Field(
+        default=False, description="end each chunk that ends a line with an empty line, also the last one"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="of likelihood's model; auto: bfloat16 on CUDA, else float32"
     )
 
     @model_validator(mode="after")
@@ -108,7 +115,9 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         texts = [record.document.text for record in records]
         candidates = [structure_marks(text, settings.cut, settings.least) for text in texts]
         with Journal(journal, {"model": model_digest(settings.model)}) as costs:
-            documents, totals = annotate_by_likelihood(records, candidates, settings.model, costs, thresholds)
+            documents, totals = annotate_by_likelihood(
+                records, candidates, settings.model, costs, thresholds, settings.dtype
+            )
     else:
         documents, totals, problems = asyncio.run(_by_endpoint(records, settings, journal))
     accepted: list[Record] = []
@@ -116,6 +125,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         if isinstance(document, Rejected):
             rejected.append(document)
         else:
+            document = with_blank_lines(document) if settings.blank_lines else document
             accepted.append(_annotated(record, document, settings.annotator))
     unanswered = sum(not rejection.answered for rejection in rejected)
     summary = {

@@ -22,7 +22,7 @@ from pasta_async.progress import progress
 from pasta_async.training.data.annotate_structure import is_item
 from pasta_async.training.data.corpus import Record, digest
 from pasta_async.training.jobs import Journal
-from pasta_async.training.likelihood import LanguageModel
+from pasta_async.training.likelihood import Dtype, LanguageModel
 from pasta_async.training.views import Mark, insert_tags, rough_tokens, token_spans, with_estimates
 
 _AT_ONCE = 16
@@ -168,6 +168,7 @@ def annotate_by_likelihood(
     folder: str,
     journal: Journal,
     thresholds: Thresholds,
+    dtype: Dtype = "auto",
 ) -> tuple[list[Document], Counter[str]]:
     """Annotate answers; tags that they have already are ignored.
 
@@ -177,6 +178,7 @@ def annotate_by_likelihood(
         folder: Folder of the model that measures.
         journal: The journal of the model's costs, which are computed once for all thresholds.
         thresholds: The most that hiding may cost.
+        dtype: Number format of the model.
 
     Returns:
         A document for each record, and the totals: answers that were measured or resumed, and those that
@@ -198,7 +200,7 @@ def annotate_by_likelihood(
     new = {key: answer for key, answer in with_promises.items() if key not in costs}
     totals = Counter(measured=len(new), resumed=len(with_promises) - len(new))
     if new:
-        costs |= _measured(new, folder, journal)
+        costs |= _measured(new, LikelihoodModel(folder, dtype), journal)
     totals["unmeasured"] = sum(costs[key] is None for key in with_promises)
     documents: list[Document] = []
     for key, record, marks in zip(keys, records, promises, strict=True):
@@ -213,10 +215,9 @@ def annotate_by_likelihood(
 
 
 def _measured(
-    answers: Mapping[str, tuple[Record, Sequence[Mark]]], folder: str, journal: Journal
+    answers: Mapping[str, tuple[Record, Sequence[Mark]]], model: LikelihoodModel, journal: Journal
 ) -> dict[str, Any]:
     """The costs of answers by their key, as the journal keeps them."""
-    model = LikelihoodModel(folder)
     measured: dict[str, Any] = {}
     keys = list(answers)
     with progress(len(keys), "answers") as advance:

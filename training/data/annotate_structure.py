@@ -21,7 +21,7 @@ Four ways to cut, two of them after the methods that decode structured answers i
 In all, a piece shorter than `least` tokens stays with main (`rough_tokens` counts them), and an answer with
 fewer than two promises stays plain: nothing would run in parallel. Lists and paragraphs are those of
 CommonMark (with tables), top level only: what stands inside an item goes with it. A topic is made of the
-first words that say something.
+words of a piece's heading, or of the most telling ones in its first sentence.
 
 Structure is no proof of independence: the steps of a calculation stand in a list too.
 """
@@ -29,6 +29,7 @@ Structure is no proof of independence: the steps of a calculation stand in a lis
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -68,6 +69,15 @@ _LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 
 
+class _Piece(NamedTuple):
+    """A part of a text that could be promised."""
+
+    start: int
+    end: int
+    heading: str
+    """The text that names it; empty if it has none."""
+
+
 class _Block(NamedTuple):
     """A block at the top level; `start` is behind the marker of an item, `end` before trailing space."""
 
@@ -101,13 +111,16 @@ def structure_marks(text: str, cut: Cut = "points", least: int = LEAST) -> list[
         of_main, sync = _of_main(blocks, text)
         candidates = [_point(text, block) for number, block in enumerate(blocks) if number not in of_main]
         if cut == "blocks" and blocks and blocks[0].kind == "paragraph":
-            introduction = Promise(INTRODUCTION, None, Chunk())
-            candidates.insert(0, Mark(blocks[0].start, blocks[0].end, introduction))
+            candidates.insert(0, _Piece(blocks[0].start, blocks[0].end, INTRODUCTION))
     # 2. Short pieces stay with main; what is left must be worth promising.
-    marks = [mark for mark in candidates if mark and rough_tokens(text[mark.start : mark.end]) >= least]
-    if len(marks) < 2 or (cut == "lists" and 3 * len(marks) < 2 * len(candidates)):
+    pieces = [piece for piece in candidates if piece and rough_tokens(text[piece.start : piece.end]) >= least]
+    if len(pieces) < 2 or (cut == "lists" and 3 * len(pieces) < 2 * len(candidates)):
         return []  # nothing would run in parallel, or only a part of a list
-    marks = _with_different_topics(text, marks)
+    topics = _topics(text, pieces)
+    marks = [
+        Mark(start, end, Promise(topic, None, Chunk()))
+        for (start, end, _), topic in zip(pieces, topics, strict=True)
+    ]
     return [*marks, sync] if sync else marks
 
 
@@ -165,44 +178,56 @@ def _sync_before_last(blocks: Sequence[_Block]) -> Mark:
     return Mark(end, end, Sync())
 
 
-def _point(text: str, block: _Block) -> Mark:
-    """A whole block, named by its first words."""
+def _point(text: str, block: _Block) -> _Piece:
+    """A whole block, and what stands before its colon or dash."""
     head = _HEAD.match(text, block.start, block.end)
-    return _promise(block.start, block.end, head[1] if head else text[block.start : block.end])
+    return _Piece(block.start, block.end, head[1] if head else "")
 
 
-def _detail(text: str, block: _Block) -> Mark | None:
+def _detail(text: str, block: _Block) -> _Piece | None:
     """The text behind the head of an item, or behind the first sentence of a paragraph."""
     if block.kind not in _TEXTS:
         return None
     head = _HEAD.match(text, block.start, block.end) if block.kind == "list_item" else None
     head = head or _SENTENCE.match(text, block.start, block.end)
-    return _promise(head.end(), block.end, head[0]) if head and head.end() < block.end else None
+    return _Piece(head.end(), block.end, head[0]) if head and head.end() < block.end else None
 
 
-def _promise(start: int, end: int, named_by: str) -> Mark:
-    """A promise, whose topic is the first three words that say something, or the first three."""
-    words = [word[:30] for word in _WORD.findall(named_by[:400])]
-    telling = [word for word in words if word.lower() not in SMALL]
-    return Mark(start, end, Promise(" ".join((telling or words)[:3]) or "this part", None, Chunk()))
+def _topics(text: str, pieces: Sequence[_Piece]) -> list[str]:
+    """A topic of at most three words for each piece, all of them different.
 
-
-def _with_different_topics(text: str, marks: Sequence[Mark]) -> list[Mark]:
-    """The promises, each with a topic of its own.
-
-    A topic that an earlier promise has gets a third word: the first word of its text that no earlier text
-    has, or else its number.
+    They are the first telling words of its heading. Without one they are the first one of its first sentence,
+    and the two that it has most often and the other pieces seldom (among equals the longer ones): main tells
+    pieces apart by their topics alone.
     """
-    renamed: list[Mark] = []
-    topics: set[str] = set()
-    earlier_words = set(SMALL)
-    for number, (start, end, tag) in enumerate(marks, 1):
-        topic = tag.topic if isinstance(tag, Promise) else ""
-        words = [word[:30] for word in _WORD.findall(text[start:end][:400])]
-        if topic.lower() in topics:
-            new = (word for word in words if word.lower() not in earlier_words)
-            topic = " ".join([*topic.split()[:2], next(new, str(number))])
-        topics.add(topic.lower())
-        earlier_words.update(word.lower() for word in words)
-        renamed.append(Mark(start, end, Promise(topic, None, Chunk())))
-    return renamed
+    counts = [Counter(map(str.lower, _words(text[piece.start : piece.end]))) for piece in pieces]
+    totals = sum(counts, Counter[str]())
+    topics: list[str] = []
+    for piece, count in zip(pieces, counts, strict=True):
+        if piece.heading:
+            chosen = _telling(_words(piece.heading))[:3]
+        else:
+            sentence = _SENTENCE.match(text, piece.start, piece.end)
+            words = _telling(_words(sentence[0] if sentence else text[piece.start : piece.end]))
+            weights = {
+                word: (count[word.lower()] ** 2 / totals[word.lower()], len(word)) for word in words[1:]
+            }
+            best = {*words[:1], *sorted(weights, key=weights.__getitem__, reverse=True)[:2]}
+            chosen = [word for word in dict.fromkeys(words) if word in best]
+        topic = " ".join(chosen) or "this part"
+        if topic.lower() in map(str.lower, topics):
+            # The third word becomes one that this piece alone has, or else a number.
+            new = (word for word in count if count[word] == totals[word] and word not in SMALL)
+            topic = " ".join([*topic.split()[:2], next(new, str(len(topics) + 1))])
+        topics.append(topic)
+    return topics
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text's beginning, long ones cut."""
+    return [word[:30] for word in _WORD.findall(text[:400])]
+
+
+def _telling(words: Sequence[str]) -> Sequence[str]:
+    """The words that say something, or all if none does."""
+    return [word for word in words if word.lower() not in SMALL] or words
