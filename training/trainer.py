@@ -420,6 +420,7 @@ def train(
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     first = accelerator.is_main_process
+    loop: Loop | None = None
     keep_freed_memory()
     try:
         tokenizer = settings.out / "tokenizer"
@@ -454,6 +455,10 @@ def train(
             print(f"the model is in {out}" if finished else "stopped; the same command goes on")
         return finished
     finally:
+        # The model has to go before its processes part. As the last owner of their group it would end gloo's
+        # thread while it holds Python's lock, for which that thread may be waiting.
+        loop = None
+        accelerator.free_memory()
         accelerator.end_training()
 
 
