@@ -296,7 +296,7 @@ async def test_threads_of_items_share_a_node(page: Page) -> None:
     async with running_in_loop(RandomBackend()) as url:
         await open_page(page, url)
         await write_plan(page, {"type": "object", "properties": fields})
-        await expect(page.locator("[data-hole]")).to_have_count(4)  # a run shows itself in the graph that is there
+        await expect(page.locator("[data-hole]")).to_have_count(4)  # the graph, in which a run shows itself
         await page.get_by_role("button", name="Fill").click()
         await expect(state(page)).to_contain_text("Done in")
         pair = {"a": "x", "b": "x"}
