@@ -8,7 +8,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -21,19 +21,17 @@ from pasta_async.protocol import Message
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.rows import pack_row, row_length, target_losses
+from pasta_async.training.rows import Dtype, computes_half, pack_row, row_length, target_losses
 from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.views import Trie
 
 Key = TypeVar("Key", bound=Hashable)
-Dtype = Literal["auto", "float32", "bfloat16"]
-"""Number format of a computation."""
 
 _ROW_TOKENS = 1024
 
 
 def load_frozen(kind: Any, folder: Path | str, dtype: Dtype = "auto") -> Any:
-    """A model of transformers' class `kind` that is not trained; "auto" is bfloat16 on CUDA, else float32.
+    """A model of transformers' class `kind` that is not trained.
 
     Raises:
         UnsupportedModelError: The folder cannot be used.
@@ -41,8 +39,7 @@ def load_frozen(kind: Any, folder: Path | str, dtype: Dtype = "auto") -> Any:
     open_folder(Path(folder))
     keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    half = dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
-    numbers = torch.bfloat16 if half else torch.float32
+    numbers = torch.bfloat16 if computes_half(dtype, device) else torch.float32
     return kind.from_pretrained(folder, dtype=numbers).to(device).eval()
 
 

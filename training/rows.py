@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from pasta_async.training.views import Trie
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Number format of a computation; auto is bfloat16 on CUDA, else float32."""
 
 _FLEX = "flex_attention"
 """transformers' name of FlexAttention, which has no backward pass on a CPU."""
@@ -75,6 +78,11 @@ def pack_row(trees: Sequence[Trie], length: int, device: torch.device | str = "c
         targets.append(np.stack([slots[parents], labels]))
     parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
     return Row(*(torch.as_tensor(part, device=device) for part in parts))
+
+
+def computes_half(dtype: Dtype, device: torch.device) -> bool:
+    """True if a device is to compute in bfloat16."""
+    return dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
 
 
 def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:

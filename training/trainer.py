@@ -21,7 +21,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TextIO
+from typing import Any, ClassVar, NamedTuple, TextIO
 
 import torch
 from accelerate import Accelerator
@@ -35,7 +35,15 @@ from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
 from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
 from pasta_async.training.model_digest import model_digest
-from pasta_async.training.rows import Row, deal_rows, pack_row, row_length, target_losses
+from pasta_async.training.rows import (
+    Dtype,
+    Row,
+    computes_half,
+    deal_rows,
+    pack_row,
+    row_length,
+    target_losses,
+)
 from pasta_async.training.views import Trie
 
 _ROW = 4096
@@ -79,7 +87,7 @@ class TrainerSettings(CommandSettings):
     )
     warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
     seed: int = Field(default=0, description="seed of the order of the data, and of new weights")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Dtype = Field(
         default="auto",
         description="of the computation, weights stay float32; auto: bfloat16 on CUDA, else float32",
     )
@@ -211,8 +219,7 @@ class Loop:
         self.model: Any = base.make()
         if settings.recompute:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
-        on_gpu = accelerator.device.type == "cuda"
-        half = settings.dtype == "bfloat16" or (settings.dtype == "auto" and on_gpu)
+        half = computes_half(settings.dtype, accelerator.device)
         if half:
             _compute_in_half(self.model)
         self._unused = _unused_rows(self.model, base)

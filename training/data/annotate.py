@@ -62,7 +62,6 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
         default=LEAST,
         description="of structure and likelihood: tokens, by a rough count, from which a piece is promised",
     )
-
     blank_lines: bool = Field(
         default=False, description="end each chunk that ends a line with an empty line, also the last one"
     )

@@ -22,7 +22,8 @@ from pasta_async.progress import progress
 from pasta_async.training.data.annotate_structure import is_item
 from pasta_async.training.data.corpus import Record, digest
 from pasta_async.training.jobs import Journal
-from pasta_async.training.likelihood import Dtype, LanguageModel
+from pasta_async.training.likelihood import LanguageModel
+from pasta_async.training.rows import Dtype
 from pasta_async.training.views import Mark, insert_tags, rough_tokens, token_spans, with_estimates
 
 _AT_ONCE = 16

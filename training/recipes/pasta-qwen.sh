@@ -49,7 +49,8 @@ answer --prompts "$OUT/parts.jsonl" --prompts "$OUT/dolly.jsonl" --out "$OUT/ans
 answer --prompts "$OUT/whole.jsonl" --out "$OUT/plain.jsonl"
 
 # 25 minutes: annotation by likelihood. Items of lists, paragraphs and introductions are promised where hiding them from
-# what follows costs little. All chunks end with an empty line: no item knows that it is the last.
+# what follows costs little. All chunks end with an empty line: no item knows that it is the last. (What ships has seen the
+# first 827 of 1,054 answers, of which 340 promise.)
 python -m pasta_async.training.data.annotate --by likelihood --model "$JUDGE" --dtype "$DTYPE" --cut blocks --least 12 \
     --tau 0.5 --form 2.5 --sync-tau 2.5 --blank-lines --data "$OUT/answers.jsonl" --out "$OUT/annotated"
 

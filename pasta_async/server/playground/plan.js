@@ -65,7 +65,8 @@ const plans = (() => {
 
   /** A column for each step of the longest chain, and a line from each field to those that wait for it. */
   class Graph {
-    constructor(host, { sees, tokens: most, findings }) {
+    constructor(host, { sees, tokens: most, findings }, plan) {
+      this.plan = plan; // the text that it was made of
       this.most = most;
       this.nodes = new Map();
       this.running = new Map(); // threads that write it now, by the field's name

@@ -174,7 +174,6 @@
       clear();
       by("answer").classList.add("json");
       by("answer").replaceChildren();
-      if (graph?.plan === planInForm()) checking?.abort(); // its report, which may come later, is there already
       graph?.clear();
       this.threads = new Map(); // by the path of the field that they write
     }
@@ -357,16 +356,13 @@
     if (NARROW.matches) by("state").scrollIntoView({ block: "start" });
   }
 
-  /** The plan as the server checks it: the limit of tokens, and the text of the schema. */
-  const planInForm = () => `${by("tokens").value} ${by("schema").value}`;
-
   /** Show the plan as it is written: the report of the server's check, and its graph. */
   async function examine() {
     checking?.abort();
     if (!asksForPlan()) return;
     checking = new AbortController();
     const { signal } = checking;
-    const plan = planInForm();
+    const plan = `${by("tokens").value} ${by("schema").value}`; // all that is checked
     const limit = by("tokens").value ? { max_tokens: Number(by("tokens").value) } : {};
     let report = null;
     let trouble = "";
@@ -377,10 +373,9 @@
       trouble = error.message;
     }
     plans.showVerdict(by("verdict"), by("findings"), report, trouble);
-    if (running) return; // its graph stays
+    if (running || graph?.plan === plan) return; // the graph stays, and shows the run
     by("graph").replaceChildren();
-    graph = report && new plans.Graph(by("graph"), report);
-    if (graph) graph.plan = plan;
+    graph = report && new plans.Graph(by("graph"), report, plan);
   }
 
   /** Switch between an answer in text and a plan; empty fields get an example. */
