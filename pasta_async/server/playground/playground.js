@@ -373,7 +373,7 @@
       trouble = error.message;
     }
     plans.showVerdict(by("verdict"), by("findings"), report, trouble);
-    if (running || graph?.plan === plan) return; // the graph stays, and shows the run
+    if (running || (report && graph?.plan === plan)) return; // the graph stays, and shows the run
     by("graph").replaceChildren();
     graph = report && new plans.Graph(by("graph"), report, plan);
   }
