@@ -33,6 +33,9 @@ from pasta_async.training.views import Trie
 Kind = int | Literal["baseline"]
 """One answer to a prompt: the number of a sample, or the baseline's plain answer."""
 
+_LONGEST_STRETCH = 40  # tokens of what a loop says again and again
+_LEAST_REPEATED = 32  # tokens that are repeated, at the least, and three times the stretch
+
 _MAY_CHANGE = {"prompts", "skip", "limit", "out", "n", "together"}
 """Settings that no answer depends on: with other ones the same journal goes on."""
 
@@ -138,14 +141,16 @@ class Recording(WrappingBackend):
 
     A model can write the same text in other tokens than those it is encoded as, and the objective is about
     the probability of the sampled tokens. For the same reason no grammar chooses tags in the model's place.
-    Besides the ids that a request bans itself, the `banned` ones may not be chosen.
+    Besides the ids that a request bans itself, the `banned` ones may not be chosen. If `ends_loops`, a
+    request that loops ends as if a limit had cut it: such a sample is never the best, and only takes time.
     """
 
-    def __init__(self, inner: Backend, banned: tuple[int, ...] = ()) -> None:
+    def __init__(self, inner: Backend, banned: tuple[int, ...] = (), *, ends_loops: bool = False) -> None:
         super().__init__(inner)
         self.exchanges: list[Exchange] = []
         """In the order of sending."""
         self._banned = banned
+        self._ends_loops = ends_loops
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode, recording every id that is handed out.
@@ -159,6 +164,9 @@ class Recording(WrappingBackend):
         async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 exchange.output.extend(piece.ids)
+                if self._ends_loops and not piece.finish_reason and _loops(exchange.output):
+                    yield piece._replace(finish_reason="length")
+                    return
                 yield piece
 
 
@@ -239,7 +247,7 @@ class Drawing:
         seed = answer_seed(settings.seed, record.id, kind) if temperature and info.honours_seeds else None
         syncless = kind != "baseline" and kind < settings.without_syncs
         banned = (info.tags.sync,) if info.tags and syncless else ()
-        recording = Recording(backend, banned)
+        recording = Recording(backend, banned, ends_loops=not plain)
         generation = await Client(recording, limits=Limits(timeout=None)).generate(
             record.messages,
             temperature=temperature,
@@ -296,6 +304,16 @@ def _sample(
         targets=tuple(trie.targets),
         exact=tagged and not dropped and len(trie.targets) == tokens,
     )
+
+
+def _loops(ids: Sequence[int]) -> bool:
+    """True if the last tokens say one stretch four times, a short one more often."""
+
+    def repeats(size: int) -> bool:
+        repeated = max(3 * size, _LEAST_REPEATED)
+        return len(ids) >= repeated + size and ids[-repeated:] == ids[-repeated - size : -size]
+
+    return any(map(repeats, range(1, _LONGEST_STRETCH + 1)))
 
 
 main: Command = command(SampleSettings, sample, "pasta_async.training.sample", __doc__, resumes=True)

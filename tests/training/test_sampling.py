@@ -163,6 +163,17 @@ def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path:
     assert {(s.finish_reason, s.exact, s.tokens) for s in plain[0].samples} == {("length", True, 20)}
 
 
+@pytest.mark.parametrize("stretch", ["word ", "one two three four five six seven ", "tea and coffee, "])
+def test_a_loop_ends_the_answer_early(stretch: str, tmp_path: Path) -> None:
+    looping, *_ = draw(ScriptedBackend("So it began: " + stretch * 80), tmp_path / "j.jsonl", records("one"))
+    assert {(s.finish_reason, s.well_formed, s.tokens < 80) for s in looping[0].samples} == {
+        ("length", False, True)
+    }
+    counting = "".join(f"{number} and {number} again, " for number in range(80))
+    other, *_ = draw(ScriptedBackend(counting), tmp_path / "other.jsonl", records("one"))
+    assert {s.finish_reason for s in other[0].samples} == {"stop"}
+
+
 # What goes wrong -----------------------------------------------------------------------------------------
 
 
