@@ -174,7 +174,7 @@ def _sampled_prompt(plain: Answer) -> SampledPrompt:
     )
 
 
-async def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
+async def likelihoods(model: Path, settings: QualitySettings, forms: Forms) -> Figures:
     """Bits a token of the visible text behind the plain prompt; None without text, or if it is too long.
 
     After a cancellation the computation under way ends by itself, unused.
@@ -183,8 +183,8 @@ async def likelihoods(model: Path, out: Path, forms: Forms) -> Figures:
 
     figures: Figures = {form: [] for form in forms}
     identity = {"judge": "likelihood", "model": model_digest(model)}
-    with Journal(out / "bits.jsonl", identity) as journal:
-        judge = LikelihoodJudge(LanguageModel(model), journal)
+    with Journal(settings.out / "bits.jsonl", identity) as journal:
+        judge = LikelihoodJudge(LanguageModel(model, settings.dtype), journal)
         with progress(len(forms["baseline"]), "likelihoods") as advance:
             for index, plain in enumerate(forms["baseline"]):
                 texts = {form: answers[index].text for form, answers in forms.items()}
@@ -241,7 +241,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
     if settings.ifeval:
         parts.append(check_answers(settings.ifeval, forms))
     if settings.likelihood:
-        parts.append(await likelihoods(settings.likelihood, settings.out, forms))
+        parts.append(await likelihoods(settings.likelihood, settings, forms))
     parts.append({form: fault_figures(answers) for form, answers in forms.items()})
     figures: Figures = {form: [{} for _ in answers] for form, answers in forms.items()}
     for part in parts:

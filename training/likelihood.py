@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import open_folder
+from pasta_async.backends.options import TorchDType
 from pasta_async.errors import InvalidRequestError
 from pasta_async.model_folder import TokenizerFiles
 from pasta_async.protocol import Message
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.rows import Dtype, computes_half, pack_row, row_length, target_losses
+from pasta_async.training.rows import computes_half, pack_row, row_length, target_losses
 from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.views import Trie
 
@@ -30,7 +31,7 @@ Key = TypeVar("Key", bound=Hashable)
 _ROW_TOKENS = 1024
 
 
-def load_frozen(kind: Any, folder: Path | str, dtype: Dtype = "auto") -> Any:
+def load_frozen(kind: Any, folder: Path | str, dtype: TorchDType = "auto") -> Any:
     """A model of transformers' class `kind` that is not trained.
 
     Raises:
@@ -52,7 +53,7 @@ class LanguageModel(Tokenizer):
         UnsupportedModelError: The folder cannot be used.
     """
 
-    def __init__(self, folder: Path | str, dtype: Dtype = "auto") -> None:
+    def __init__(self, folder: Path | str, dtype: TorchDType = "auto") -> None:
         self._model = load_frozen(AutoModelForCausalLM, folder, dtype)
         super().__init__(TokenizerFiles.read(Path(folder)))
         self.context: int = self._model.config.max_position_embeddings

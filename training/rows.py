@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,10 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from pasta_async.backends.options import TorchDType
 from pasta_async.training.views import Trie
-
-Dtype = Literal["auto", "float32", "bfloat16"]
-"""Number format of a computation; auto is bfloat16 on CUDA, else float32."""
 
 _FLEX = "flex_attention"
 """transformers' name of FlexAttention, which has no backward pass on a CPU."""
@@ -80,7 +78,7 @@ def pack_row(trees: Sequence[Trie], length: int, device: torch.device | str = "c
     return Row(*(torch.as_tensor(part, device=device) for part in parts))
 
 
-def computes_half(dtype: Dtype, device: torch.device) -> bool:
+def computes_half(dtype: TorchDType, device: torch.device) -> bool:
     """True if a device is to compute in bfloat16."""
     return dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda")
 

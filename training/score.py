@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.results import sequential_tokens
@@ -45,6 +46,10 @@ class JudgeSettings(EndpointSettings):
     judge_model: str = Field(
         default="",
         description="name at the endpoint; folder of the model (likelihood); what your own judge is made of",
+    )
+
+    dtype: TorchDType = Field(
+        default="auto", description="of likelihood's model; auto: bfloat16 on CUDA, else float32"
     )
 
     @model_validator(mode="after")
@@ -132,7 +137,7 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     if settings.judge == "likelihood":
         from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge  # needs torch
 
-        model = LanguageModel(settings.judge_model)
+        model = LanguageModel(settings.judge_model, settings.dtype)
         identity = {"judge": "likelihood", "model": model_digest(settings.judge_model)}
         return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
     if not settings.remote:

@@ -30,13 +30,13 @@ from pydantic import Field
 from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import open_folder, read_json
 from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_path, is_adapter
+from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
 from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
 from pasta_async.training.model_digest import model_digest
 from pasta_async.training.rows import (
-    Dtype,
     Row,
     computes_half,
     deal_rows,
@@ -87,7 +87,7 @@ class TrainerSettings(CommandSettings):
     )
     warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
     seed: int = Field(default=0, description="seed of the order of the data, and of new weights")
-    dtype: Dtype = Field(
+    dtype: TorchDType = Field(
         default="auto",
         description="of the computation, weights stay float32; auto: bfloat16 on CUDA, else float32",
     )

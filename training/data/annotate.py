@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.lang import Document
 from pasta_async.model_folder import write_json
@@ -65,7 +66,7 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
     blank_lines: bool = Field(
         default=False, description="end each chunk that ends a line with an empty line, also the last one"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: TorchDType = Field(
         default="auto", description="of likelihood's model; auto: bfloat16 on CUDA, else float32"
     )
 
