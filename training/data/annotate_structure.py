@@ -194,11 +194,9 @@ def _detail(text: str, block: _Block) -> _Piece | None:
 
 
 def _topics(text: str, pieces: Sequence[_Piece]) -> list[str]:
-    """A topic of at most three words for each piece, all of them different.
+    """A topic of at most three words for each piece, all different: main tells pieces apart by these alone.
 
-    They are the first telling words of its heading. Without one they are the first one of its first sentence,
-    and the two that it has most often and the other pieces seldom (among equals the longer ones): main tells
-    pieces apart by their topics alone.
+    They are the first telling words of its heading, or else those that `_telling_of_prose` finds.
     """
     counts = [Counter(map(str.lower, _words(text[piece.start : piece.end]))) for piece in pieces]
     totals = sum(counts, Counter[str]())
@@ -208,12 +206,8 @@ def _topics(text: str, pieces: Sequence[_Piece]) -> list[str]:
             chosen = _telling(_words(piece.heading))[:3]
         else:
             sentence = _SENTENCE.match(text, piece.start, piece.end)
-            words = _telling(_words(sentence[0] if sentence else text[piece.start : piece.end]))
-            weights = {
-                word: (count[word.lower()] ** 2 / totals[word.lower()], len(word)) for word in words[1:]
-            }
-            best = {*words[:1], *sorted(weights, key=weights.__getitem__, reverse=True)[:2]}
-            chosen = [word for word in dict.fromkeys(words) if word in best]
+            first = sentence[0] if sentence else text[piece.start : piece.end]
+            chosen = _telling_of_prose(first, count, totals)
         topic = " ".join(chosen) or "this part"
         if topic.lower() in map(str.lower, topics):
             # The third word becomes one that this piece alone has, or else a number.
@@ -221,6 +215,18 @@ def _topics(text: str, pieces: Sequence[_Piece]) -> list[str]:
             topic = " ".join([*topic.split()[:2], next(new, str(len(topics) + 1))])
         topics.append(topic)
     return topics
+
+
+def _telling_of_prose(sentence: str, count: Counter[str], totals: Counter[str]) -> list[str]:
+    """Three words of a piece's first sentence: the first telling one, and the two that tell it from others.
+
+    Those are the ones that the piece has most often and the others seldom; among equals the longer ones.
+    `count` has the piece's words, `totals` those of all pieces, in small letters.
+    """
+    words = _telling(_words(sentence))
+    weights = {word: (count[word.lower()] ** 2 / totals[word.lower()], len(word)) for word in words[1:]}
+    best = {*words[:1], *sorted(weights, key=weights.__getitem__, reverse=True)[:2]}
+    return [word for word in dict.fromkeys(words) if word in best]
 
 
 def _words(text: str) -> list[str]:
