@@ -65,6 +65,21 @@ def main(args: Sequence[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):  # a character that its encoding lacks must not end the answer
             stream.reconfigure(errors="replace")
     line = sys.argv[1:] if args is None else [*args]
+    with reported_errors("pasta-async"):
+        options, further = _program(serves=line[:1] == ["serve"]).parse_known_args(line)
+        if further and options.work is not sglang:
+            options.parser.error(f"unrecognized arguments: {' '.join(further)}")
+        options.further = further
+        options.work(options)
+    sys.exit(0)
+
+
+def _program(*, serves: bool) -> ArgumentParser:
+    """The parser of all commands; if it `serves`, with the options of the server, which needs an extra.
+
+    Raises:
+        ModuleNotFoundError: The extra is missing; the message says so.
+    """
     program = ArgumentParser(
         "pasta-async",
         description="LLM answers sooner: the independent parts of an answer are decoded in parallel.",
@@ -108,20 +123,13 @@ def main(args: Sequence[str] | None = None) -> None:
     exporting.add_argument("out", type=Path, help="the new folder")
     formats = ["float32", "bfloat16", "float16"]
     exporting.add_argument("--dtype", default="float32", choices=formats, help="of the weights")
-
-    with reported_errors("pasta-async"):
-        if line[:1] == ["serve"]:  # other commands do without the server and its extra
-            try:
-                from pasta_async.server import ServerSettings
-            except ModuleNotFoundError as error:
-                raise missing_extra("the server", "server", error) from error
-            add_options(serving, ServerSettings)
-        options, further = program.parse_known_args(line)
-        if further and options.work is not sglang:
-            options.parser.error(f"unrecognized arguments: {' '.join(further)}")
-        options.further = further
-        options.work(options)
-    sys.exit(0)
+    if serves:
+        try:
+            from pasta_async.server import ServerSettings
+        except ModuleNotFoundError as error:
+            raise missing_extra("the server", "server", error) from error
+        add_options(serving, ServerSettings)
+    return program
 
 
 def say(message: str) -> None:
