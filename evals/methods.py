@@ -34,6 +34,7 @@ from pasta_async.evals.forcing import (
     FORCED_SAMPLING,
     ForcedBackend,
     ForcedSettings,
+    Ids,
     force,
     texts_of,
 )
@@ -44,7 +45,6 @@ from pasta_async.plans import After, Plan, Tokens
 from pasta_async.protocol import DecodeRequest
 from pasta_async.training.jobs import Journal
 
-Ids = tuple[int, ...]
 Work = Callable[["TimedAnswer"], Awaitable[int]]
 """Decodes an answer; returns its critical path in tokens."""
 

@@ -62,13 +62,9 @@ class TagGrammar:
     topics: frozenset[str] = frozenset()
     """Topics of main's promises that are not joined yet (`plain_topic`). None may come again before that."""
 
-    def begin(self, context: Sequence[int]) -> TagState:
-        """The state of a request at the end of its context, which may be inside a tag."""
-        return TagState(self, context)
-
 
 class TagState:
-    """Follows one request, token by token."""
+    """Follows one request, token by token, from the end of its context on, which may be inside a tag."""
 
     def __init__(self, grammar: TagGrammar, context: Sequence[int]) -> None:
         tags = grammar.tags

@@ -41,7 +41,7 @@ def load_frozen(kind: Any, folder: Path | str, dtype: TorchDType = "auto") -> An
     keep_freed_memory()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     numbers = torch.bfloat16 if computes_half(dtype, device) else torch.float32
-    return kind.from_pretrained(folder, dtype=numbers).to(device).eval()
+    return kind.from_pretrained(folder, dtype=numbers).to(device).requires_grad_(False).eval()
 
 
 class LanguageModel(Tokenizer):

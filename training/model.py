@@ -28,10 +28,9 @@ from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, grown_rows
 from pasta_async.backends.local.checkpoint import open_folder, read_json
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.model_folder import TokenizerFiles, find_template, named_ends, write_json
+from pasta_async.model_folder import find_template, named_ends, read_object, write_json
 from pasta_async.tokenizer import Tokenizer, add_tags
 from pasta_async.training.rows import embed
-from pasta_async.training.views import Codec
 
 # --- the tokenizer
 
@@ -48,37 +47,6 @@ _SWITCH = (
 )
 
 
-class ModelCodec(Codec):
-    """The tokenizer of a folder that `write_tokenizer` made; an answer ends as the template ends a turn.
-
-    Raises:
-        UnsupportedModelError: The tokenizer cannot be used.
-        InvalidRequestError: The chat template does not fit; the message says why.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        super().__init__(TokenizerFiles.read(folder))
-
-    def _end_of_answer(self) -> int:
-        """The first special token that the template puts behind an assistant's text."""
-        text = "qwxz"
-        chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
-        ids = self.encode_chat(chat, {"add_generation_prompt": False})
-        starts = [start for start in range(len(ids)) if text in self.decode(ids[start:])]
-        if not starts:
-            raise InvalidRequestError(
-                f"{self._folder}: the chat template leaves out what an assistant said; name another one"
-            )
-        for token in ids[starts[-1] + 1 :]:
-            if token in self.commands:
-                return token
-        raise InvalidRequestError(
-            f"{self._folder}: the chat template puts no special token behind an answer, so answers would "
-            "have no end; name another template with --chat-template"
-        )
-
-
 def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: bool = False) -> None:
     """Write the tokenizer of a model folder to `out`, with the tag tokens and perhaps another chat template.
 
@@ -91,8 +59,7 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         InvalidRequestError: There is no chat template.
     """
     tokenizer = read_json(folder / "tokenizer.json")
-    config_file = folder / "tokenizer_config.json"
-    config = read_json(config_file) if config_file.exists() else {}
+    config = read_object(folder / "tokenizer_config.json") or {}
     template = template or find_template(folder, config)
     if not template:
         raise InvalidRequestError(

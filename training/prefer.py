@@ -22,7 +22,6 @@ from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.faults import soundness
-from pasta_async.training.model import ModelCodec
 from pasta_async.training.samples import (
     Sample,
     SampledPrompt,
@@ -32,6 +31,7 @@ from pasta_async.training.samples import (
     read_scores,
 )
 from pasta_async.training.trainer import Task, TrainerSettings, train
+from pasta_async.training.views import Codec
 
 _LOOKED_AT = 20
 """Number of prompts that are looked for in the decoded contexts of their samples."""
@@ -152,7 +152,7 @@ def prefer(settings: PreferSettings) -> bool:
     scores = read_scores(settings.scores)
     chosen, counts = choose_best(prompts, scores, settings.quality_weight, settings.seed, settings.sound_only)
 
-    def make_task(codec: ModelCodec) -> Task:
+    def make_task(codec: Codec) -> Task:
         PartialState().print(", ".join(f"{count} {name}" for name, count in counts.items()))
         _check_samples(chosen, codec, open_checkpoint(settings.model).config.vocab_size)
         return Task(len(chosen), lambda number: chosen[number][1].trie, lambda _: 1.0)
@@ -160,7 +160,7 @@ def prefer(settings: PreferSettings) -> bool:
     return train(settings, make_task, start_share=settings.start_share)
 
 
-def _check_samples(chosen: Sequence[tuple[SampledPrompt, Sample]], codec: ModelCodec, rows: int) -> None:
+def _check_samples(chosen: Sequence[tuple[SampledPrompt, Sample]], codec: Codec, rows: int) -> None:
     """Refuse another model's samples: ids that this one lacks, or contexts without their prompts."""
     has_its_prompt = (
         prompt.prompt.strip() in codec.decode(sample.ids[: sample.targets[0]])

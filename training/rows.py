@@ -163,9 +163,9 @@ class Head(NamedTuple):
 
     table: Tensor
     """[vocabulary, hidden]"""
-    ids: Tensor | None = None
+    ids: Tensor
     """[trained] ids of the rows beside it"""
-    rows: Tensor | None = None
+    rows: Tensor
     """[trained, hidden] rows that take the place of the table's"""
 
     @classmethod
@@ -173,7 +173,8 @@ class Head(NamedTuple):
         """The rows of an embedding or an output layer, peft's or a plain one."""
         adapter = getattr(layer, "token_adapter", layer)
         if not hasattr(adapter, "trainable_tokens_delta"):
-            return cls(layer.weight)
+            table = layer.weight
+            return cls(table, torch.empty(0, dtype=torch.long, device=table.device), table[:0])
         (rows,), (ids,) = adapter.trainable_tokens_delta.values(), adapter.token_indices.values()
         table = adapter.base_layer.weight
         return cls(table, torch.tensor(ids, device=table.device), rows.to(table.dtype))
@@ -182,7 +183,6 @@ class Head(NamedTuple):
 def embed(adapter: Any, ids: Tensor, *_: Any) -> Tensor:
     """Forward pass of peft's `TrainableTokensLayer`, without a copy of the table and a gradient of all."""
     head = Head.of(adapter)
-    assert head.ids is not None and head.rows is not None
     same = ids[..., None] == head.ids
     trained = functional.embedding(same.int().argmax(-1), head.rows)
     return torch.where(same.any(-1, keepdim=True), trained, functional.embedding(ids, head.table))
@@ -195,9 +195,8 @@ def linear_losses(hidden: Tensor, head: Head, labels: Tensor) -> Tensor:
     """
     if head.table.requires_grad:
         return functional.cross_entropy((hidden @ head.table.T).float(), labels, reduction="none")
-    ids = labels.new_zeros(0) if head.ids is None else head.ids
-    rows = head.table[:0] if head.rows is None else head.rows
-    return _Losses.apply(hidden, head.table, labels, ids, hidden @ rows.T)  # pyright: ignore[reportReturnType]
+    scores = hidden @ head.rows.T
+    return _Losses.apply(hidden, head.table, labels, head.ids, scores)  # pyright: ignore[reportReturnType]
 
 
 class _Losses(torch.autograd.Function):

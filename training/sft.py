@@ -19,9 +19,8 @@ from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.data.corpus import Record, read_records
 from pasta_async.training.faults import count_faults, soundness
-from pasta_async.training.model import ModelCodec
 from pasta_async.training.trainer import Task, TrainerSettings, train
-from pasta_async.training.views import Trie, pack_plain, pack_views, with_estimates
+from pasta_async.training.views import Codec, Trie, pack_plain, pack_views, with_estimates
 
 
 class SftSettings(TrainerSettings):
@@ -52,7 +51,7 @@ def _is_sound(record: Record) -> bool:
     return soundness(count_faults(record.document, record.prompt, form=record.form)) == 1
 
 
-def supervised(records: Sequence[Record], codec: ModelCodec, settings: SftSettings) -> Task:
+def supervised(records: Sequence[Record], codec: Codec, settings: SftSettings) -> Task:
     """Annotated answers with their tags, plain, or both; an update minimises the targets' cross-entropy."""
     if settings.sound_only:
         sound = [record for record in records if _is_sound(record)]

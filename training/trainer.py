@@ -34,7 +34,7 @@ from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
-from pasta_async.training.model import ModelCodec, ModelMaker, export_model, write_tokenizer
+from pasta_async.training.model import ModelMaker, export_model, write_tokenizer
 from pasta_async.training.model_digest import model_digest
 from pasta_async.training.rows import (
     Row,
@@ -44,7 +44,7 @@ from pasta_async.training.rows import (
     row_length,
     target_losses,
 )
-from pasta_async.training.views import Trie
+from pasta_async.training.views import Codec, Trie
 
 _ROW = 4096
 _CPU_ROW = 512
@@ -398,7 +398,7 @@ def load_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
 
 def train(
     settings: TrainerSettings,
-    make_task: Callable[[ModelCodec], Task],
+    make_task: Callable[[Codec], Task],
     *,
     template: Path | None = None,
     both: bool = False,
@@ -434,7 +434,7 @@ def train(
         if first:
             write_tokenizer(settings.model, tokenizer, template and template.read_text("utf-8"), both)
         accelerator.wait_for_everyone()
-        codec = ModelCodec(tokenizer)
+        codec = Codec(tokenizer)
         settings, base = _base_model(settings, codec)
         task = make_task(codec)
         usable = _usable(task, settings, open_folder(base.folder).config.positions, first)
@@ -469,7 +469,7 @@ def train(
         accelerator.end_training()
 
 
-def _base_model(settings: TrainerSettings, codec: ModelCodec) -> tuple[TrainerSettings, ModelMaker]:
+def _base_model(settings: TrainerSettings, codec: Codec) -> tuple[TrainerSettings, ModelMaker]:
     """The model that is trained, and the settings with nothing left open."""
     folder, rank, alpha = settings.model, settings.lora_rank, settings.lora_alpha or 16.0
     adapter = None

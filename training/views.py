@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
-from pasta_async.errors import UnsupportedModelError
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import (
     TAG_TOKENS,
     Document,
@@ -44,24 +45,37 @@ _LETTERS = 8
 
 
 class Codec(Tokenizer):
-    """The tokenizer of a model that has the tags, as documents are encoded for it.
+    """The tokenizer of a model folder that has the tags, as documents are encoded for it.
 
     Raises:
         UnsupportedModelError: The tokenizer cannot be used, or lacks the tags.
+        InvalidRequestError: The chat template does not fit; the message says why.
     """
 
-    def __init__(self, files: TokenizerFiles) -> None:
-        super().__init__(files)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(TokenizerFiles.read(folder))
         if self.tags is None:
-            raise UnsupportedModelError("the tokenizer lacks the tags of PASTA-LANG")
+            raise UnsupportedModelError(f"the tokenizer of {folder} lacks the tags of PASTA-LANG")
         self.tag_ids: TagIds = self.tags
-        self.end: int = self._end_of_answer()
-        """Id that ends an answer."""
+        self.end: int = self._end_of_answer(folder)
+        """Id that ends an answer: the first special one that the template puts behind an assistant's text."""
 
-    def _end_of_answer(self) -> int:
-        if not self.end_ids:
-            raise UnsupportedModelError("the tokenizer has no end-of-text token")
-        return self.end_ids[0]
+    def _end_of_answer(self, folder: Path) -> int:
+        text = "qwxz"
+        chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
+        ids = self.encode_chat(chat, {"add_generation_prompt": False})
+        starts = [start for start in range(len(ids)) if text in self.decode(ids[start:])]
+        if not starts:
+            raise InvalidRequestError(
+                f"{folder}: the chat template leaves out what an assistant said; name another one"
+            )
+        for token in ids[starts[-1] + 1 :]:
+            if token in self.commands:
+                return token
+        raise InvalidRequestError(
+            f"{folder}: the chat template puts no special token behind an answer, so answers would "
+            "have no end; name another template with --chat-template"
+        )
 
     def count(self, text: str) -> int:
         """Tokens of a text."""

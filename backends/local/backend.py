@@ -21,6 +21,7 @@ from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import BackendError, InvalidRequestError, missing_extra
 from pasta_async.grammar import Grammar, GrammarKind, grammar_vocabulary
 from pasta_async.protocol import DecodeRequest, Model, Piece
+from pasta_async.tag_tokens import TagState
 
 if TYPE_CHECKING:
     import torch
@@ -196,7 +197,7 @@ class _LoadedModel:
             (*request.banned_ids, *self._defaults.suppress_tokens),
             penalty=self._defaults.repetition_penalty,
             exempt=self._never_penalised,
-            tags=request.tag_grammar and request.tag_grammar.begin(request.ids),
+            tags=request.tag_grammar and TagState(request.tag_grammar, request.ids),
             grammar=grammar,
         )
         stops = (*request.stop_ids, *self.model.end_ids)

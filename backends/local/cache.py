@@ -20,12 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
+from pasta_async.backends.local.batch import Ints
 from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes
 from pasta_async.errors import UnsupportedModelError
-
-Ids = NDArray[np.int64]
 
 _RUN = 32  # slots in a row that a sequence gets together
 _CACHE_BYTES = 2**30
@@ -57,34 +55,34 @@ class SlotPool:
         self._unused = np.ones(slots, np.bool_)
         self._free_of_run = np.full(slots // _RUN, _RUN)  # free slots of each run
 
-    def take(self, count: int, behind: int | None = None) -> Ids:
+    def take(self, count: int, behind: int | None = None) -> Ints:
         """Claim `count` free slots, if possible those after `behind`, the last slot of the sequence."""
         parts = [] if behind is None else [self._claim(self._stretch(behind + 1, count))]
         while (missing := count - sum(map(len, parts))) > 0:
             parts.append(self._claim(self._free_stretch(missing)))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def give(self, slots: Ids) -> None:
+    def give(self, slots: Ints) -> None:
         """Give slots back."""
         self._mark(slots, free=True)
 
-    def _free_stretch(self, most: int) -> Ids:
+    def _free_stretch(self, most: int) -> Ints:
         """At most `most` free slots: from the first run that is free as a whole, or else any."""
         whole = np.flatnonzero(self._free_of_run == _RUN)
         if len(whole):
             return self._stretch(int(whole[0]) * _RUN, most)
         return np.flatnonzero(self._unused)[:most]
 
-    def _stretch(self, start: int, most: int) -> Ids:
+    def _stretch(self, start: int, most: int) -> Ints:
         """At most `most` free slots from `start` on, up to the first that is taken."""
         window = self._unused[start : start + most]
         return np.arange(start, start + (len(window) if window.all() else int(window.argmin())))
 
-    def _claim(self, slots: Ids) -> Ids:
+    def _claim(self, slots: Ints) -> Ints:
         self._mark(slots, free=False)
         return slots
 
-    def _mark(self, slots: Ids, *, free: bool) -> None:
+    def _mark(self, slots: Ints, *, free: bool) -> None:
         runs = slots // _RUN
         change = 1 if free else -1
         self._unused[slots] = free
@@ -97,8 +95,8 @@ class SlotPool:
 class Node:
     """An edge and its end: token ids, and the slot that holds each one's keys and values."""
 
-    ids: Ids  # int64 `[tokens]`
-    slots: Ids  # int64 `[tokens]`, one for each id
+    ids: Ints  # int64 `[tokens]`
+    slots: Ints  # int64 `[tokens]`, one for each id
     parent: Node | None
     children: dict[int, Node] = field(default_factory=dict["int", "Node"])
     locks: int = 0  # sequences that stand on this node or below it
@@ -121,12 +119,12 @@ class RadixCache:
         self._clock = 0
         self.evictable: int = 0  # slots that `evict` could give back
 
-    def match(self, ids: Ids) -> tuple[Node, Ids]:
+    def match(self, ids: Ints) -> tuple[Node, Ints]:
         """The node at the end of the longest known prefix of `ids`, and the prefix's slots."""
         node, _ = self._walk(self.root, ids)
         return node, _slots_between(self.root, node)
 
-    def insert(self, node: Node, ids: Ids, slots: Ids) -> tuple[Node, Ids]:
+    def insert(self, node: Node, ids: Ints, slots: Ints) -> tuple[Node, Ints]:
         """Add `ids` below `node`.
 
         Returns the node at their end, and the tree's slots of those that were there already: for these the
@@ -155,12 +153,12 @@ class RadixCache:
             if step.locks == 0:
                 self.evictable += len(step.ids)
 
-    def evict(self, count: int) -> Ids:
+    def evict(self, count: int) -> Ints:
         """Forget at least `count` slots (fewer if there are not so many) and return them."""
         # Leaves by age. A parent becomes a leaf when its last child goes, and joins the heap then.
         heap = [(node.used, id(node), node) for node in self.nodes() if _loose(node)]
         heapq.heapify(heap)
-        freed: list[Ids] = []
+        freed: list[Ints] = []
         total = 0
         while heap and total < count:
             node = heapq.heappop(heap)[2]
@@ -179,7 +177,7 @@ class RadixCache:
             stack.extend(node.children.values())
             yield node
 
-    def _walk(self, node: Node, ids: Ids) -> tuple[Node, int]:
+    def _walk(self, node: Node, ids: Ints) -> tuple[Node, int]:
         """The node at the end of the longest known part of `ids` below a node, and that part's length."""
         self._clock += 1
         for step in node.path():
@@ -209,7 +207,7 @@ class RadixCache:
         upper.children[int(node.ids[0])] = node
         return upper
 
-    def _remove(self, node: Node, wanted: int) -> Ids:
+    def _remove(self, node: Node, wanted: int) -> Ints:
         """Take the last `wanted` slots of a leaf, all of it if it has no more."""
         parent = node.parent
         assert parent is not None
@@ -224,9 +222,9 @@ class RadixCache:
         return freed
 
 
-def _slots_between(upper: Node, lower: Node) -> Ids:
+def _slots_between(upper: Node, lower: Node) -> Ints:
     """The slots on the way from `upper` down to `lower`."""
-    parts: list[Ids] = []
+    parts: list[Ints] = []
     while lower is not upper:
         parts.append(lower.slots)
         assert lower.parent is not None

@@ -64,14 +64,11 @@ class ModelConfig(File):
     qk_norm: bool
     """True if queries and keys are normalised for each head (Qwen3)."""
 
-    def inverse_frequencies(self) -> list[float]:
-        """Rotary frequencies, one for each pair of a head's components."""
-        plain = _frequencies(self.rope_theta, self.head_dim // 2)
-        return [frequency / divisor for frequency, divisor in zip(plain, self.rope_divisors, strict=True)]
-
     def rotations(self, positions: int) -> NDArray[np.float32]:
         """Cosine and sine of `position * frequency`, `[positions, head_dim / 2, 2]`."""
-        frequencies = np.array(self.inverse_frequencies(), np.float32)
+        plain = _frequencies(self.rope_theta, self.head_dim // 2)
+        divided = [frequency / divisor for frequency, divisor in zip(plain, self.rope_divisors, strict=True)]
+        frequencies = np.array(divided, np.float32)
         angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies  # rounded as transformers does
         turns = np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)
         return np.stack(turns, -1).astype(np.float32)

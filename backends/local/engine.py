@@ -111,14 +111,6 @@ class Engine:
         )
         self._model.clear(self.slots)
 
-    def add(self, job: Job) -> None:
-        """Take a job in, for the next `step`."""
-        self.scheduler.add(job)
-
-    def remove(self, job: Job) -> None:
-        """Let a job go before its end; the keys and values that it computed stay cached."""
-        self.scheduler.remove(job)
-
     def step(self) -> list[Output] | None:
         """Run the model once over the jobs that run; None if there are none.
 
@@ -347,11 +339,11 @@ class EngineLoop:
         self._streams[id(stream.job)] = stream
         if self._broken:
             self._reset()
-        self._engine.add(stream.job)
+        self._engine.scheduler.add(stream.job)
 
     def _remove(self, stream: Stream) -> None:
         if self._streams.pop(id(stream.job), None):
-            self._engine.remove(stream.job)
+            self._engine.scheduler.remove(stream.job)
         _call_soon(stream.loop, stream.ended.set)
 
     def _fail(self, error: BackendError) -> None:

@@ -22,6 +22,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from pasta_async.backends.local.batch import Floats, Ints
 from pasta_async.backends.local.int8 import LANES, OUTPUT_GROUP, PANEL
 from pasta_async.backends.local.pull import cache_folder
 from pasta_async.backends.local.vectors import (
@@ -39,8 +40,6 @@ from pasta_async.backends.local.vectors import (
     tile,
 )
 
-Floats: TypeAlias = NDArray[np.float32]
-Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8 | np.int16]  # 0 to 255, in what the CPU multiplies
 Zeros: TypeAlias = NDArray[np.int32]
 Member: TypeAlias = tuple[int, int, int]  # a thread's number, the number of threads, the address of `sync`

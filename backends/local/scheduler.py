@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pasta_async.backends.local.cache import Ids, Node, RadixCache, SlotPool
+from pasta_async.backends.local.batch import Ints
+from pasta_async.backends.local.cache import Node, RadixCache, SlotPool
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.engine_load import EngineLoad
 
@@ -30,7 +31,7 @@ class Job:
     def __init__(
         self,
         answer: Hashable,
-        ids: Sequence[int] | Ids,
+        ids: Sequence[int] | Ints,
         max_tokens: int,
         sampler: TokenSampler,
         stop_ids: Collection[int],
@@ -41,9 +42,9 @@ class Job:
         self.prompt_length: int = len(ids)
         self.length: int = len(ids)
         self.max_length: int = len(ids) + max_tokens
-        self.ids: Ids = np.empty(self.max_length, np.int64)
+        self.ids: Ints = np.empty(self.max_length, np.int64)
         self.ids[: self.length] = ids
-        self.slots: Ids = np.empty(self.max_length, np.int64)
+        self.slots: Ints = np.empty(self.max_length, np.int64)
         self.computed = 0  # tokens that have keys and values
         self.published = 0  # tokens of these whose slots the radix tree owns; the others are this job's own
         self.last_slot: int | None = None  # the latest slot that it got since it was admitted

@@ -62,7 +62,7 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
             raise UnsupportedModelError(f"{checkpoint.path} cannot be read: {error}") from error
 
     try:
-        origin = _origin(checkpoint)
+        origin = [_VERSION, *map(_state, checkpoint.sources)]
         path = _path(checkpoint)
         if (arrays := _opened(path, origin)) is None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,11 +80,6 @@ def stored_arrays(checkpoint: Checkpoint, make: Make) -> dict[str, Array]:
         )
         arrays = None
     return dict(made()) if arrays is None else arrays
-
-
-def _origin(checkpoint: Checkpoint) -> list[Any]:
-    """The version of the arrays, and the state of each source."""
-    return [_VERSION, *map(_state, checkpoint.sources)]
 
 
 def _state(source: Path) -> list[Any]:

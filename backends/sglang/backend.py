@@ -13,9 +13,9 @@ import random
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Unpack, cast
+from typing import Annotated, Any, Unpack, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from pasta_async.backends.http.backend import (
     ServerBackend,
@@ -110,9 +110,7 @@ class PreferredSampling(BaseModel):
     """Numbers that are added to the logits of every request, by token id."""
 
 
-class _ModelInfo(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(protected_namespaces=())
-
+class _ModelInfo(BaseModel, protected_namespaces=()):
     model_path: str
     tokenizer_path: str | None = None
     served_model_name: str | None = None

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.grammar import Grammar, has_guidance
@@ -40,10 +40,8 @@ class PlanCode(StrEnum):
     NO_EFFECT = "no-effect"
 
 
-class Finding(BaseModel):
+class Finding(BaseModel, frozen=True):
     """One finding, with the hole that it is about."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     code: PlanCode
     verdict: PlanVerdict
@@ -56,10 +54,8 @@ class Finding(BaseModel):
         return f"{self.hole or 'plan'}: {self.code}: {self.message}"
 
 
-class Bounds(BaseModel):
+class Bounds(BaseModel, frozen=True):
     """The most that a run takes, in tokens."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     critical_path: int
     """Tokens on the longest chain of holes that wait for one another."""
@@ -73,10 +69,8 @@ class Bounds(BaseModel):
     """Tokens of the longest context and the output behind it, without the prompt."""
 
 
-class PlanReport(BaseModel):
+class PlanReport(BaseModel, frozen=True):
     """The result of checking a plan; `str` shows it as text, in a notebook it is a diagram."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     verdict: PlanVerdict
     findings: tuple[Finding, ...]

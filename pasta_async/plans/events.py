@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SerializeAsAny
+from pydantic import BaseModel, SerializeAsAny
 
 from pasta_async.errors import PastaError
 from pasta_async.results import Generation, ThreadRecord, Usage
@@ -63,10 +63,8 @@ EmitFill = Callable[[list[FillEvent]], Awaitable[None] | None]
 """Hands events on. If it returns an awaitable, that is awaited before more is decoded."""
 
 
-class Filled(BaseModel, Generic[T]):
+class Filled(BaseModel, Generic[T], frozen=True):
     """A plan that was filled."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
 
     value: T
     """The pydantic model's instance, the object of a schema, or the text of each hole of a template."""

@@ -82,7 +82,10 @@ class HolePart(RequestLog):
 
     def raw_values(self) -> dict[str, str]:
         """The JSON text of each key so far; none for free text."""
-        return {} if self.hole.schema is None else dict(split_object(self.start + self.output))
+        if self.hole.schema is None:
+            return {}
+        text = self.start + self.output
+        return {key: text[place] for key, place in _fields(text)}
 
     def key_path(self, key: str) -> str:
         """The path of one of its keys: `sections[2].text`."""
@@ -290,11 +293,6 @@ class Layout:
             if part is None or not part.values:
                 return written
         return written + self._plan.tail
-
-
-def split_object(text: str) -> Iterator[tuple[str, str]]:
-    """The keys in the JSON text of an object whose end may be missing, with the texts of their values."""
-    return ((key, text[value]) for key, value in _fields(text))
 
 
 def _fields(text: str) -> Iterator[tuple[str, slice]]:

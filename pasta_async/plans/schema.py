@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError
+from pydantic import BaseModel, Field, PydanticUserError, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -35,10 +35,8 @@ _NAMED_SCHEMAS = ("properties", *_SHARED, "patternProperties")
 Schema = Mapping[str, Any]
 
 
-class _Settings(BaseModel):
+class _Settings(BaseModel, extra="forbid", strict=True):
     """The object that stands under `x-pasta`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     after: list[str] = Field(default=[], fail_fast=True)
     tokens: int = Field(default=USUAL_TOKENS, ge=1)

@@ -75,10 +75,9 @@ class PastaOptions(_Body):
     `x-pasta`."""
 
 
-class NamedSchema(_Body):
+class NamedSchema(_Body, extra="ignore"):
     """OpenAI's wrapper around an object's JSON schema; its name and strictness change nothing."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
@@ -96,25 +95,22 @@ class PlanRequest(_Body):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
-class StreamOptions(_Body):
+class StreamOptions(_Body, extra="ignore"):
     """Options of a stream; others change nothing."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     include_usage: bool | None = None
 
 
-class Part(_Body):
+class Part(_Body, extra="ignore"):
     """A part of a message's content: text, or something for the engine's own endpoint."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     type: str
     text: str | None = None
 
 
-class ChatMessage(_Body):
+class ChatMessage(_Body, extra="ignore"):
     """One message of a conversation. Unknown fields are ignored: clients send messages back as they came."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | _Short[Part] | None = None
     name: str | None = None
@@ -143,10 +139,9 @@ class ChatMessage(_Body):
         return {"role": role, "content": text, **further}
 
 
-class GenerateRequest(_Body):
+class GenerateRequest(_Body, extra="allow"):
     """Fields of both endpoints. Further ones are in `model_extra`, and are checked by `parse_body`."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow")
     default_tokens: ClassVar[int | None] = None
     """Token limit of an answer whose request sets none; None: the server's limit."""
 

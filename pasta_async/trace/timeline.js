@@ -199,5 +199,5 @@ const pasta = (() => {
     );
   }
 
-  return { make, draw, tint, nameOf, seconds, times, tokens, timeline, inSequence, showNumbers };
+  return { make, draw, tint, nameOf, seconds, tokens, timeline, inSequence, showNumbers };
 })();

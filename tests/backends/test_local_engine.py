@@ -80,7 +80,7 @@ def test_half_precision_can_be_asked_for(original: Any, folder: Path, dtype: Any
 
 def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, engine: Engine) -> None:
     parent = job(prompt(40), 60)
-    engine.add(parent)
+    engine.scheduler.add(parent)
     for _ in range(20):
         engine.step()
     context = parent.ids[: parent.length].tolist()
@@ -97,10 +97,10 @@ def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, engine:
 def test_a_fork_that_waits_for_slots_adds_nothing_to_the_tree(folder: Path) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=128))
     parent = job(prompt(60), 66)
-    engine.add(parent)
+    engine.scheduler.add(parent)
     while engine.scheduler.pool.free > 8:
         engine.step()
-    engine.add(job([*parent.ids[: parent.length].tolist(), 3], 2))
+    engine.scheduler.add(job([*parent.ids[: parent.length].tolist(), 3], 2))
     published = parent.published
     for _ in range(3):
         engine.step()
@@ -110,9 +110,9 @@ def test_a_fork_that_waits_for_slots_adds_nothing_to_the_tree(folder: Path) -> N
 def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_prefill_tokens=32))
     running, long = job(prompt(5), 50, group="a"), job(prompt(200), 1, group="b")
-    engine.add(running)
+    engine.scheduler.add(running)
     engine.step()
-    engine.add(long)
+    engine.scheduler.add(long)
     steps = 0
     while long.length == long.prompt_length:
         before = running.length
@@ -127,8 +127,8 @@ def test_started_answers_go_before_new_ones(folder: Path) -> None:
     main = job(prompt(10), 2, group="first")
     run(engine, main)
     new, chunk = job(prompt(12), 2, group="second"), job(prompt(14), 2, group="first")
-    engine.add(new)
-    engine.add(chunk)
+    engine.scheduler.add(new)
+    engine.scheduler.add(chunk)
     ended: list[Job] = []
     while (outputs := engine.step()) is not None:
         ended += [output.job for output in outputs if output.finish_reason]
@@ -156,10 +156,10 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(
         else:
             task = None
         if task is not None:
-            engine.add(task)
+            engine.scheduler.add(task)
             alive.append(task)
         elif alive and action == "remove":
-            engine.remove(alive.pop(data.draw(st.integers(0, len(alive) - 1))))
+            engine.scheduler.remove(alive.pop(data.draw(st.integers(0, len(alive) - 1))))
         else:
             ended = [output.job for output in engine.step() or () if output.finish_reason]
             alive = [task for task in alive if task not in ended]

@@ -213,7 +213,7 @@ from pasta_async.backends.local.engine import Engine
 from pasta_async.options import Sampling
 engine = Engine(Path({str(folder)!r}), {dict(INT8)!r})
 job = Job(0, range(20), 30, TokenSampler(Sampling(), 0), ())
-engine.add(job)
+engine.scheduler.add(job)
 while engine.step() is not None:
     pass
 print(job.ids[20:job.length].tolist())

@@ -32,7 +32,7 @@ def job(
 def run(engine: Engine, *jobs: Job) -> None:
     """Add the jobs and step to the end, checking every invariant after each step."""
     for task in jobs:
-        engine.add(task)
+        engine.scheduler.add(task)
     while engine.step() is not None:
         check_scheduler(engine.scheduler)
 

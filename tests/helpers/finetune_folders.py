@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pasta_async.training.data.corpus import Record, write_records
-from pasta_async.training.model import ModelCodec, ModelMaker, write_tokenizer
+from pasta_async.training.model import ModelMaker, write_tokenizer
+from pasta_async.training.views import Codec
 from tests.helpers import local_models
 
 ANSWERS = (
@@ -32,10 +33,10 @@ def base_folder(folder: Path, kind: str = "llama", tags: bool = False, **changes
     return local_models.save(folder, model, tokenizer)
 
 
-def tagged(base: Path, out: Path, lora_rank: int = 0, **options: Any) -> tuple[ModelMaker, ModelCodec]:
+def tagged(base: Path, out: Path, lora_rank: int = 0, **options: Any) -> tuple[ModelMaker, Codec]:
     """Write the tokenizer of a model folder with the tags to `out`; `options` are `write_tokenizer`'s."""
     write_tokenizer(base, out, **options)
-    codec = ModelCodec(out)
+    codec = Codec(out)
     return ModelMaker(base, codec.tag_ids, lora_rank), codec
 
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from pasta_async.lang import parse
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.model import ModelCodec
 from pasta_async.training.samples import Sample, SampledPrompt, Score
-from pasta_async.training.views import pack_views
+from pasta_async.training.views import Codec, pack_views
 from tests.helpers.samples import sample, sampled_prompt
 
 
 def prompt_of(
-    codec: ModelCodec, name: str, answers: Sequence[str], changes: Mapping[int, dict[str, Any]] | None = None
+    codec: Codec, name: str, answers: Sequence[str], changes: Mapping[int, dict[str, Any]] | None = None
 ) -> SampledPrompt:
     """A prompt with a sample of each answer, whose ids are those that the codec writes."""
     content = f"Tell {name}"

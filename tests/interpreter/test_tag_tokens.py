@@ -23,7 +23,7 @@ preferences = st.lists(st.permutations(list(WRITTEN)), max_size=60)
 
 def decode(grammar: TagGrammar, banned: set[int], orders: list[list[int]]) -> list[int]:
     """The ids of a model that prefers tokens in these orders, one order for each choice."""
-    state, ids = grammar.begin([]), list[int]()
+    state, ids = TagState(grammar, []), list[int]()
     for order in orders:
         rule = state.rule
         excluded = set(order) - {rule.instead} if rule.excluded is None else {*rule.excluded}
@@ -68,7 +68,7 @@ def test_whatever_would_end_a_chunk_is_its_closing_tag(orders: list[list[int]]) 
 
 @pytest.mark.parametrize("topics", [frozenset[str](), frozenset({"tea"})])
 def test_a_sync_needs_something_to_wait_for(topics: frozenset[str]) -> None:
-    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False, topics=topics).begin([WORD])
+    state = TagState(TagGrammar(TAGS, (END,), token_bytes, chunk=False, topics=topics), [WORD])
     assert (TAGS.sync not in excluded(state)) is bool(topics)
     for token in (TAGS.promise, WORD, TAGS.end):
         state.add(token)
@@ -78,7 +78,7 @@ def test_a_sync_needs_something_to_wait_for(topics: frozenset[str]) -> None:
 
 
 def test_a_request_that_goes_on_inside_a_tag_still_closes_it() -> None:
-    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False).begin([WORD, TAGS.promise, WORD])
+    state = TagState(TagGrammar(TAGS, (END,), token_bytes, chunk=False), [WORD, TAGS.promise, WORD])
     assert state.rule.instead == TAGS.end
     while state.rule.excluded is not None:  # the topic grows too long
         state.add(WORD)
@@ -86,15 +86,14 @@ def test_a_request_that_goes_on_inside_a_tag_still_closes_it() -> None:
 
 
 def test_a_topic_ends_where_punctuation_begins() -> None:
-    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False).begin([COLON])
+    state = TagState(TagGrammar(TAGS, (END,), token_bytes, chunk=False), [COLON])
     written = [TAGS.promise, WORD, COLON, DIGIT, COLON]
     assert [state.add(token) for token in written] == [TAGS.promise, WORD, TAGS.end, DIGIT, COLON]
 
 
 def test_a_topic_of_an_earlier_promise_has_to_go_on_until_the_next_sync() -> None:
-    state = TagGrammar(TAGS, (END,), token_bytes, chunk=False, topics=frozenset({"a"})).begin(
-        [WORD, TAGS.promise]
-    )
+    grammar = TagGrammar(TAGS, (END,), token_bytes, chunk=False, topics=frozenset({"a"}))
+    state = TagState(grammar, [WORD, TAGS.promise])
     assert [state.add(WORD), state.add(COLON)] == [WORD, COLON]  # "a", and what makes it another one
     assert TAGS.end not in excluded(state)
     for token in (TAGS.end, TAGS.promise, WORD):

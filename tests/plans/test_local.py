@@ -11,7 +11,6 @@ from pasta_async import Client, DecodeRequest, InvalidRequestError, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.grammar import Grammar
 from pasta_async.lang import parse
-from pasta_async.model_folder import TokenizerFiles
 from pasta_async.plans import After, Plan, Tokens
 from pasta_async.testing import ScriptedBackend
 from pasta_async.tokenizer import Tokenizer
@@ -121,7 +120,7 @@ async def test_a_template_is_main_with_given_text(name: str) -> None:
     assert (filled.text, filled.generation.document) == (document.text, document)
     assert not filled.truncated
     prompt = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
-    codec = Codec(TokenizerFiles.read(PASTA_TINY))
+    codec = Codec(PASTA_TINY)
     trained = {view.thread: view for view in encode_views(codec, document) if view.thread}
     assert {play.request.thread for play in backend.played} == trained.keys()
     for play in backend.played:

@@ -14,8 +14,8 @@ from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.lang.views import views
 from pasta_async.tokenizer import Tokenizer
-from pasta_async.training.model import MARK, ModelCodec, ModelMaker, write_tokenizer
-from pasta_async.training.views import encode_views
+from pasta_async.training.model import MARK, ModelMaker, write_tokenizer
+from pasta_async.training.views import Codec, encode_views
 from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
 from tests.helpers.local_models import TEMPLATE
 
@@ -139,10 +139,10 @@ def test_templates_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         write_tokenizer(folder, tmp_path / "tokenizer", template)
         with pytest.raises(InvalidRequestError):
-            ModelCodec(tmp_path / "tokenizer")
+            Codec(tmp_path / "tokenizer")
     write_tokenizer(folder, tmp_path / "tokenizer", "{% for %}")
     with pytest.raises(UnsupportedModelError, match="malformed"):
-        ModelCodec(tmp_path / "tokenizer")
+        Codec(tmp_path / "tokenizer")
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(InvalidRequestError, match="--chat-template"):
         write_tokenizer(folder, tmp_path / "other")

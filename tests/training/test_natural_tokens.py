@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pasta_async.lang import Chunk, Document, Promise, Sync, Text, parse
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.model_folder import TokenizerFiles
+from pasta_async.tokenizer import Tokenizer as PastaTokenizer
 from pasta_async.training.views import Codec, encode_views, pack_plain, pack_views
 
 CORPUS = [
@@ -63,7 +64,10 @@ class TextCodec(Codec):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
-        super().__init__(TokenizerFiles(json.loads(tokenizer.to_str()), {}, None, (0,)))
+        files = TokenizerFiles(json.loads(tokenizer.to_str()), {}, None, (0,))
+        PastaTokenizer.__init__(self, files)  # there is no folder, and no chat template
+        assert self.tags
+        self.tag_ids, self.end = self.tags, self.end_ids[0]
 
     def joined(self, document: Document) -> list[int]:
         """All that is in a document, and a sync."""

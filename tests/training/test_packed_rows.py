@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_mask
 
 from pasta_async.lang import parse
-from pasta_async.training.model import ModelCodec
 from pasta_async.training.rows import (
     Row,
     block_mask,
@@ -23,17 +22,17 @@ from pasta_async.training.rows import (
     target_losses,
 )
 from pasta_async.training.trainer import Schedule, TrainerSettings
-from pasta_async.training.views import Trie, encode_views, pack_views
+from pasta_async.training.views import Codec, Trie, encode_views, pack_views
 from tests.helpers.adapter_folders import random_adapter
 from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
 
 
-def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
+def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, Codec]:
     base, codec = tagged(base_folder(folder / "base", kind, **changes), folder / "tokenizer")
     return base.make(), codec
 
 
-def alone(model: Any, codec: ModelCodec, prompt: list[int], written: str) -> torch.Tensor:
+def alone(model: Any, codec: Codec, prompt: list[int], written: str) -> torch.Tensor:
     """The log-probability of a document, each view computed by itself, with plain causal attention."""
     model.set_attn_implementation("sdpa")
     total = torch.zeros(())

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.data.corpus import write_records
-from pasta_async.training.model import ModelCodec
 from pasta_async.training.prefer import PreferSettings, choose_best, prefer
 from pasta_async.training.samples import Sample, SampledPrompt, Score, read_samples
+from pasta_async.training.views import Codec
 from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
 from tests.helpers.preference_files import prompt_of, write_files
 
@@ -26,7 +26,7 @@ SPEEDS = (1.5, 3.0, 1.0, 2.0, 2.5)
 """Speed-ups of the samples: `ANSWERS[1]` is the best and `ANSWERS[2]` the worst."""
 
 
-def ready(folder: Path) -> ModelCodec:
+def ready(folder: Path) -> Codec:
     """Make a model folder, and samples and scores for it."""
     _, codec = tagged(base_folder(folder / "base", tags=True), folder / "tokenizer")
     names = [f"p{number}" for number in range(5)]
@@ -109,7 +109,7 @@ OUT = {"well_formed": False}
 
 
 @pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> ModelCodec:
+def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
     folder = tmp_path_factory.mktemp("pairs")
     _, codec = tagged(base_folder(folder / "base", tags=True), folder / "tokenizer")
     return codec
@@ -123,7 +123,7 @@ def scored(prompt: SampledPrompt, values: Sequence[tuple[float, float]]) -> dict
 
 
 def chosen(
-    codec: ModelCodec,
+    codec: Codec,
     values: Sequence[tuple[float, float]],
     weight: float = 1.0,
     changes: Mapping[int, dict[str, Any]] | None = None,
@@ -139,12 +139,12 @@ def number(chosen: list[Sample]) -> int:
     return best.number
 
 
-def test_the_weight_decides_what_is_best(codec: ModelCodec) -> None:
+def test_the_weight_decides_what_is_best(codec: Codec) -> None:
     values = [(3.0, 0.0), (1.0, 1.0), (2.0, 0.4), (1.5, 0.2)]
     assert [number(chosen(codec, values, weight)) for weight in (1.0, 8.0, math.inf)] == [0, 1, 1]
 
 
-def test_equals_are_drawn_for_and_nothing_else_decides(codec: ModelCodec) -> None:
+def test_equals_are_drawn_for_and_nothing_else_decides(codec: Codec) -> None:
     values = [(9.0, 1.0), (1.0, 1.0), (5.0, 1.0), (1.0, 0.5), (7.0, 0.5)]
     drawn = [number(chosen(codec, values, math.inf, seed=seed)) for seed in range(60)]
     assert {*drawn} == {0, 1, 2}
@@ -153,7 +153,7 @@ def test_equals_are_drawn_for_and_nothing_else_decides(codec: ModelCodec) -> Non
     assert {number(chosen(codec, mathematically, 4.0, seed=seed)) for seed in range(20)} == {0, 1}
 
 
-def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None:
+def test_ties_and_the_lonely_are_left_out_and_counted(codec: Codec) -> None:
     names = {
         "fine": [(1.0, 0.1), (1.0, 0.9)],
         "tie": [(1.0, 0.5), (2.0, 0.5)],
@@ -174,7 +174,7 @@ def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None
     assert counts == {"chosen": 1, "ties": 2, "few": 1, "no_best": 1}
 
 
-def test_only_sound_answers_win_and_plain_ones_only_where_most_are_plain(codec: ModelCodec) -> None:
+def test_only_sound_answers_win_and_plain_ones_only_where_most_are_plain(codec: Codec) -> None:
     tea = "Tea has a long history in China."
     plain, sound = "Both are drinks.", f'<promise topic="tea"/><async>{tea}</async>'
     twice = sound + '<promise topic="tea"/><async>Tea is grown on hills in the south.</async>'
@@ -196,14 +196,14 @@ def test_only_sound_answers_win_and_plain_ones_only_where_most_are_plain(codec: 
     assert best([plain, twice, twice, twice]) == []
 
 
-def test_a_malformed_answer_never_wins(codec: ModelCodec) -> None:
+def test_a_malformed_answer_never_wins(codec: Codec) -> None:
     values = [(9.0, 1.0), (2.0, 0.5), (1.0, 0.5)]
     assert number(chosen(codec, values, 1.0, {0: OUT})) == 1
     equal = [(1.0, 0.5), (1.0, 0.5)]
     assert number(chosen(codec, equal, 1.0, {0: OUT})) == 1  # no tie: one of them is malformed
 
 
-def test_samples_and_scores_have_to_match(codec: ModelCodec) -> None:
+def test_samples_and_scores_have_to_match(codec: Codec) -> None:
     prompt = prompt_of(codec, "p", WORDS[:3])
     scores = scored(prompt, [(1.0, 0.1), (1.0, 0.9), (1.0, 0.3)])
     few = {key: score for key, score in scores.items() if key != ("p", 1)}

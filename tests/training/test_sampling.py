@@ -22,11 +22,11 @@ from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.training import sample as sampling
 from pasta_async.training.data.corpus import Record, read_records, write_records
-from pasta_async.training.model import ModelCodec, ModelMaker
+from pasta_async.training.model import ModelMaker
 from pasta_async.training.rows import pack_row, target_losses
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.samples import read_samples
-from pasta_async.training.views import Trie, encode_views, pack_views
+from pasta_async.training.views import Codec, Trie, encode_views, pack_views
 from tests.helpers.commands_run import failed, status
 from tests.helpers.sample_draws import PROMPTS, WRITTEN, draw, records
 from tests.pasta_tiny import EXAMPLES, PASTA_TINY
@@ -89,7 +89,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
     temperature: float, max_tokens: int
 ) -> None:
     """Also at a temperature at which the model writes words in tokens that no tokenizer would choose."""
-    codec, backend = ModelCodec(PASTA_TINY), Listening()
+    codec, backend = Codec(PASTA_TINY), Listening()
     model = ModelMaker(PASTA_TINY, codec.tag_ids).make().eval()
     usual = promises = 0
     async with Client(backend):

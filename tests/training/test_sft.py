@@ -22,8 +22,9 @@ from transformers import AutoModelForCausalLM
 from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
 from pasta_async.training import trainer
 from pasta_async.training.data.corpus import read_records
-from pasta_async.training.model import ModelCodec, ModelMaker
+from pasta_async.training.model import ModelMaker
 from pasta_async.training.sft import SftSettings, sft, supervised
+from pasta_async.training.views import Codec
 from tests.helpers.adapter_folders import adapter_run
 from tests.helpers.finetune_folders import base_folder, data_file, tagged
 from tests.helpers.local_models import TEMPLATE, engine_greedy, greedy
@@ -68,7 +69,7 @@ async def test_a_base_model_learns_the_answers(kind: str, tmp_path: Path) -> Non
     losses = [line["loss"] for line in curve(tmp_path / "run")]
     assert len(losses) == 10 and losses[-1] < 0.8 * losses[0]
     model = tmp_path / "run" / "model"
-    codec = ModelCodec(model)
+    codec = Codec(model)
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     for pasta in (True, False):
         prompt = codec.prompt(CHAT, pasta)
@@ -173,7 +174,7 @@ def test_the_rows_of_the_tags_learn_at_a_rate_of_their_own(tmp_path: Path) -> No
     slow = settings(tmp_path, batch=10, steps=1, form="both", lora_rank=2, tag_rate=1)
     fast = slow.model_copy(update={"out": tmp_path / "fast", "tag_rate": 20})
     assert sft(slow) and sft(fast)
-    codec = ModelCodec(tmp_path / "run" / "model")
+    codec = Codec(tmp_path / "run" / "model")
     start = ModelMaker(tmp_path / "base", codec.tag_ids).make().state_dict()
     moved = [
         {name: value - start[name] for name, value in load_file(run.out / "model/model.safetensors").items()}
@@ -208,7 +209,7 @@ def test_a_tag_that_is_never_used_stays_at_the_mean_row(
     names = [name for name in start if "embed_tokens" in name or "lm_head" in name]
     assert len(names) == 2 - tied
     for run in ("run", "again"):
-        codec = ModelCodec(tmp_path / run / "model")
+        codec = Codec(tmp_path / run / "model")
         unused, *used = codec.tag_ids.tokens, *codec.tag_ids[:1], *codec.tag_ids[2:]
         weights = load_file(tmp_path / run / "model" / "model.safetensors")
         for name in names:
@@ -224,7 +225,7 @@ def test_a_tag_that_is_never_used_stays_at_the_mean_row(
 def test_adapters_are_written_by_themselves_too(tmp_path: Path) -> None:
     assert sft(settings(tmp_path, lora_rank=2, steps=2))
     model, adapter = tmp_path / "run" / "model", tmp_path / "run" / "adapter"
-    codec = ModelCodec(adapter)
+    codec = Codec(adapter)
     base: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     merged: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     base.resize_token_embeddings(merged.config.vocab_size)
@@ -288,7 +289,7 @@ def test_adapters_train_little_and_are_merged(tied: bool, tmp_path: Path) -> Non
             assert int(torch.linalg.matrix_rank(new - old, atol=1e-4)) in (1, 2), name
         else:
             assert torch.equal(new[: len(old)], old), name
-    codec = ModelCodec(tmp_path / "run" / "model")
+    codec = Codec(tmp_path / "run" / "model")
     rows = after["model.embed_tokens.weight"][list(codec.tag_ids)]
     assert (rows != before["model.embed_tokens.weight"].mean(0)).all()
 

@@ -26,7 +26,6 @@ from pasta_async.model_folder import write_json
 from pasta_async.training.data.annotate_endpoint import (
     Annotator,
     Rejected,
-    annotate_by_endpoint,
 )
 from pasta_async.training.data.annotate_structure import (
     LEAST,
@@ -36,7 +35,7 @@ from pasta_async.training.data.annotate_structure import (
 )
 from pasta_async.training.data.corpus import Record, SourceSettings, write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings
-from pasta_async.training.jobs import Journal
+from pasta_async.training.jobs import Journal, collect
 from pasta_async.training.model_digest import model_digest
 from pasta_async.training.views import text_speedup, with_blank_lines
 
@@ -153,9 +152,15 @@ async def _by_endpoint(
         endpoint = Endpoint(settings.base_url, settings.model, settings, replies, temperature=0.0)
         async with endpoint:
             annotator = Annotator(endpoint, settings.tries)
-            outcomes = await annotate_by_endpoint(records, annotator, settings.in_flight)
+            numbers = range(len(records))
+            outcomes, failures = await collect(
+                numbers, lambda number: annotator.annotate(records[number]), settings.in_flight
+            )
+    for number, failure in failures.items():
+        reasons = (f"endpoint: {failure}",)
+        outcomes[number] = Rejected(record=records[number], reasons=reasons, answered=False)
     totals = Counter({**endpoint.totals, "unasked": annotator.unasked})
-    return outcomes, totals, annotator.problems
+    return [outcomes[number] for number in numbers], totals, annotator.problems
 
 
 def _annotated(record: Record, document: Document, annotator: str) -> Record:

@@ -21,7 +21,6 @@ from pasta_async.protocol import Message
 from pasta_async.training.data.annotate_structure import LEAST
 from pasta_async.training.data.corpus import Record, StrictModel
 from pasta_async.training.endpoint import Endpoint
-from pasta_async.training.jobs import collect
 from pasta_async.training.views import Mark, insert_tags, rough_tokens, with_estimates
 
 _TEXTS: dict[str, Any] = tomllib.loads(
@@ -49,24 +48,6 @@ class Rejected(StrictModel):
     """The last reply."""
     answered: bool = True
     """False where the endpoint failed: the next run asks again."""
-
-
-async def annotate_by_endpoint(
-    records: Sequence[Record], annotator: Annotator, in_flight: int
-) -> list[Document | Rejected]:
-    """Annotate records, `in_flight` at a time; a document or a rejection for each.
-
-    Cancelling it ends the requests under way; replies that arrived are in the journal.
-
-    Raises:
-        PastaError: The endpoint cannot be used.
-    """
-    numbers = range(len(records))
-    outcomes, failures = await collect(numbers, lambda number: annotator.annotate(records[number]), in_flight)
-    for number, failure in failures.items():
-        reasons = (f"endpoint: {failure}",)
-        outcomes[number] = Rejected(record=records[number], reasons=reasons, answered=False)
-    return [outcomes[number] for number in numbers]
 
 
 class Annotator:

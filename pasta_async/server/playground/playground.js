@@ -62,6 +62,11 @@
       this.on[event.type]?.call(this, event);
     }
 
+    picture() {
+      const answer = this.generation ?? this.clock.answer;
+      if (answer) timeline(by("timeline"), answer);
+    }
+
     draw({ now = false } = {}) {
       if (!now && performance.now() - this.drawn < DRAW_EVERY) return;
       this.drawn = performance.now();
@@ -93,11 +98,6 @@
 
     show(delta) {
       this.prose.show(delta);
-    }
-
-    picture() {
-      const answer = this.generation ?? this.clock.answer;
-      if (answer) timeline(by("timeline"), answer);
     }
 
     finish() {
@@ -180,11 +180,6 @@
 
     show(delta) {
       by("answer").append(delta);
-    }
-
-    picture() {
-      const answer = this.generation ?? this.clock.answer;
-      if (answer) timeline(by("timeline"), answer);
     }
 
     finish() {

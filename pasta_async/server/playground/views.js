@@ -134,7 +134,6 @@ const views = (() => {
     /** A time on the server. The message that was fastest gives the best estimate of when the answer began. */
     told(time) {
       this.began = Math.min(this.began, performance.now() / 1000 - time);
-      return time;
     }
 
     promise(thread, topic, time) {
