@@ -46,8 +46,7 @@ LEAST = 20
 
 _TEXTS = ("paragraph", "list_item")
 _LINE = re.compile(r"\r\n?|\n")
-_MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+(\*\*)?")
-"""The marker of a list item. Main begins what is bold, too: else some heads of a list are bold, some not."""
+_MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+")
 _HEAD = re.compile(r"(.{2,80}?)(:\**|\s[-\u2013\u2014]+)\s+", re.DOTALL)
 _SENTENCE = re.compile(r".+?[.!?]+[\"'\u2019\u201d)\]*]*\s+(?=[\"'\u2018\u201c(\[*]*[A-Z0-9])", re.DOTALL)
 _CLOSING = re.compile(

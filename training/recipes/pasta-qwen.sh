@@ -6,7 +6,7 @@
 #         pasta-async pull qwen-1.5b && pasta-async export qwen-1.5b qwen --dtype bfloat16
 #   NAME  name of the base on the Hugging Face hub, for the adapter that ships.
 #   JUDGE folder of the model that says what is independent: BASE, or a smaller one of its family. pasta-qwen's own:
-#         pasta-async pull qwen-0.5b && pasta-async export qwen-0.5b qwen-0.5b --dtype bfloat16
+#         pasta-async pull qwen-0.5b && pasta-async export qwen-0.5b judge --dtype bfloat16
 #   DTYPE bfloat16 where the CPU has instructions for it, else float32.
 #   OUT   folder that everything is written to.
 #
@@ -19,7 +19,7 @@ set -eu
 
 BASE=${BASE:-qwen}
 NAME=${NAME:-Qwen/Qwen2.5-Coder-1.5B-Instruct}
-JUDGE=${JUDGE:-qwen-0.5b}
+JUDGE=${JUDGE:-judge}
 DTYPE=${DTYPE:-bfloat16}
 OUT=${OUT:-runs/pasta-qwen}
 PROMPTS=${PROMPTS:-$(dirname "$0")/../data/prompts.jsonl.gz}
@@ -28,7 +28,8 @@ DOLLY=${DOLLY:-540}    # of Dolly's
 PLAIN=${PLAIN:-85}     # answers that stay plain, of each of two kinds
 UPDATES=${UPDATES:-0}  # of the training; 0: as many as the data have
 
-# Families of prompts whose answers have independent parts; to promise in the others, stories say, would be wrong.
+# Families of prompts most of whose answers have independent parts. Answers of the others stay plain: to promise in stories,
+# say, would be wrong.
 PARTS='"id":"(advice|causes|compare|explain|ideas|kinds|plan|pros_and_cons|questions|several|tips)/'
 
 corpus() {
