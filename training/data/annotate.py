@@ -23,10 +23,7 @@ from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.lang import Document
 from pasta_async.model_folder import write_json
-from pasta_async.training.data.annotate_endpoint import (
-    Annotator,
-    Rejected,
-)
+from pasta_async.training.data.annotate_endpoint import Annotator, Rejected
 from pasta_async.training.data.annotate_structure import (
     LEAST,
     Cut,
