@@ -49,7 +49,8 @@ class Job:
         self.published = 0  # tokens of these whose slots the radix tree owns; the others are this job's own
         self.last_slot: int | None = None  # the latest slot that it got since it was admitted
         self.node: Node | None = None  # where it stands in the tree, locked; None while it waits
-        self.cached: int | None = None  # tokens of the prompt that the cache had when it was first admitted
+        self.cached: int | None = None  # prompt tokens that came from the cache; None until it is admitted
+        self.looked = 0  # publications when it last looked for its prompt in the tree
         self.arrival = 0
 
     @property
@@ -84,6 +85,7 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._started_answers: OrderedDict[Hashable, None] = OrderedDict()
         self._arrivals = 0
+        self._publications = 0  # times that a job has given the tree tokens
 
     def add(self, job: Job) -> None:
         """Take a job in."""
@@ -107,6 +109,7 @@ class Scheduler:
         budget = self._max_prefill_tokens
         for job in self.running:
             if job.uncomputed > 1 and budget:
+                self._catch_up(job)
                 tasks.append(Task(job, min(job.uncomputed, budget)))
                 budget -= tasks[-1].tokens
         # Preemption for want of slots may take tasks away again. The slots go to the tasks that are left.
@@ -126,6 +129,7 @@ class Scheduler:
         """Give the tree the tokens that a running job has computed since, so that other jobs find them."""
         if job.computed == job.published or job.node is None:
             return
+        self._publications += 1
         new = slice(job.published, job.computed)
         node, tree_slots = self.radix.insert(job.node, job.ids[new], job.slots[new])
         if len(tree_slots):  # another job computed the same tokens: use its slots, free the job's own
@@ -170,6 +174,7 @@ class Scheduler:
         job.computed = len(slots)
         job.published = len(slots)
         job.cached = len(slots) if job.cached is None else job.cached
+        job.looked = self._publications
         self.waiting.remove(job)
         self.running.append(job)
         self._started_answers[job.answer] = None
@@ -177,6 +182,26 @@ class Scheduler:
         if len(self._started_answers) > _MAX_STARTED_ANSWERS:
             self._started_answers.popitem(last=False)
         return True
+
+    def _catch_up(self, job: Job) -> None:
+        """Let a prompt go on behind what other jobs have published since it last looked.
+
+        So a prompt that comes many times at once, or its long common beginning, is computed once.
+        """
+        if job.looked == self._publications:
+            return
+        self.publish(job)
+        node, slots = self.radix.match(job.ids[: job.length - 1])
+        if (new := len(slots) - job.computed) > 0:
+            assert job.node is not None and job.cached is not None
+            self.radix.lock(node)
+            self.radix.unlock(job.node)
+            job.slots[: len(slots)] = slots
+            job.node = node
+            job.computed = job.published = len(slots)
+            job.cached = min(job.cached + new, job.prompt_length - 1)  # it may have been preempted
+            job.last_slot = None
+        job.looked = self._publications
 
     def _leave(self, job: Job) -> None:
         """End a job's run; its tokens stay in the tree, as cache."""

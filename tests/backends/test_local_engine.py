@@ -122,6 +122,17 @@ def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
     assert steps == 7  # 32 of 200 beside the decoded token
 
 
+def test_a_prompt_that_comes_many_times_at_once_is_computed_once(original: Any, folder: Path) -> None:
+    engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_prefill_tokens=64))
+    jobs = [job([*prompt(200), extra], 5, group=extra) for extra in range(3, 7)]
+    run(engine, *jobs)
+    # The second one took what was left of the step in which the first one's prompt ended: 55 of 64 tokens.
+    assert [task.cached for task in jobs] == [0, 200 - 55, 200, 200]
+    for task in jobs:
+        ids = task.ids[: task.prompt_length].tolist()
+        assert decoded(task) == local_models.greedy(original, ids, 5)
+
+
 def test_started_answers_go_before_new_ones(folder: Path) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_running=1))
     main = job(prompt(10), 2, group="first")
