@@ -169,12 +169,9 @@ class Scheduler:
         if self._available < job.length - len(slots) + headroom:
             self.radix.unlock(node)
             return False
-        job.slots[: len(slots)] = slots
-        job.node = node
-        job.computed = len(slots)
-        job.published = len(slots)
-        job.cached = len(slots) if job.cached is None else job.cached
+        self._go_on_from(node, slots, job)
         job.looked = self._publications
+        job.cached = len(slots) if job.cached is None else job.cached
         self.waiting.remove(job)
         self.running.append(job)
         self._started_answers[job.answer] = None
@@ -196,12 +193,17 @@ class Scheduler:
             assert job.node is not None and job.cached is not None
             self.radix.lock(node)
             self.radix.unlock(job.node)
-            job.slots[: len(slots)] = slots
-            job.node = node
-            job.computed = job.published = len(slots)
+            self._go_on_from(node, slots, job)
             job.cached = min(job.cached + new, job.prompt_length - 1)  # it may have been preempted
             job.last_slot = None
         job.looked = self._publications
+
+    @staticmethod
+    def _go_on_from(node: Node, slots: Ints, job: Job) -> None:
+        """Put a job on a node of the tree that is locked for it; `slots` are those of the tokens up to it."""
+        job.slots[: len(slots)] = slots
+        job.node = node
+        job.computed = job.published = len(slots)
 
     def _leave(self, job: Job) -> None:
         """End a job's run; its tokens stay in the tree, as cache."""
