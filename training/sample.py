@@ -142,13 +142,15 @@ class Recording(WrappingBackend):
     A model can write the same text in other tokens than those it is encoded as, and the objective is about
     the probability of the sampled tokens. For the same reason no grammar chooses tags in the model's place.
     Besides the ids that a request bans itself, the `banned` ones may not be chosen. If `ends_loops`, a
-    request that loops ends as if a limit had cut it: such a sample is never the best, and only takes time.
+    request that loops ends as if a limit had cut it, and `looped` says so: such a sample is never the best,
+    and only takes time.
     """
 
     def __init__(self, inner: Backend, banned: tuple[int, ...] = (), *, ends_loops: bool = False) -> None:
         super().__init__(inner)
         self.exchanges: list[Exchange] = []
         """In the order of sending."""
+        self.looped = False
         self._banned = banned
         self._ends_loops = ends_loops
 
@@ -165,6 +167,7 @@ class Recording(WrappingBackend):
             async for piece in pieces:
                 exchange.output.extend(piece.ids)
                 if self._ends_loops and not piece.finish_reason and _loops(exchange.output):
+                    self.looped = True
                     yield piece._replace(finish_reason="length")
                     return
                 yield piece
@@ -260,7 +263,7 @@ class Drawing:
         answer = (
             _plain(generation)
             if kind == "baseline"
-            else _sample(kind, seed, generation, recording.exchanges, info.tags is not None)
+            else _sample(kind, seed, generation, recording, info.tags is not None)
         )
         self.totals.update(answers=1, tokens=answer.tokens)
         row = {"prompt": _key(record), "kind": kind, "answer": answer.model_dump(mode="json")}
@@ -281,12 +284,14 @@ def _plain(generation: Generation) -> Plain:
 
 
 def _sample(
-    number: int, seed: int | None, generation: Generation, exchanges: Sequence[Exchange], tagged: bool
+    number: int, seed: int | None, generation: Generation, recording: Recording, tagged: bool
 ) -> Sample:
     """An answer as it is stored; `tagged` says whether the model has the tags."""
-    # If a limit cut an answer with threads, some of its decoded tokens are behind the cut.
-    dropped = generation.finish_reason == "length" and len(generation.threads) > 1
-    trie = trie_of(exchanges)
+    # A promise that was taken back was decoded, and is not in the answer. If a limit cut an answer with
+    # threads, some of its decoded tokens are behind the cut.
+    cut = generation.finish_reason == "length" and len(generation.threads) > 1
+    dropped = cut or generation.usage.discarded_tokens > 0
+    trie = trie_of(recording.exchanges)
     tokens = generation.usage.completion_tokens
     return Sample(
         number=number,
@@ -294,7 +299,7 @@ def _sample(
         text=generation.text,
         written=generation.document.format(),
         finish_reason=generation.finish_reason,
-        well_formed=generation.well_formed,
+        well_formed=generation.well_formed and not recording.looped,
         tokens=tokens,
         text_tokens=generation.text_tokens,
         critical_path=generation.critical_path,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import count, groupby
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, Event, Generation, Limits, Sampling
+from pasta_async import Client, DecodeRequest, Event, Generation, Limits, Piece, Sampling
 from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadDone, ThreadReplaced
 from pasta_async.lang import TAG_TOKENS, Document, View, escape, parse, views
 from pasta_async.testing import Play, ScriptedBackend
@@ -36,6 +36,24 @@ half_as_many = settings(max_examples=settings().max_examples // 2)
 
 Heard = tuple[int, tuple[int, ...], tuple[int, ...]]
 """A thread, what it had in its context behind the prompt, and what it then wrote."""
+
+
+INSTEAD = "Water.\n"
+
+
+class Obedient(ScriptedBackend):
+    """Writes `INSTEAD`, and the end of its answer, where it may not promise."""
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """See `ScriptedBackend.decode`."""
+        tags = self.tokenizer.tags
+        assert tags is not None
+        if tags.promise not in request.banned_ids or request.thread:
+            async for piece in super().decode(request):
+                yield piece
+            return
+        self.asked_anew = request
+        yield Piece((*self.tokenizer.encode(INSTEAD), *self.tokenizer.end_ids[:1]), "stop")
 
 
 def promise(topic: str, chunk: str | None = None, tokens: int = 20) -> str:

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async import DecodeRequest, Piece
 from pasta_async.lang import parse
 from pasta_async.testing import ScriptedBackend
-from tests.helpers.answer_runs import answer, promise, read_by_events
+from tests.helpers.answer_runs import INSTEAD, Obedient, answer, promise, read_by_events
 from tests.helpers.vocabularies import tokenizer
 
 REPEATED = promise("TEA", "Again.")
 SOUND = f"1. {promise('Tea', 'Warm.')}\n2. {promise('milk', 'White.')}\n"
 LIST = f"{SOUND}3. {REPEATED}\n4. {promise('rum', 'No.')}"
 BEHIND_IT = f"<sync/> Then {promise('tea', 'Once more.')}"
-INSTEAD = "Water.\n"
-
-
-class Obedient(ScriptedBackend):
-    """Writes `INSTEAD`, and the end of its answer, where it may not promise."""
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """See `ScriptedBackend.decode`."""
-        tags = self.tokenizer.tags
-        assert tags is not None
-        if tags.promise not in request.banned_ids or request.thread:
-            async for piece in super().decode(request):
-                yield piece
-            return
-        self.asked_anew = request
-        yield Piece((*self.tokenizer.encode(INSTEAD), *self.tokenizer.end_ids[:1]), "stop")
 
 
 async def test_main_writes_what_it_cannot_promise_again() -> None:

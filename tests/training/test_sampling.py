@@ -27,8 +27,10 @@ from pasta_async.training.rows import pack_row, target_losses
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.samples import read_samples
 from pasta_async.training.views import Codec, Trie, encode_views, pack_views
+from tests.helpers.answer_runs import Obedient, promise
 from tests.helpers.commands_run import failed, status
 from tests.helpers.sample_draws import PROMPTS, WRITTEN, draw, records
+from tests.helpers.vocabularies import tokenizer
 from tests.pasta_tiny import EXAMPLES, PASTA_TINY
 
 
@@ -161,6 +163,21 @@ def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path:
     assert {(s.finish_reason, s.exact, s.well_formed) for s in cut[0].samples} == {("length", False, False)}
     plain, *_ = draw(ScriptedBackend("word " * 40), tmp_path / "plain.jsonl", records("one"), max_tokens=20)
     assert {(s.finish_reason, s.exact, s.tokens) for s in plain[0].samples} == {("length", True, 20)}
+
+
+def test_an_answer_that_took_a_promise_back_is_never_trained_on(tmp_path: Path) -> None:
+    tea = promise("tea", "Warm.")
+    backend = Obedient(f"1. {tea}\n2. {tea}", tokenizer=tokenizer("bytes"))
+    prompts, *_ = draw(backend, tmp_path / "j.jsonl", records("one"), n=1)
+    (answer,) = prompts[0].samples
+    assert (answer.text, answer.well_formed, answer.exact) == ("1. Warm.\n2. Water.\n", True, False)
+
+
+def test_an_answer_with_a_chunk_that_loops_is_never_the_best(tmp_path: Path) -> None:
+    backend = ScriptedBackend(f"1. {promise('tea', 'So it began: ' + 'word ' * 80)}\nDone.")
+    prompts, *_ = draw(backend, tmp_path / "j.jsonl", records("one"), n=1)
+    (answer,) = prompts[0].samples
+    assert (answer.finish_reason, answer.well_formed, answer.tokens < 80) == ("stop", False, True)
 
 
 @pytest.mark.parametrize("stretch", ["word ", "one two three four five six seven ", "tea and coffee, "])
