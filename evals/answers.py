@@ -72,8 +72,7 @@ class MeasureSettings(CommandSettings):
             "texts": corpus.digest((), "\0".join(texts)),
             "weights": await weights_of(self.backend),
         }
-        with Journal(self.out, measured) as journal:
-            journal.append({"environment": environment()})
+        with Journal(self.out, measured, {"environment": environment()}) as journal:
             yield journal
 
 
@@ -277,7 +276,8 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
         InvalidRequestError: It cannot be read, or holds something else or nothing.
     """
     try:
-        identity, *rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # the ends of the journal's lines
+        identity, *rows = [json.loads(line) for line in lines if line]
         answers = answers_in(rows)
     except (OSError, ValueError, TypeError) as error:
         raise InvalidRequestError(f"{path} is no file of answers: {error!r}") from error

@@ -2,7 +2,7 @@
 
     python -m pasta_async.evals.figure --answers methods.jsonl --out seconds.svg
 
-The files are those that `methods` and `speed` write with --out. Bars are means over the prompts that every
+The file is one that `methods` or `speed` writes with --out. Bars are means over the prompts that every
 method answered, with 95% intervals.
 """
 
@@ -35,7 +35,7 @@ _LABELS = {
 class FigureSettings(CommandSettings):
     """Options of the figure."""
 
-    answers: tuple[Path, ...] = Field(min_length=1, description="files of answers to the same prompts")
+    answers: Path = Field(description="file of answers")
     title: str = Field(default="", description="the model and the machine, for instance")
     out: Path = Field(description="picture: .svg, .png or .pdf")
 
@@ -85,7 +85,7 @@ def draw(seconds: Mapping[str, list[float]], title: str, out: Path) -> None:
 
 
 def _run(settings: FigureSettings) -> str:
-    answers = [answer for path in settings.answers for answer in read_answers(path)[1]]
+    _, answers = read_answers(settings.answers)
     draw(seconds_by_method(answers), settings.title, settings.out)
     return f"{settings.out} is drawn"
 

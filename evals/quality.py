@@ -253,7 +253,7 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
         "benchmark": "quality",
         "answers": {"file": str(settings.answers), "of each form": len(forms["baseline"]), **identity},
         "figures": compared(forms, figures),
-        SPEED: counted_speedup(answers, "parallel") if "parallel" in forms else None,
+        SPEED: counted_speedup(answers) if "parallel" in forms else None,
         "environment": environment(),
     }
     write_json(settings.out / "result.json", result)

@@ -133,11 +133,11 @@ def speedup(rows: Sequence[Answer], method: str, base: str = "baseline") -> Esti
     )
 
 
-def counted_speedup(rows: Sequence[Answer], method: str) -> Estimate | None:
+def counted_speedup(rows: Sequence[Answer]) -> Estimate | None:
     """The theoretical speed-up: geometric mean over prompts of `sequential_tokens` / critical path."""
     return mean_by_prompt(
         (answer.prompt, sequential_tokens(answer.text_tokens, other.tokens) / answer.critical_path)
-        for answer, other in pairs(rows, method, "baseline")
+        for answer, other in pairs(rows, "parallel", "baseline")
     )
 
 

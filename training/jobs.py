@@ -32,13 +32,17 @@ class Journal:
         path: The file; missing folders are made.
         identity: The settings that the rows come from. It is the first line; rows of other settings are never
             mixed in.
+        run: A row that stands before the first one of this run: the machine, for instance.
 
     Raises:
         InvalidRequestError: Another command writes the file, or it holds rows of other settings, which the
             message names. It is left as it was.
     """
 
-    def __init__(self, path: Path | str, identity: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: Path | str, identity: Mapping[str, Any], run: Mapping[str, Any] | None = None
+    ) -> None:
+        self._run = run
         self.path: Path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a+b")
@@ -95,6 +99,9 @@ class Journal:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Keep a row in the file; `rows` are those that it had before."""
+        if self._run:
+            self._write(_line(self._run))
+            self._run = None
         self._write(_line(row))
 
     def __enter__(self) -> Self:

@@ -81,7 +81,7 @@ class PlanRun:
 
     def partial(self) -> Generation:
         """The answer as far as it is written: its text ends at the first gap."""
-        text = self._layout.document(self._parts)
+        text = self.document()
         # Tokens on the longest chain that ends with each part; the parts that it sees come first.
         chains: dict[str, int] = {}
         for part in sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name])):
@@ -138,7 +138,7 @@ class PlanRun:
         return values
 
     def _filled(self) -> Filled[dict[str, Any]]:
-        text = self._layout.document(self._parts)
+        text = self.document()
         if self._plan.is_text:
             value = {part.hole.name: part.values[part.hole.name] for part in self._parts}
         else:

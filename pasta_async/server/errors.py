@@ -146,8 +146,8 @@ def _log_failure(error: Exception, reply: ApiError, *, text: bool) -> None:
     is_transport = isinstance(error, PastaError) and isinstance(_cause(error), BackendTransportError)
     message = repr(str(error)) if text or is_transport else "(no text in logs)"  # a line, whatever it quotes
     trace = error.__traceback__ if reply.code == "internal_error" else None
-    frames = "".join(traceback.format_tb(trace))
-    _LOG.error("%s: %s\n%s", type(error).__name__, message, frames)
+    frames = "".join(["\n", *traceback.format_tb(trace)]) if trace else ""
+    _LOG.error("%s: %s%s", type(error).__name__, message, frames)
 
 
 def invalid_body(error: ValidationError) -> ApiError:

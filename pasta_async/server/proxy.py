@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from pydantic_core import from_json
 
-from pasta_async.errors import BackendError, GenerationTimeoutError
+from pasta_async.errors import GenerationTimeoutError
 from pasta_async.options import Limits
 from pasta_async.prompts import check_json
 from pasta_async.server.errors import ApiError
@@ -67,14 +67,15 @@ class EngineReply:
         ):
             deadline = None if seconds is None else loop.time() + seconds
             while True:
-                left = None if deadline is None else deadline - loop.time()
+                limit = asyncio.timeout_at(deadline)
                 try:
-                    part = await asyncio.wait_for(anext(parts), left)
+                    async with limit:
+                        part = await anext(parts)
                 except StopAsyncIteration:
                     return
-                except BackendError:  # one of them is a `TimeoutError`, too
-                    raise
                 except TimeoutError as error:
+                    if not limit.expired():  # the engine's own error is a `TimeoutError`, too
+                        raise
                     raise GenerationTimeoutError(
                         f"the answer took longer than {self._timeout:g} s"
                     ) from error

@@ -163,6 +163,14 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
     assert (await go_on())[1] == 0
 
 
+def test_an_answer_may_have_any_end_of_a_line(tmp_path: Path):
+    text = "one\u2028two\u0085three\nfour"
+    with Journal(tmp_path / "rows.jsonl", {"benchmark": "speed"}) as journal:
+        journal.append(asdict(Answer(0, "parallel", text=text)))
+    _, [answer] = read_answers(tmp_path / "rows.jsonl")
+    assert answer.text == text
+
+
 # Prompts and tables ---------------------------------------------------------------------------------------
 
 

@@ -14,9 +14,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pasta_async import Limits
+from pasta_async import Client, Limits
 from pasta_async.backends import WrappingBackend
 from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.server.proxy import EngineReply
+from pasta_async.server.requests import ChatRequest
+from pasta_async.server.service import RequestQueue, Service
+from pasta_async.server.settings import ServerSettings
 from pasta_async.testing import ScriptedBackend
 from tests.helpers.live_server import CHAT, COMPLETIONS, PATIENCE, LiveServer, ask, running, serving
 
@@ -170,6 +174,31 @@ def test_a_stream_comes_as_it_is_and_a_client_that_leaves_ends_it(server: LiveSe
         assert httpx.get(f"{server.url}/health").json()["in_flight"] == 1
     while httpx.get(f"{server.url}/health").json()["in_flight"] or not engine.left.is_set():
         pass
+
+
+class Talkative(WrappingBackend):
+    """A backend whose engine has something to say at every step of the loop."""
+
+    async def forward(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+        for _ in range(500):
+            await asyncio.sleep(0)
+            yield b" "
+
+
+@pytest.mark.parametrize("steps", range(1, 13))
+async def test_a_reply_that_keeps_coming_ends_when_it_is_cancelled(steps: int) -> None:
+    settings = ServerSettings()
+    async with Client(Talkative(ScriptedBackend("Fine."))) as client:
+        service = Service(client, await client.connect(), settings, RequestQueue(settings))
+        raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Why?"}], "tools": TOOLS})
+        request = ChatRequest.model_validate_json(raw)
+        task = asyncio.create_task(EngineReply(service, request, raw.encode()).whole())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not service.queue.in_flight
 
 
 @pytest.mark.parametrize("stream", [False, True])

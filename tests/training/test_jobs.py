@@ -37,13 +37,30 @@ def test_a_journal_that_was_cut_in_its_first_line_begins_anew(tmp_path: Path):
 
 def test_a_run_without_results_does_not_bind_the_next_to_its_settings(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
-    Journal(path, {"of": "a mistype"}).__exit__()
+    Journal(path, {"of": "a mistype"}, {"machine": "this"}).__exit__()
     with Journal(path, {"of": "x"}) as journal:
         journal.append({"a": 1})
     with pytest.raises(InvalidRequestError, match="'x' there, 'y' now"):
         Journal(path, {"of": "y"})
     with Journal(path, {"of": "x"}) as journal:
         assert journal.rows == [{"a": 1}]
+
+
+def test_a_run_says_where_it_ran_before_its_first_row(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    for machine in ("this", "that", "none of whose answers is there"):
+        with Journal(path, {"of": "x"}, {"machine": machine}) as journal:
+            for row in range(2 if len(machine) == 4 else 0):
+                journal.append({"a": row})
+    with Journal(path, {"of": "x"}) as journal:
+        assert journal.rows == [
+            {"machine": "this"},
+            {"a": 0},
+            {"a": 1},
+            {"machine": "that"},
+            {"a": 0},
+            {"a": 1},
+        ]
 
 
 def test_one_command_at_a_time_writes_a_journal(tmp_path: Path):

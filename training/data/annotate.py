@@ -9,7 +9,6 @@ every reply or cost: the same command resumes an interrupted run.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from pasta_async.backends.options import TorchDType
-from pasta_async.cli.command import Command, Count, command
+from pasta_async.cli.command import Command, Count, command, run_coroutine
 from pasta_async.lang import Document
 from pasta_async.model_folder import write_json
 from pasta_async.training.data.annotate_endpoint import Annotator, Rejected
@@ -50,7 +49,7 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
     model: str = Field(default="", description="name of the model at the endpoint, or folder of a model")
     tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
     tau: float = Field(default=0.5, description="bits a token that a chunk may cost without its siblings")
-    form: float = Field(default=1.5, description="bits a token that an item of a list may cost more")
+    item_slack: float = Field(default=1.5, description="bits a token that an item of a list may cost more")
     sync_tau: float = Field(
         default=0.8, description="bits a token that the text behind chunks may cost without a sync"
     )
@@ -107,7 +106,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
             annotate_by_likelihood,
         )
 
-        thresholds = Thresholds(settings.tau, settings.form, settings.sync_tau)
+        thresholds = Thresholds(settings.tau, settings.item_slack, settings.sync_tau)
         texts = [record.document.text for record in records]
         candidates = [structure_marks(text, settings.cut, settings.least) for text in texts]
         with Journal(journal, {"model": model_digest(settings.model)}) as costs:
@@ -115,7 +114,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
                 records, candidates, settings.model, costs, thresholds, settings.dtype
             )
     else:
-        documents, totals, problems = asyncio.run(_by_endpoint(records, settings, journal))
+        documents, totals, problems = run_coroutine(_by_endpoint(records, settings, journal))
     accepted: list[Record] = []
     for record, document in zip(records, documents, strict=True):
         if isinstance(document, Rejected):

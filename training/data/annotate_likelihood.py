@@ -157,7 +157,7 @@ class Thresholds(NamedTuple):
 
     tau: float
     """The cost of a chunk without its siblings."""
-    form: float
+    item_slack: float
     """Added to `tau` for an item of a list: each item shows the form of those behind it."""
     sync_tau: float
     """The cost of the text behind chunks, without a sync."""
@@ -206,7 +206,7 @@ def annotate_by_likelihood(
     documents: list[Document] = []
     for key, record, marks in zip(keys, records, promises, strict=True):
         text = record.document.text
-        item_tau = thresholds.tau + thresholds.form
+        item_tau = thresholds.tau + thresholds.item_slack
         # An item may cost more: what it misses is in part the form that earlier items would have shown.
         taus = [item_tau if is_item(text, mark) else thresholds.tau for mark in marks]
         measured = costs.get(key)

@@ -53,7 +53,7 @@ answer --prompts "$OUT/whole.jsonl" --out "$OUT/plain.jsonl"
 # what follows costs little. All chunks end with an empty line: no item knows that it is the last. (What ships has seen the
 # first 827 of 1,054 answers, of which 340 promise.)
 python -m pasta_async.training.data.annotate --by likelihood --model "$JUDGE" --dtype "$DTYPE" --cut blocks --least 12 \
-    --tau 0.5 --form 2.5 --sync-tau 2.5 --blank-lines --data "$OUT/answers.jsonl" --out "$OUT/annotated"
+    --tau 0.5 --item-slack 2.5 --sync-tau 2.5 --blank-lines --data "$OUT/answers.jsonl" --out "$OUT/annotated"
 
 # Two thirds of the examples promise, one third do not: they have no independent parts, or their prompts want none.
 grep '<promise' "$OUT/annotated/annotated.jsonl" >"$OUT/train.jsonl"

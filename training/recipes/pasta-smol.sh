@@ -39,7 +39,7 @@ python -m pasta_async.training.answers --backend "local:$BASE" --prompts "$OUT/o
 # 10 minutes: annotation. The base measures which parts of an answer need each other. (What ships was cut
 # by the base's own count of tokens; `--least` is a rough count now.)
 python -m pasta_async.training.data.annotate --by likelihood --model "$BASE" \
-    --data "$OUT/answers.jsonl" --cut blocks --least 12 --tau 0.5 --form 2.5 --sync-tau 2.5 --out "$OUT/annotated"
+    --data "$OUT/answers.jsonl" --cut blocks --least 12 --tau 0.5 --item-slack 2.5 --sync-tau 2.5 --out "$OUT/annotated"
 
 # 24 minutes: stage 1. One adapter learns both forms, answers with tags and plain ones.
 python -m pasta_async.training.sft --model "$BASE" --data "$OUT/annotated/annotated.jsonl" --form both \
