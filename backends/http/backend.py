@@ -36,7 +36,7 @@ from pasta_async.errors import (
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.tokenizer import Tokenizer
 
-ABORT_SECONDS = 5.0
+_ABORT_SECONDS = 5.0
 """Seconds that the abort of a cancelled request may take before its cancellation goes on regardless."""
 
 FRESH_SECONDS = 0.25
@@ -45,7 +45,7 @@ FRESH_SECONDS = 0.25
 WAIT_SECONDS = 0.5
 """Seconds that a reading may take: an answer waits for it, and then goes on without it."""
 
-TOKENIZER_FILES = (
+_TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"),
     *("generation_config.json", "config.json"),
 )
@@ -128,10 +128,10 @@ class ServerRequest(ABC):
 
     async def _end(self) -> None:
         if not self.is_over:
-            with anyio.move_on_after(ABORT_SECONDS):
+            with anyio.move_on_after(_ABORT_SECONDS):
                 await self.abort()
         if self.events:
-            with anyio.move_on_after(ABORT_SECONDS):
+            with anyio.move_on_after(_ABORT_SECONDS):
                 await self.events.aclose()
 
 
@@ -343,7 +343,7 @@ def _load_tokenizer(source: str | Path, server: str, revision: str | None) -> To
 
     hub: Any = huggingface_hub
     try:
-        folder = hub.snapshot_download(str(source), revision=revision, allow_patterns=[*TOKENIZER_FILES])
+        folder = hub.snapshot_download(str(source), revision=revision, allow_patterns=[*_TOKENIZER_FILES])
     except (HfHubHTTPError, httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as error:
         raise UnsupportedModelError(
             f"there is no tokenizer for {server}: {source!r} is no folder here, nor on the hub ({error}). "

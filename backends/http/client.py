@@ -27,16 +27,16 @@ from pasta_async.errors import (
 
 _Form = TypeVar("_Form", bound=BaseModel)
 
-DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
+_DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
 """Seconds to connect, between two tokens (a busy server queues), to send, and for a free connection."""
 
-SHORT_READ = 30.0
+_SHORT_READ = 30.0
 """Seconds that a server may take over anything but decoding: telling what it is, aborting."""
 
 _KEEPALIVE = 2.0
 """Seconds that an idle connection is kept: servers close it after 5, maybe just as it is used again."""
 
-DRAIN_SECONDS = 1.0
+_DRAIN_SECONDS = 1.0
 """Seconds to read the rest of a stream before its connection is closed."""
 
 
@@ -70,9 +70,9 @@ class HTTPClient:
         if api_key and not re.fullmatch(r"[!-~]+", api_key):
             raise InvalidRequestError("api_key: a header cannot hold it; does it end with a line break?")
         self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = httpx.Timeout(options.get("timeout", DEFAULT_TIMEOUT))
+        self._timeout = httpx.Timeout(options.get("timeout", _DEFAULT_TIMEOUT))
         self._short_timeout = httpx.Timeout(self._timeout)
-        self._short_timeout.read = min(self._timeout.read or SHORT_READ, SHORT_READ)
+        self._short_timeout.read = min(self._timeout.read or _SHORT_READ, _SHORT_READ)
         self._given = options.get("client")
         self._own: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -274,7 +274,7 @@ class Events:
         The end of an aborted request's stream shows that the server has stopped working on it.
         """
         # RuntimeError: it is closed already, or a task that reads it is just being woken.
-        with anyio.move_on_after(DRAIN_SECONDS), suppress(httpx.HTTPError, RuntimeError):
+        with anyio.move_on_after(_DRAIN_SECONDS), suppress(httpx.HTTPError, RuntimeError):
             async for _ in self._chunks:
                 pass
         await self._response.aclose()

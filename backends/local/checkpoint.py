@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Read: TypeAlias = "Callable[[str], torch.Tensor]"
-"""Gives a tensor for its Hugging Face name, of any floating type, on the CPU."""
+"""Gives a tensor for its Hugging Face name, of any floating type."""
 
 _REFUSAL = "neither the embedded engine nor the training supports it; SGLang may"
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")

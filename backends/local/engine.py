@@ -12,13 +12,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.batch import Entry, Floats
 from pasta_async.backends.local.cache import affordable_slots, available_cores, keep_freed_memory
 from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, Read, expected_shapes, weight_count
@@ -67,7 +65,7 @@ class Engine:
     """Model, cache and scheduler. Not thread-safe: one thread at a time.
 
     Args:
-        model: A checkpoint, or the path of one (`open_checkpoint`).
+        checkpoint: The model.
         options: Where and how to run it.
 
     Raises:
@@ -75,8 +73,7 @@ class Engine:
         InvalidRequestError: torch cannot use the device.
     """
 
-    def __init__(self, model: Path | Checkpoint, options: EngineOptions) -> None:
-        checkpoint = open_checkpoint(model) if isinstance(model, Path) else model
+    def __init__(self, checkpoint: Checkpoint, options: EngineOptions) -> None:
         self.config: ModelConfig = checkpoint.config
         self.weights: int = weight_count(self.config)
         self._options = options
@@ -249,7 +246,7 @@ class EngineLoop:
         self._executor = executor
         self._commands: deque[Callable[[], None]] = deque()
         self._streams: dict[int, Stream] = {}  # by the id of the job
-        self._lock = threading.Lock()  # for the two below, and for adding commands
+        self._lock = threading.Lock()  # for `_running`, `_closed`, and adding commands
         self._running = False
         self._closed = False
         self._broken = False  # a step failed, and the engine could not be reset

@@ -50,7 +50,7 @@ class Job:
         self.last_slot: int | None = None  # the latest slot that it got since it was admitted
         self.node: Node | None = None  # where it stands in the tree, locked; None while it waits
         self.cached: int | None = None  # prompt tokens that came from the cache; None until it is admitted
-        self.looked = 0  # publications when it last looked for its prompt in the tree
+        self.publications_seen = 0  # publications when it last looked for its prompt in the tree
         self.arrival = 0
 
     @property
@@ -104,10 +104,11 @@ class Scheduler:
         """The next step's tasks, with slots assigned to their tokens. Empty: there are no jobs."""
         self._admit()
         # Every job that decodes gets its one token. Prompts share the step's budget, in the order of
-        # admission; the last one that fits gets a part.
+        # arrival; the last one that fits gets a part. So the oldest job, which is never preempted, always has
+        # a task.
         tasks = [Task(job, 1) for job in self.running if job.uncomputed == 1]
         budget = self._max_prefill_tokens
-        for job in self.running:
+        for job in sorted(self.running, key=lambda job: job.arrival):
             if job.uncomputed > 1 and budget:
                 self._catch_up(job)
                 tasks.append(Task(job, min(job.uncomputed, budget)))
@@ -170,7 +171,7 @@ class Scheduler:
             self.radix.unlock(node)
             return False
         self._go_on_from(node, slots, job)
-        job.looked = self._publications
+        job.publications_seen = self._publications
         job.cached = len(slots) if job.cached is None else job.cached
         self.waiting.remove(job)
         self.running.append(job)
@@ -185,7 +186,7 @@ class Scheduler:
 
         So a prompt that comes many times at once, or its long common beginning, is computed once.
         """
-        if job.looked == self._publications:
+        if job.publications_seen == self._publications:
             return
         self.publish(job)
         node, slots = self.radix.match(job.ids[: job.length - 1])
@@ -196,7 +197,7 @@ class Scheduler:
             self._go_on_from(node, slots, job)
             job.cached = min(job.cached + new, job.prompt_length - 1)  # it may have been preempted
             job.last_slot = None
-        job.looked = self._publications
+        job.publications_seen = self._publications
 
     @staticmethod
     def _go_on_from(node: Node, slots: Ints, job: Job) -> None:

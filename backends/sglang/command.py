@@ -199,7 +199,19 @@ class LaunchedBackend(SGLangBackend):
     async def _handshake(self) -> Model:
         if read_object(self._path / "config.json") is None:
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
-        process = self._process or self._start()  # `aclose` may end and forget it meanwhile
+        process = self._process  # `aclose` may end and forget it meanwhile
+        if process is None:
+            # In a thread: to look for a GPU imports torch, which takes seconds.
+            command = await asyncio.to_thread(
+                server_command,
+                str(self._path),
+                device=self._device,
+                port=self._port,
+                extra=self._flags,
+                without=self._without,
+            )
+            self._http.check_open()
+            process = self._start(command)
         while True:
             try:
                 await self._http.text(f"{self.url}/model_info")
@@ -215,15 +227,8 @@ class LaunchedBackend(SGLangBackend):
             await asyncio.sleep(_POLL_SECONDS)
         return await super()._handshake()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, command: ServerCommand) -> subprocess.Popen[bytes]:
         """Start the server in a process group of its own, which ends if this program is killed."""
-        command = server_command(
-            str(self._path),
-            device=self._device,
-            port=self._port,
-            extra=self._flags,
-            without=self._without,
-        )
         guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())]
         start = partial(
             subprocess.Popen[bytes],

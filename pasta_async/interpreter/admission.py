@@ -188,8 +188,11 @@ class AnswerSlots:
             self.admission.give_back(slot)
 
     @asynccontextmanager
-    async def idle(self) -> AsyncGenerator[None]:
-        """Wait for a reader without a slot. If nothing of the answer decodes, others have its room."""
+    async def pause(self) -> AsyncGenerator[None]:
+        """Wait for a reader or a retry without a slot.
+
+        If nothing of the answer decodes, others have its room.
+        """
         self.paused += 1
         self.admission.admit()
         try:
@@ -221,7 +224,7 @@ class Slot:
         it leaves the thread without a slot.
         """
         self.answer.admission.give_back(self)
-        async with self.answer.idle():
+        async with self.answer.pause():
             yield
         self.needs_room = False
         await self.answer.admission.take(self)

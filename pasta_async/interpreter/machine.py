@@ -43,9 +43,9 @@ class Machine:
         tags: TagIds | None,
         start: AnswerStart,
         *,
-        prompt: Sequence[int] = (),
-        listen: bool = True,
-        notes: tuple[str, ...] = (),
+        prompt: Sequence[int],
+        listen: bool,
+        notes: tuple[str, ...],
     ) -> None:
         self.events: list[ev.Event] = []
         """Events that were not taken yet."""

@@ -110,7 +110,7 @@ class Prepared:
     async def without_slot(self, number: int, wait: Awaitable[None]) -> None:
         """Wait for a reader or a retry; meanwhile another thread, or answer, has the thread's slot."""
         if number not in self.slot_of:
-            async with self.slots.idle():
+            async with self.slots.pause():
                 await wait
             return
         self.observer.thread_state(number, "waiting")

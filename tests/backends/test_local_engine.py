@@ -15,11 +15,10 @@ from transformers import LlamaForCausalLM
 from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
-from pasta_async.backends.options import EngineOptions
 from pasta_async.options import Sampling
 from tests.helpers import local_models
 from tests.helpers.cache_checks import check_scheduler
-from tests.helpers.engine_jobs import decoded, job, run, watched
+from tests.helpers.engine_jobs import decoded, job, open_engine, run, watched
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -40,14 +39,14 @@ def folder(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Engine:
-    return Engine(folder, EngineOptions(device="cpu", slots=1024))
+    return open_engine(folder, slots=1024)
 
 
 @pytest.mark.parametrize("variant", local_models.VARIANTS)
 def test_greedy_tokens_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
     model = local_models.model(**local_models.VARIANTS[variant])
     model.save_pretrained(tmp_path)
-    engine = Engine(tmp_path, EngineOptions(device="cpu", slots=1024, max_prefill_tokens=48))
+    engine = open_engine(tmp_path, slots=1024, max_prefill_tokens=48)
     prompts = [prompt(length) for length in (1, 7, 75)]
     jobs = [job(ids, 16, group=i // 2) for i, ids in enumerate(prompts)]
     run(engine, *jobs)
@@ -59,7 +58,7 @@ def test_half_precision_files_are_computed_in_float32(original: Any, tmp_path: P
     model.save_pretrained(tmp_path, max_shard_size="200KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     task = job(prompt(20), 16)
-    run(Engine(tmp_path, EngineOptions(device="cpu", slots=256)), task)
+    run(open_engine(tmp_path, slots=256), task)
     untyped: Any = LlamaForCausalLM
     again = untyped.from_pretrained(tmp_path, dtype=torch.float32)
     assert decoded(task) == local_models.greedy(again, prompt(20), 16)
@@ -67,7 +66,7 @@ def test_half_precision_files_are_computed_in_float32(original: Any, tmp_path: P
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_can_be_asked_for(original: Any, folder: Path, dtype: Any) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=256, dtype=dtype))
+    engine = open_engine(folder, slots=256, dtype=dtype)
     with torch.no_grad():
         expected = original(torch.tensor([prompt(40)])).logits[0, -1].log_softmax(-1)
     (output,) = watched(engine, prompt(40), count=1)
@@ -95,7 +94,7 @@ def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, engine:
 
 
 def test_a_fork_that_waits_for_slots_adds_nothing_to_the_tree(folder: Path) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=128))
+    engine = open_engine(folder, slots=128)
     parent = job(prompt(60), 66)
     engine.scheduler.add(parent)
     while engine.scheduler.pool.free > 8:
@@ -108,7 +107,7 @@ def test_a_fork_that_waits_for_slots_adds_nothing_to_the_tree(folder: Path) -> N
 
 
 def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_prefill_tokens=32))
+    engine = open_engine(folder, slots=1024, max_prefill_tokens=32)
     running, long = job(prompt(5), 50, group="a"), job(prompt(200), 1, group="b")
     engine.scheduler.add(running)
     engine.step()
@@ -122,8 +121,19 @@ def test_a_step_has_no_more_prompt_tokens_than_its_limit(folder: Path) -> None:
     assert steps == 7  # 32 of 200 beside the decoded token
 
 
+def test_the_oldest_job_goes_on_when_a_younger_one_before_it_is_preempted(folder: Path) -> None:
+    """A job of an answer that has started is admitted first; then slots run short for both."""
+    conversation = prompt(60)
+    engine = open_engine(folder, slots=128, max_prefill_tokens=16)
+    run(engine, job([*conversation, 1], 1, group="old"), job([5, 6], 1, group="started"))
+    old = job([*conversation, 2, 3], 5, group="new")
+    young = job(range(100, 200), 5, group="started")
+    run(engine, old, young)
+    assert [len(decoded(task)) for task in (old, young)] == [5, 5]
+
+
 def test_a_prompt_that_comes_many_times_at_once_is_computed_once(original: Any, folder: Path) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_prefill_tokens=64))
+    engine = open_engine(folder, slots=1024, max_prefill_tokens=64)
     jobs = [job([*prompt(200), extra], 5, group=extra) for extra in range(3, 7)]
     run(engine, *jobs)
     # The second one took what was left of the step in which the first one's prompt ended: 55 of 64 tokens.
@@ -134,7 +144,7 @@ def test_a_prompt_that_comes_many_times_at_once_is_computed_once(original: Any, 
 
 
 def test_started_answers_go_before_new_ones(folder: Path) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_running=1))
+    engine = open_engine(folder, slots=1024, max_running=1)
     main = job(prompt(10), 2, group="first")
     run(engine, main)
     new, chunk = job(prompt(12), 2, group="second"), job(prompt(14), 2, group="first")
@@ -153,7 +163,7 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(
 ) -> None:
     """A random schedule in a small pool; every sequence continues as it would alone."""
     slots = data.draw(st.sampled_from([96, 160, 400]))
-    engine = Engine(folder, EngineOptions(device="cpu", slots=slots, max_prefill_tokens=16, max_running=4))
+    engine = open_engine(folder, slots=slots, max_prefill_tokens=16, max_running=4)
     alive: list[Job] = []
     done: list[Job] = []
     for _ in range(data.draw(st.integers(1, 25))):

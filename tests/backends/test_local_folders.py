@@ -15,10 +15,9 @@ import torch
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.cache import available_cores, available_memory
-from pasta_async.backends.local.engine import Engine
-from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
 from tests.helpers import local_models
+from tests.helpers.engine_jobs import open_engine
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,7 @@ async def test_tokens_that_the_folder_suppresses_are_never_chosen(folder: Path, 
 
 def test_a_model_that_does_not_fit_in_memory_is_refused(folder: Path) -> None:
     with pytest.raises(UnsupportedModelError):
-        Engine(folder, EngineOptions(device="cpu", slots=10**12))
+        open_engine(folder, slots=10**12)
 
 
 MACHINE = {  # files in which Linux tells the memory, in kB and in bytes

@@ -18,13 +18,12 @@ from gguf import GGUFValueType, GGUFWriter
 
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.checkpoint import model_config
-from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.prompts import Message
 from pasta_async.tokenizer import Tokenizer
 from tests.helpers import local_models
-from tests.helpers.engine_jobs import watched
+from tests.helpers.engine_jobs import open_engine, watched
 from tests.helpers.local_models import tk
 
 Metadata = dict[str, Any]
@@ -143,7 +142,9 @@ def test_logits_and_tokens_are_those_of_a_folder_and_of_transformers(variant: st
     model.save_pretrained(tmp_path / "folder")
     options = EngineOptions(device="cpu", slots=256, dtype="float32")
     ids = np.random.default_rng(0).integers(0, 512, 75).tolist()
-    ours, theirs = (watched(Engine(path, options), ids, count=12)[0] for path in (file, tmp_path / "folder"))
+    ours, theirs = (
+        watched(open_engine(path, **options), ids, count=12)[0] for path in (file, tmp_path / "folder")
+    )
     torch.testing.assert_close(ours.logits[0], theirs.logits[0], atol=1e-5, rtol=1e-5)
     assert ours.ids == theirs.ids == local_models.greedy(model, ids, 12)
 

@@ -18,7 +18,7 @@ from pasta_async.backends.local.int8 import AVX2, choose_dtype
 from pasta_async.backends.options import EngineOptions
 from pasta_async.errors import InvalidRequestError
 from tests.helpers import local_models
-from tests.helpers.engine_jobs import watched
+from tests.helpers.engine_jobs import open_engine, watched
 
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
 
@@ -53,7 +53,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def open_int8(folder: Path) -> Engine:
-    return Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="int8"))
+    return open_engine(folder, slots=1024, dtype="int8")
 
 
 def test_machine_code_of_other_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def distance(seen: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_logits_are_close_to_float32_for_any_number_of_rows(folder: Path) -> None:
-    exact, int8 = Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="float32")), open_int8(folder)
+    exact, int8 = open_engine(folder, slots=1024, dtype="float32"), open_int8(folder)
     lengths = [*range(1, 14), 16, 40, 64, 100, 150]  # tiles of every number of rows
     distances = [
         distance(logits(int8, ids, count=1)[0][0], logits(exact, ids, count=1)[0][0])
@@ -94,7 +94,7 @@ def test_logits_are_close_to_float32_for_any_number_of_rows(folder: Path) -> Non
 
 def test_a_prompt_has_the_same_logits_in_parts_of_any_size(folder: Path) -> None:
     few = EngineOptions(device="cpu", slots=1024, dtype="int8", max_prefill_tokens=8)
-    engines = open_int8(folder), Engine(folder, few)
+    engines = open_int8(folder), open_engine(folder, **few)
     for length in (16, 63, 64, 65, 300):
         (whole,), (in_parts,) = (logits(engine, ids_of(length), count=1) for engine in engines)
         assert torch.equal(whole[0], in_parts[0])
@@ -112,7 +112,7 @@ def test_the_number_of_threads_changes_nothing(folder: Path) -> None:
     prompts = [ids_of(length) for length in (1, 9, 30, *(2 for _ in range(17)))]  # and many rows' logits
     results: list[list[list[torch.Tensor]]] = []
     for threads in (1, 3):
-        engine = Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="int8", threads=threads))
+        engine = open_engine(folder, slots=1024, dtype="int8", threads=threads)
         results.append(logits(engine, *prompts))
     for by_one, by_three in zip(*results, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(by_one, by_three, strict=True))

@@ -12,13 +12,11 @@ import pytest
 from pasta_async import Client
 from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.batch import Floats
-from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.pull import base_path
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
-from pasta_async.backends.options import EngineOptions
 from pasta_async.options import Sampling
-from tests.helpers.engine_jobs import run
+from tests.helpers.engine_jobs import open_engine, run
 from tests.helpers.trained_models import require_model
 
 DOC = Path(__file__).parents[2] / "docs" / "language.md"
@@ -42,7 +40,7 @@ class Forced(TokenSampler):
 
 def decoded(model: Path, dtype: str, ids: Sequence[int]) -> tuple[float, list[int]]:
     """Bits a token of stretches of 64 tokens, and the choices there."""
-    engine = Engine(model, EngineOptions(device="cpu", slots=4096, dtype=dtype, max_running=TEXTS))  # pyright: ignore[reportArgumentType]
+    engine = open_engine(model, slots=4096, dtype=dtype, max_running=TEXTS)  # pyright: ignore[reportArgumentType]
     samplers: list[Forced] = []
     jobs: list[Job] = []
     for start in range(0, TEXTS * (PROMPT + TOKENS), PROMPT + TOKENS):

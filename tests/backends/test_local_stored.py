@@ -24,7 +24,7 @@ from pasta_async.backends.local.stored import stored_arrays
 from pasta_async.backends.options import EngineOptions
 from pasta_async.model_folder import write_json
 from tests.helpers import local_models
-from tests.helpers.engine_jobs import decoded, job, run
+from tests.helpers.engine_jobs import decoded, job, open_engine, run
 
 save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
 pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
@@ -82,7 +82,7 @@ def arrays_of(folder: Path, converted: list[str] | None = None) -> dict[str, Arr
 
 
 def test_a_second_start_reads_no_tensor_and_decodes_alike(folder: Path, cache: Path) -> None:
-    expected = greedy(Engine(folder, INT8))
+    expected = greedy(open_engine(folder, **INT8))
     (file,) = files(cache)
     assert file.name.startswith("model-")
     assert greedy(Engine(unread(folder), INT8)) == expected
@@ -91,9 +91,9 @@ def test_a_second_start_reads_no_tensor_and_decodes_alike(folder: Path, cache: P
 def test_a_model_that_changes_is_converted_anew_and_the_file_of_before_goes(
     folder: Path, cache: Path
 ) -> None:
-    before = greedy(Engine(folder, INT8))
+    before = greedy(open_engine(folder, **INT8))
     save(folder, seed=1, vocabulary=600)
-    after = greedy(Engine(folder, INT8))
+    after = greedy(open_engine(folder, **INT8))
     assert after != before
     assert len(files(cache)) == 1
     assert greedy(Engine(unread(folder), INT8)) == after
@@ -115,9 +115,9 @@ def adapter(folder: Path, base: Path, seed: int) -> Path:
 def test_an_adapter_has_a_file_of_its_own_and_a_new_one_when_it_changes(
     folder: Path, tmp_path: Path, cache: Path
 ) -> None:
-    plain = greedy(Engine(folder, INT8))
-    first = greedy(Engine(adapter(tmp_path / "adapter", folder, seed=0), INT8))
-    second = greedy(Engine(adapter(tmp_path / "adapter", folder, seed=1), INT8))
+    plain = greedy(open_engine(folder, **INT8))
+    first = greedy(open_engine(adapter(tmp_path / "adapter", folder, seed=0), **INT8))
+    second = greedy(open_engine(adapter(tmp_path / "adapter", folder, seed=1), **INT8))
     assert first != plain and second not in (plain, first)
     assert len(files(cache)) == 2
 
@@ -193,25 +193,26 @@ def test_of_two_that_convert_at_once_one_waits_for_the_other(folder: Path) -> No
 def test_without_room_for_the_file_a_warning_says_so_and_the_model_runs_from_memory(
     folder: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = greedy(Engine(folder, INT8))
+    expected = greedy(open_engine(folder, **INT8))
     shutil.rmtree(cache)
     cache.write_text("no folder")
-    assert greedy(Engine(folder, INT8)) == expected
+    assert greedy(open_engine(folder, **INT8)) == expected
     assert "cannot be written" in caplog.text
 
 
 def test_a_converted_model_starts_without_torch(folder: Path) -> None:
     """Importing torch takes two seconds, which nothing of the second start needs."""
-    expected = greedy(Engine(folder, INT8))
+    expected = greedy(open_engine(folder, **INT8))
     code = f"""
 import sys
 from pathlib import Path
 sys.modules["torch"] = None
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.engine import Engine
 from pasta_async.options import Sampling
-engine = Engine(Path({str(folder)!r}), {dict(INT8)!r})
+engine = Engine(open_checkpoint(Path({str(folder)!r})), {dict(INT8)!r})
 job = Job(0, range(20), 30, TokenSampler(Sampling(), 0), ())
 engine.scheduler.add(job)
 while engine.step() is not None:

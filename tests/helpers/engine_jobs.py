@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
 
 import torch
 
+from pasta_async.backends.local.adapter import open_checkpoint
 from pasta_async.backends.local.batch import Floats
 from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.options import EngineOptions
 from pasta_async.options import Sampling
 from tests.helpers.cache_checks import check_scheduler
 
@@ -21,6 +24,12 @@ class Watched(NamedTuple):
     logits: list[torch.Tensor]
     """Float32, a row for each token."""
     ids: list[int]
+
+
+def open_engine(path: Path, **options: Unpack[EngineOptions]) -> Engine:
+    """The engine for a folder or a file, on the CPU."""
+    options.setdefault("device", "cpu")
+    return Engine(open_checkpoint(path), options)
 
 
 def job(

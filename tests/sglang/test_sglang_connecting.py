@@ -21,6 +21,7 @@ from pasta_async.errors import (
 )
 from tests.helpers import local_models, odd_server
 from tests.helpers.odd_server import ABOUT, END, HTML, TAGS, A, OddServer, backend, good, pieces_of
+from tests.helpers.stand_ins import SilentHandler, listening
 from tests.pasta_tiny import PASTA_TINY
 
 
@@ -53,6 +54,38 @@ def test_what_is_no_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SGLangBackend(url)
     assert "secret" not in str(caught.value)
+
+
+class Listening(SilentHandler):
+    """Counts those who ask; sends them on to `location`, if there is one."""
+
+    location = ""
+    asked = 0
+
+    def do_GET(self) -> None:
+        """Send the request on, or reply with nothing."""
+        type(self).asked += 1
+        self.send_response(307 if self.location else 200)
+        self.send_header("Location", self.location)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+async def test_a_key_goes_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Listening):
+        pass
+
+    class Here(Listening):
+        pass
+
+    with listening(Elsewhere) as elsewhere, listening(Here) as here:
+        Here.location = f"{elsewhere}/server_info"
+        monkeypatch.setenv("HTTP_PROXY", elsewhere)
+        engine = SGLangBackend(here, api_key="secret")
+        with pytest.raises(BackendError):
+            await engine.connect()
+        await engine.aclose()
+    assert Here.asked and not Elsewhere.asked
 
 
 async def test_many_that_connect_at_once_ask_once() -> None:

@@ -86,13 +86,13 @@ def test_a_missing_sglang_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_backend_that_is_closed_while_its_server_starts_starts_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    started = asyncio.Event()
+    loop, started = asyncio.get_running_loop(), asyncio.Event()
     count = 0
 
     def never_ready(*_: object, **__: object) -> ServerCommand:
         nonlocal count
         count += 1
-        started.set()
+        loop.call_soon_threadsafe(started.set)
         return ServerCommand([sys.executable, "-c", "import signal; signal.pause()"], {}, {})
 
     monkeypatch.setattr(command, "server_command", never_ready)
