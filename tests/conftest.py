@@ -8,6 +8,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import asyncio
+import logging
 import re
 import signal
 import sys
@@ -53,6 +54,20 @@ def one_torch_thread() -> Generator[None]:
     yield
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def loggers() -> Generator[None]:
+    """The loggers that a server configures, left as they were."""
+    loggers = [
+        logging.getLogger(name) for name in ("pasta_async", "uvicorn", "uvicorn.error", "uvicorn.access")
+    ]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = propagate
 
 
 def pytest_configure(config: pytest.Config) -> None:

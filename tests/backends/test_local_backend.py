@@ -303,13 +303,9 @@ def test_wrong_options_are_refused(folder: Path, options: dict[str, Any]) -> Non
 
 
 async def test_the_rest_of_the_process_keeps_its_threads(folder: Path) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        backend = LocalBackend(folder, device="cpu")
-        assert await decoded(backend, request(range(30), 2))
-        assert torch.get_num_threads() == 2
-        assert await asyncio.to_thread(torch.get_num_threads) == 2
-        await backend.aclose()
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(2)  # each test begins with one
+    backend = LocalBackend(folder, device="cpu")
+    assert await decoded(backend, request(range(30), 2))
+    assert torch.get_num_threads() == 2
+    assert await asyncio.to_thread(torch.get_num_threads) == 2
+    await backend.aclose()

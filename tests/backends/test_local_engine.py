@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from pasta_async.backends.local.engine import Engine
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.options import Sampling
@@ -35,11 +34,6 @@ def folder(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("engine")
     original.save_pretrained(path)
     return path
-
-
-@pytest.fixture
-def engine(folder: Path) -> Engine:
-    return open_engine(folder, slots=1024)
 
 
 @pytest.mark.parametrize("variant", local_models.VARIANTS)
@@ -77,7 +71,8 @@ def test_half_precision_can_be_asked_for(original: Any, folder: Path, dtype: Any
     assert [len(decoded(task)) for task in tasks] == [5, 5]
 
 
-def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, engine: Engine) -> None:
+def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, folder: Path) -> None:
+    engine = open_engine(folder, slots=1024)
     parent = job(prompt(40), 60)
     engine.scheduler.add(parent)
     for _ in range(20):

@@ -146,7 +146,6 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("local:", {"device": "gpu"}),
         ("local:", {"api_key": "secret"}),
         ("http://host:30000", {"device": "cpu"}),
         ("http://host:30000", {"temperature": 1.0}),
@@ -155,7 +154,7 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
         ("http://host/\ud800", {}),
         ("sglang:/model", {"api_key": "secret"}),
         ("sglang:/model", {"server_args": {"port": 31000}}),
-        ("local:", {"threads": 10**9}),
+        ("local:/nowhere", {"threads": 10**9}),
         (["local:", "local:/other"], {"tokenizer": "x"}),
     ],
     ids=str,

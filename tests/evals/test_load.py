@@ -17,7 +17,7 @@ from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend, VirtualClock, word_tokenizer
 from pasta_async.training.jobs import Journal
 from tests.helpers.answer_runs import promise
-from tests.helpers.commands_run import run, write_rows
+from tests.helpers.commands_run import refused, run, write_rows
 from tests.pasta_tiny import LOCAL_TINY
 
 if TYPE_CHECKING:
@@ -173,6 +173,5 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
     "arguments", ["--at-once 0", "--rates -1", "--rates inf", "--sample 0", "--methods magic"]
 )
 def test_numbers_that_make_no_sense_are_refused_before_anything_starts(arguments: str):
-    with pytest.raises(SystemExit) as ended:
-        main(f"--backend {LOCAL_TINY} --documents none {arguments}".split())
-    assert ended.value.code == 2
+    option, _ = arguments.split()
+    assert option in refused(main, f"--backend {LOCAL_TINY} --documents none {arguments}")

@@ -19,6 +19,7 @@ from pasta_async.evals.plans import (
     summarise,
 )
 from pasta_async.testing import RandomBackend
+from tests.helpers.commands_run import refused
 
 
 @pytest.fixture
@@ -118,5 +119,4 @@ async def test_free_text_is_neither_right_nor_wrong() -> None:
 def test_missing_data_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError):
         read_items(tmp_path, "simple_python", 10)
-    with pytest.raises(SystemExit):
-        main(["--backend", "local:", "--data", str(tmp_path), "--subset", "live_simple"])
+    assert "live_simple" in refused(main, f"--backend local: --data {tmp_path} --subset live_simple")

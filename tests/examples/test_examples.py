@@ -94,8 +94,6 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("code", SNIPPETS[1:], ids=range(1, len(SNIPPETS)))
 def test_readme_snippet_runs(code: str, tmp_path: Path) -> None:
-    if '"local:"' in code:
-        require_model("pasta-smol")
     (tmp_path / "snippet.py").write_text(code)
     if "async def test_" in code:
         options = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]

@@ -47,10 +47,6 @@ def on(backend: Busy, **limits: Any) -> Client:
     return Client(backend, clock=backend.clock, limits=Limits(**limits))
 
 
-async def ids_of(backend: ScriptedBackend) -> list[int]:
-    return backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
-
-
 async def test_as_the_engine_fills_promises_wait_for_room_in_document_order() -> None:
     backend = Busy(others=30)
     async with on(backend) as client:
@@ -84,8 +80,9 @@ async def test_on_a_full_engine_a_trained_model_writes_no_outline() -> None:
 async def test_what_cannot_do_without_tags_decodes_one_thread_at_a_time(asked: str) -> None:
     backend = Busy(others=64)
     form: dict[str, Any] = {"chat_template_kwargs": {"pasta": True}} if asked == "switch" else {}
+    ids = backend.tokenizer.encode_chat([{"role": "user", "content": "Why?"}], {})
     async with on(backend) as client:
-        generation = await client.generate(await ids_of(backend) if asked == "ids" else "Why?", **form)
+        generation = await client.generate(ids if asked == "ids" else "Why?", **form)
     assert (generation.text, generation.width, backend.max_open) == (TEXT, "limited", 1)
     assert (len(generation.threads), len(generation.notes)) == (41, 1)
 

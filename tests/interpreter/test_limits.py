@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 
 from pasta_async import Client, DecodeRequest, GenerationTimeoutError, Limits, Piece, Sampling
-from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.helpers.answer_runs import RICH, answer, promise
@@ -80,9 +79,13 @@ async def test_each_thread_has_a_seed_of_its_own_and_the_same_one_every_time() -
     for _ in range(2):
         await answer(backend, sampling=Sampling(seed=7, temperature=1.0))
     seeds = {(request.thread, request.seed) for request in backend.requests}
-    assert seeds == {(thread, thread_seed(7, thread)) for thread in range(6)}
-    assert len({seed for _, seed in seeds}) == 6
-    assert thread_seed(None, 3) is None
+    assert len(seeds) == len({seed for _, seed in seeds}) == 6
+
+
+async def test_without_a_seed_threads_have_none() -> None:
+    backend = ScriptedBackend(RICH)
+    await answer(backend, sampling=Sampling(temperature=1.0))
+    assert {request.seed for request in backend.requests} == {None}
 
 
 class _Ending(ScriptedBackend):

@@ -25,11 +25,11 @@ def services() -> dict[str, Any]:
     return yaml.safe_load(COMPOSE)["services"]
 
 
-def instructions(word: str | None = None) -> list[str]:
-    """The instructions of the Dockerfile with this word; without one, all words."""
+def instructions(word: str) -> list[str]:
+    """The instructions of the Dockerfile with this word."""
     lines = [line for line in DOCKERFILE.splitlines() if line and not line.startswith("#")]
     parts = [line.partition(" ") for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines()]
-    return [rest for name, _, rest in parts if name == word] if word else [name for name, *_ in parts]
+    return [rest for name, _, rest in parts if name == word]
 
 
 def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:

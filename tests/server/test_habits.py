@@ -143,6 +143,7 @@ def test_empty_variables_of_the_environment_are_as_if_absent(monkeypatch: pytest
 # Errors -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("loggers")
 def test_errors_have_openais_form_everywhere() -> None:
     settings = ServerSettings()
     app = create_app(ScriptedBackend("Fine."), settings)

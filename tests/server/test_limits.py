@@ -39,6 +39,7 @@ def ask(server: LiveServer, key: str | None = None, **values: Any) -> httpx.Resp
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE)
 
 
+@pytest.mark.usefixtures("loggers")
 @pytest.mark.parametrize(("keys", "status"), [("", 400), ("secret", 200)])
 def test_without_a_key_only_local_names_are_answered(keys: str, status: int) -> None:
     """Or a page of the web whose name points here could ask in its reader's browser."""

@@ -30,17 +30,12 @@ SMALL = {
 prefilled in pieces."""
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers are started with stand-ins for the GPU packages."""
-    monkeypatch.setattr("pasta_async.backends.sglang.command.server_command", stand_ins.server_command)
-
-
-@pytest.mark.usefixtures("on_cpu")
 async def test_a_small_server_of_ones_own_answers_alike_and_ends_with_the_backend(
     local: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_sglang()
+    # With stand-ins for the GPU packages.
+    monkeypatch.setattr("pasta_async.backends.sglang.command.server_command", stand_ins.server_command)
     cores = sorted(os.sched_getaffinity(0))
     for name, value in {**STRICT, "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}.items():
         monkeypatch.setenv(name, value)

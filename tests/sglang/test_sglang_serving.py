@@ -38,11 +38,6 @@ async def client(served: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
         yield openai_client
 
 
-async def ask(client: openai.AsyncOpenAI, **values: Any) -> Any:
-    create: Any = client.chat.completions.with_raw_response.create
-    return await create(**{"model": "m", "messages": MESSAGES, "temperature": 0, "max_tokens": 60, **values})
-
-
 async def test_tools_in_a_stream(client: openai.AsyncOpenAI) -> None:
     create: Any = client.chat.completions.create
     fields = {"model": "m", "messages": MESSAGES, "max_tokens": 5, "tools": TOOLS, "stream": True}
@@ -51,7 +46,9 @@ async def test_tools_in_a_stream(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_log_probabilities_and_no_tags(client: openai.AsyncOpenAI, backend: SGLangBackend) -> None:
-    reply = (await ask(client, logprobs=True, top_logprobs=2, n=2)).parse()
+    create: Any = client.chat.completions.create
+    fields = {"model": "m", "messages": MESSAGES, "temperature": 0, "max_tokens": 60}
+    reply = await create(**fields, logprobs=True, top_logprobs=2, n=2)
     baseline = await Client(backend).generate(PROMPT, baseline=True)
     for choice in reply.choices:
         assert baseline.text.startswith(choice.message.content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -66,20 +66,6 @@ async def test_failures_are_warnings_and_refusals_are_none(lines: Lines) -> None
     assert warnings[0]["thread_id"] == 2
     [refused] = lines.with_text("answer refused")
     assert (refused["levelno"], refused["error_type"]) == (logging.INFO, "InvalidRequestError")
-
-
-@pytest.fixture
-def loggers() -> Iterator[None]:
-    """The loggers that a server configures, left as they were."""
-    loggers = [
-        logging.getLogger(name) for name in ("pasta_async", "uvicorn", "uvicorn.error", "uvicorn.access")
-    ]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
-        logger.propagate = propagate
 
 
 @pytest.mark.usefixtures("loggers")

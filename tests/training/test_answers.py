@@ -20,20 +20,15 @@ from tests.pasta_tiny import LOCAL_TINY
 TEXT = "Tea is green. Coffee is brown, and that is all."
 
 
-class Scripted:
-    """Opened as the backend, whatever its name is."""
+def scripted(monkeypatch: pytest.MonkeyPatch, text: str = TEXT) -> ScriptedBackend:
+    """The backend that is opened, whatever its name is."""
+    backend = ScriptedBackend(text)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str = TEXT, **options: Any) -> None:
-        self.backend = ScriptedBackend(text, **options)
+    def opened(_: str, **options: Any) -> ScriptedBackend:
+        return backend
 
-        def opened(_: str, **options: Any) -> ScriptedBackend:
-            return self.backend
-
-        monkeypatch.setattr("pasta_async.client.open_backend", opened)
-
-    @property
-    def asked(self) -> int:
-        return len(self.backend.requests)
+    monkeypatch.setattr("pasta_async.client.open_backend", opened)
+    return backend
 
 
 def settings(folder: Path, *prompts: str, **more: Any) -> AnswerSettings:
@@ -49,11 +44,11 @@ def kept(folder: Path) -> list[str]:
 async def test_answers_are_plain_and_those_of_the_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripted = Scripted(monkeypatch)
+    backend = scripted(monkeypatch)
     figures = await draw_answers(settings(tmp_path, skip=1, limit=1, temperature=0.7))
     (record,) = read_records(tmp_path / "answers.jsonl")
     assert (record.id, record.written, record.messages[0]["content"]) == ("two", TEXT, "two")
-    (request,) = scripted.backend.requests
+    (request,) = backend.requests
     assert request.sampling.temperature == 0.7
     assert (figures["kept"], figures["resumed"], figures["left_out"]) == (1, 0, {})
 
@@ -70,7 +65,7 @@ async def test_answers_are_plain_and_those_of_the_prompts(
 async def test_only_what_can_be_learned_from_is_kept(
     text: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Scripted(monkeypatch, text)
+    scripted(monkeypatch, text)
     figures = await draw_answers(settings(tmp_path, "one"))
     assert figures["left_out"] == ({fault: 1} if fault else {})
     assert kept(tmp_path) == ([] if fault else ["one"])
@@ -79,7 +74,7 @@ async def test_only_what_can_be_learned_from_is_kept(
 async def test_an_answer_without_the_form_that_was_asked_for_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Scripted(monkeypatch)
+    scripted(monkeypatch)
     drawing = settings(tmp_path)
     in_json = records("two")[0].model_copy(update={"form": r"\s*[\[{].*[\]}]\s*\Z"})
     write_records(tmp_path / "prompts.jsonl", [*records("one"), in_json])
@@ -90,13 +85,13 @@ async def test_an_answer_without_the_form_that_was_asked_for_is_not_kept(
 async def test_other_limits_on_what_is_kept_draw_nothing_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scripted = Scripted(monkeypatch)
+    backend = scripted(monkeypatch)
     await draw_answers(settings(tmp_path))
-    assert (scripted.asked, kept(tmp_path)) == (3, ["one", "two", "three"])
+    assert (len(backend.requests), kept(tmp_path)) == (3, ["one", "two", "three"])
     figures = await draw_answers(settings(tmp_path, least=20))
     assert (figures["resumed"], figures["left_out"]) == (3, {"trivial": 3})
     await draw_answers(settings(tmp_path, limit=2))
-    assert (scripted.asked, kept(tmp_path)) == (3, ["one", "two"])
+    assert (len(backend.requests), kept(tmp_path)) == (3, ["one", "two"])
     with pytest.raises(InvalidRequestError, match="temperature"):
         await draw_answers(settings(tmp_path, temperature=1))
 

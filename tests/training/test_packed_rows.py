@@ -27,11 +27,6 @@ from tests.helpers.adapter_folders import random_adapter
 from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
 
 
-def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, Codec]:
-    base, codec = tagged(base_folder(folder / "base", kind, **changes), folder / "tokenizer")
-    return base.make(), codec
-
-
 def alone(model: Any, codec: Codec, prompt: list[int], written: str) -> torch.Tensor:
     """The log-probability of a document, each view computed by itself, with plain causal attention."""
     model.set_attn_implementation("sdpa")
@@ -48,7 +43,9 @@ def alone(model: Any, codec: Codec, prompt: list[int], written: str) -> torch.Te
 
 @pytest.mark.parametrize(("kind", "tied"), [("llama", False), ("qwen2", True), ("qwen3", False)])
 def test_a_packed_row_trains_as_each_view_alone(kind: str, tied: bool, tmp_path: Path) -> None:
-    model, codec = ready(tmp_path, kind, tie_word_embeddings=tied)
+    folder = base_folder(tmp_path / "base", kind, tie_word_embeddings=tied)
+    base, codec = tagged(folder, tmp_path / "tokenizer")
+    model: Any = base.make()
     prompt = codec.prompt([{"role": "user", "content": "Tell me of both wars."}])
     trees = [pack_views(codec, prompt, parse(written)) for written in ANSWERS]
     row = pack_row(trees, padded_length(sum(map(len, trees))))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,6 @@ def settings(folder: Path, **changes: Any) -> PreferSettings:
     return PreferSettings.model_validate({**values, **changes})
 
 
-def lines(folder: Path) -> list[dict[str, float]]:
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: line[key] for key in line if "second" not in key} for line in metrics]
-
-
 @pytest.mark.parametrize("kind", ["all weights", "an adapter", "a new adapter"])
 def test_what_is_written_can_be_the_mean_with_the_start(kind: str, tmp_path: Path) -> None:
     ready(tmp_path)
@@ -73,7 +68,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_the_best_become_likelier(tmp_path: Path) -> None:
     ready(tmp_path)
     assert prefer(settings(tmp_path, steps=10, batch=5, lr=5e-4))
-    curve = lines(tmp_path / "run")
+    curve = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert curve[-1]["loss"] < 0.9 * curve[0]["loss"]
 
 
@@ -88,14 +83,14 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     refused(row_tokens=32)
     sampled = [*read_samples(tmp_path / "samples.jsonl")]
 
-    def with_ids(ids: tuple[int, ...]) -> None:
-        changes = {n: {"ids": ids[: len(s.ids)]} for n, s in enumerate(sampled[0].samples)}
+    def with_ids(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
+        changes = {n: {"ids": change(s.ids)} for n, s in enumerate(sampled[0].samples)}
         prompts = [prompt_of(codec, prompt.id, ANSWERS, changes) for prompt in sampled]
         write_records(tmp_path / "samples.jsonl", prompts)
 
-    with_ids((3,) * 10 + (99999,) * 1000)
+    with_ids(lambda ids: (*ids[:-1], 99999))
     refused()  # ids that the model lacks
-    with_ids(tuple(range(300)) * 10)
+    with_ids(lambda ids: tuple(range(len(ids))))
     refused()  # no sample holds its prompt
     (tmp_path / "scores.jsonl").write_text("")
     refused()  # no sample has a score

@@ -23,7 +23,7 @@ from tests.helpers.chat_server import (
     talkative,
     without_choices,
 )
-from tests.helpers.commands_run import status
+from tests.helpers.commands_run import failed
 from tests.helpers.samples import sample, sampled_prompt
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_judged_harms_no_other(trouble: Trouble, tmp_path: Path) -> None:
     with judging(_known) as (judge, url):
         judge.trouble = lambda _, prompt: trouble if "bad b" in prompt else None
-        summary, qualities = scored(tmp_path, url, in_flight=1, retries=0, timeout=3)
+        summary, qualities = scored(tmp_path, url, in_flight=1, retries=0, timeout=1)
         assert {*qualities} == {(p.id, s.number) for p in PROMPTS for s in p.samples} - {("b", 1)}
         assert sum(summary["failures"].values()) == 1
         assert summary["scored"] == 7
@@ -126,6 +126,9 @@ def test_a_judge_of_no_use_ends_the_run(trouble: Trouble, error: type[BackendErr
 # Another judge ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("judge", ["nobody", "http://127.0.0.1:1/v1"])
-def test_a_judge_must_be_named(judge: str, tmp_path: Path) -> None:
-    assert status(main, "--samples", tmp_path / "s", "--out", tmp_path / "o", "--judge", judge) == 2
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [("nobody", "nobody is no endpoint"), ("http://127.0.0.1:1/v1", "name the endpoint's model")],
+)
+def test_a_judge_must_be_named(judge: str, message: str, tmp_path: Path) -> None:
+    assert message in failed(main, "--samples", tmp_path / "s", "--out", tmp_path / "o", "--judge", judge)
