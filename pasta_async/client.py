@@ -254,7 +254,7 @@ class Client:
         observation = self._observed(asked, options, streamed=streamed, is_plan=True)
         sampling = observation.start.sampling
         if sampling.stop:
-            raise InvalidRequestError("a plan takes no stop texts: its holes end by their form")
+            raise InvalidRequestError("a plan takes no stop texts: its fields end by their form")
         most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
 
         async def work(emit: EmitFill | None) -> Filled[Any]:
@@ -368,6 +368,8 @@ def _checked(
     plan = plan.cut_off(room)
     layout = Layout(plan, model.grammars)
     key_tokens = {hole.name: len(model.tokenizer.encode(layout.key_text(hole))) for hole in plan.holes}
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens must be at least 1, not {max_tokens}")
     max_tokens = min(filter(None, (max_tokens, limits.total_tokens)), default=None)
     fitted = plan.with_keys(key_tokens).fitted(max_tokens)
     tagged = fitted.tagged() if model.tags else None  # None, too, where the template has no such form

@@ -9,14 +9,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from anyio import CancelScope
 
 from pasta_async.errors import GenerationTimeoutError
 
 
-@runtime_checkable
 class Clock(Protocol):
     """A way to read the time and to wait."""
 

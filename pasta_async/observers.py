@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
@@ -69,7 +69,6 @@ class AnswerObserver:
         """
 
 
-@runtime_checkable
 class Observer(Protocol):
     """Observes every answer of a client."""
 

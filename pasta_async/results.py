@@ -151,7 +151,7 @@ class Generation(_Record):
     matched_stop: str | None = None
     """The stop text that ended the answer, if one did; it is not in `text`."""
     elapsed: float
-    """Seconds from the beginning of the answer to its end."""
+    """Seconds from the moment that its model was connected to its end."""
     width: Width = "full"
     notes: tuple[str, ...] = ()
     """Remarks: an option that the backend could not honour (a seed, say), the reason for a smaller width."""

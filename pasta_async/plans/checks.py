@@ -1,7 +1,8 @@
 """The static analysis of plans: the bounds of a plan, and whether it can be kept, before anything runs.
 
 The idea is Siren's (Cheng, Atkinson et al., arXiv 2408.11283). Where the verdict is `yes`, every run that the
-backend does not fail ends with a valid object within the bounds. Validators in Python are outside of that.
+backend does not fail ends with a valid object within the bounds. Validators in Python are outside of that. So
+is the context that it takes to close a value that was cut off, which is long only for extreme schemas.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class PlanReport(BaseModel, frozen=True):
         if bounds := self.bounds:
             lines.append(
                 f"at most {bounds.tokens} tokens, {bounds.critical_path} one after another, "
-                f"{bounds.width} holes at once, {bounds.joined} tokens read again"
+                f"{bounds.width} fields at once, {bounds.joined} tokens read again, since fields see others"
             )
         lines += [f"  {finding}" for finding in self.findings]
         width = max(map(len, self.sees), default=0)
@@ -218,13 +219,13 @@ def _limits(
 ) -> Iterator[Finding]:
     """Findings about bounds above the limits."""
     if max_tokens is not None and bounds.tokens > max_tokens:
-        message = f"the holes may have {bounds.tokens} tokens together, which is more than {max_tokens}"
+        message = f"the fields may have {bounds.tokens} tokens together, which is more than {max_tokens}"
         yield Finding(code=PlanCode.BUDGET, verdict="no", hole="", message=message)
     if context is not None and bounds.context > context:
-        message = f"a hole may need {bounds.context} tokens of context behind the prompt; there are {context}"
+        message = f"a field may need {bounds.context} tokens of context behind the prompt, of {context}"
         yield Finding(code=PlanCode.CONTEXT, verdict="no", hole="", message=message)
     if max_threads is not None and bounds.width > max_threads:
-        message = f"{bounds.width} holes could be written at once; {max_threads} are, and the others wait"
+        message = f"{bounds.width} fields could be written at once; {max_threads} are, and the others wait"
         yield Finding(code=PlanCode.WIDTH, verdict="yes", hole="", message=message)
 
 

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from json.decoder import JSONDecodeError
 from typing import Any
 
 from pydantic_core import from_json
@@ -24,6 +23,8 @@ from pasta_async.results import ThreadRecord
 _DECODER = json.JSONDecoder()
 _KEY = re.compile(r"""\s*[{,]\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[\da-fA-F]{4}))*")\s*:\s*""", re.ASCII)
 """A key of an object, with the sign in front of it and the colon behind it."""
+_ITEM = re.compile(r"\s*[\[,]\s*(?=\{)")
+"""The sign in front of an object in an array."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -212,8 +213,7 @@ class Layout:
         outline = next(other for other in visible if other.hole.name == key)
         shared = f"{{{_listed({**outer, key: outline.values[key]})}}}\n"
         # Then the item once more, with its own parts that are visible, up to the hole.
-        item = json.loads(outline.values[key])[part.item or 0]
-        fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
+        fields = _items(outline.values[key])[part.item or 0]
         for other in visible:
             if other.hole.list_of and other.item == part.item:
                 fields |= other.values
@@ -272,13 +272,12 @@ class Layout:
             return "", False
         holes = [hole.name for hole in self._plan.holes if hole.list_of == key]
         items: list[str] = []
-        for number, item in enumerate(json.loads(outline.values[key])):
+        for number, fields in enumerate(_items(outline.values[key])):
             # The first item with an unfinished part ends the text: what follows is not in order yet.
             item_parts = [part for part in parts if part.hole.name in holes and part.item == number]
             if len(item_parts) < len(holes) or not all(part.values for part in item_parts):
                 return "[" + "".join(f"{text}, " for text in items), False
             # The outline has some of the item's fields, each part has others; the schema says their order.
-            fields = {name: json.dumps(value, ensure_ascii=False) for name, value in item.items()}
             for part in item_parts:
                 fields |= part.values
             order = [name for name in self._plan.lists[key].order if name in fields]
@@ -302,9 +301,20 @@ def _fields(text: str) -> Iterator[tuple[str, slice]]:
         begin = key.end()
         try:
             _, position = _DECODER.raw_decode(text, begin)
-        except (JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             position = len(text)  # a value that cannot be read reaches to the end of the text
         yield json.loads(key[1]), slice(begin, position)
+
+
+def _items(text: str) -> list[dict[str, str]]:
+    """The JSON text of each field of each object in that of a whole array. Numbers keep all their digits."""
+    items: list[dict[str, str]] = []
+    position = 0
+    while sign := _ITEM.match(text, position):
+        _, position = _DECODER.raw_decode(text, sign.end())
+        item = text[sign.end() : position]
+        items.append({name: item[place] for name, place in _fields(item)})
+    return items
 
 
 def value_so_far(raw: str) -> str:

@@ -452,7 +452,7 @@ def _ends(head: str, following: str) -> tuple[str, ...]:
 
 
 def _settings(annotations: Annotation | Sequence[Annotation]) -> dict[str, Any]:
-    given = [annotations] if isinstance(annotations, Annotation) else list(annotations)
+    given = annotations if isinstance(annotations, Sequence) else [annotations]
     if not all(isinstance(annotation, Annotation) for annotation in given):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRequestError(f"a hole takes After, Tokens, or a tuple of them, not {annotations!r}")
     merged: dict[str, Any] = {}

@@ -230,7 +230,8 @@ class PlanRun:
                         await self._exchange(part, request, computed)
                     break
                 except BackendError as error:
-                    is_shown = self._emit and part.output  # what a reader has cannot be taken back
+                    # What a reader has cannot be taken back.
+                    is_shown = self._emit and (part.output if part.hole.schema is None else part.shown)
                     again = error.retryable and failures < self._prepared.start.limits.retries
                     if is_shown or not again or not self._has_tokens_to_retry(part):
                         message = f"{part.path} failed: {error}"
@@ -353,8 +354,9 @@ class PlanRun:
         try:
             for raw in values.values():
                 json.loads(raw)
-        except RecursionError as error:  # by a schema that refers to itself
-            raise BackendError("the output is nested too deeply to be read") from error
+        # Nested too deeply, by a schema that refers to itself, or an integer of more than 4,300 digits.
+        except (ValueError, RecursionError) as error:
+            raise BackendError(f"Python cannot read the output: {error}") from error
         part.values = values
 
     async def _hand_on(self, part: HolePart, event: FillEvent) -> None:

@@ -93,8 +93,8 @@ class ScriptedBackend:
             script: A document in written form, a `Document`, or one of these for each prompt: a mapping or
                 a function from the last user message's text.
             tokenizer: None: one in which each word of the scripts is a token (`word_tokenizer`).
-            trained: True if the tags are tokens of that tokenizer. If not, the model writes the document's
-                visible text, and with a context that is made of some of its lines it goes on there.
+            trained: True if the tags are tokens of the default tokenizer. If not, the model writes the
+                document's visible text, and with a context made of some of its lines it goes on there.
             clock: The clock on which latencies are spent.
             latency: Seconds that a token takes.
             thread_latency: Seconds that a token of thread k takes, where that differs.
@@ -124,7 +124,7 @@ class ScriptedBackend:
         # With the template of `chat_tokenizer`: <|user|> <|end|> <|answer|>, or <|plain answer|> at the end.
         empty = [{"role": "user", "content": ""}]
         self._marks = self.tokenizer.encode_chat(empty, {})
-        self._plain_mark = self.tokenizer.encode_chat(empty, {"pasta": False})[-1]
+        self._plain_mark = self.tokenizer.encode_chat(empty, {"pasta": False})[-1:]
         self._latency = latency
         self._speeds = speeds
         self._piece = piece
@@ -240,10 +240,10 @@ class ScriptedBackend:
         if len(self._marks) != 3 or self._marks[0] not in ids:
             return self.tokenizer.decode(ids), False
         user, end, answer = self._marks
-        answers = [token for token in ids if token in (answer, self._plain_mark)]
+        answers = [token for token in ids if token in (answer, *self._plain_mark)]
         start = len(ids) - 1 - ids[::-1].index(user)
         stop = ids.index(end, start) if end in ids[start:] else len(ids)
-        return self.tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == [self._plain_mark]
+        return self.tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == self._plain_mark
 
     def _enter(self, request: DecodeRequest) -> Play:
         # A prompt's KV is cached when its request begins; the last token is computed in any case.

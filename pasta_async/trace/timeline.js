@@ -134,12 +134,8 @@ const pasta = (() => {
     const longest = Math.max(answer.elapsed, baseline ? baseline.elapsed : 0, 1e-6);
     const at = (time) => Math.min(100, Math.max(0, (100 * time) / longest));
     const list = make("ol", { class: "timeline-rows", role: "list" });
-    const svg = document.createElementNS(SVG, "svg");
-    const overlay = make("li", { "aria-hidden": "true" }, svg);
-    for (const [name, value] of Object.entries({ viewBox: "0 0 100 100", preserveAspectRatio: "none" })) {
-      svg.setAttribute(name, value);
-    }
-    svg.setAttribute("class", "timeline-links");
+    const overlay = make("li", { "aria-hidden": "true" });
+    const svg = draw("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", class: "timeline-links" }, overlay);
     const axis = make("div", { class: "timeline-axis", "aria-hidden": "true" });
     const marks = host.clientWidth < 480 ? 3 : 6;
     for (let time = 0, by = step(longest, marks); time <= longest; time += by) {

@@ -50,8 +50,8 @@ KIND_NAMES = ["inside an object", "an object each"]
 class Failing(RandomBackend):
     """Fails the first requests of some threads after five tokens."""
 
-    def __init__(self, threads: dict[int, int], *, retryable: bool = True) -> None:
-        super().__init__(3)
+    def __init__(self, threads: dict[int, int], *, retryable: bool = True, **options: Any) -> None:
+        super().__init__(3, **options)
         self.threads, self.retryable = threads, retryable
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
@@ -324,6 +324,18 @@ async def test_a_hole_is_tried_again() -> None:
     assert backend.threads == {1: -1, 2: -1, 3: -1, 4: -1}
 
 
+async def test_a_field_of_which_a_reader_has_nothing_is_tried_again() -> None:
+    class Stars(BaseModel):
+        number_of_stars: int
+
+    backend = Failing({1: 1}, grammars=("json_schema",))  # it breaks off within the key
+    async with Client(backend, clock=VirtualClock()) as client, client.fill_stream("x", Stars) as stream:
+        deltas = [event.delta async for event in stream if isinstance(event, FieldDelta)]
+        filled = await stream.result()
+    assert "".join(deltas) == str(filled.value.number_of_stars)
+    assert backend.threads == {1: -1}
+
+
 async def test_a_field_that_was_shown_is_not_tried_again() -> None:
     async with Client(Failing({1: 1})) as client:
         with pytest.raises(ThreadFailedError):
@@ -358,12 +370,34 @@ async def test_a_backend_that_does_not_keep_to_the_grammar_is_named() -> None:
     assert "grammar" in str(caught.value.__cause__)
 
 
-async def test_an_output_that_is_nested_too_deeply_fails_its_field() -> None:
-    node: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/node"}}
-    schema = {"properties": {"a": {**node, "x-pasta": {"tokens": 5000}}}, "$defs": {"node": node}}
-    async with Client(Writing(" " + "[" * 2000 + "]" * 2000 + "}"), limits=Limits(retries=0)) as client:
-        with pytest.raises(ThreadFailedError, match="nested"):
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        ({"type": "array", "items": {"$ref": "#/$defs/node"}}, "[" * 2000 + "]" * 2000),
+        ({"type": "integer"}, "7" * 4500),
+    ],
+    ids=["nested too deeply", "too many digits"],
+)
+async def test_an_output_that_python_cannot_read_fails_its_field(kind: dict[str, Any], written: str) -> None:
+    schema = {"properties": {"a": {**kind, "x-pasta": {"tokens": 5000}}}, "$defs": {"node": kind}}
+    async with Client(Writing(f" {written}}}"), limits=Limits(retries=0)) as client:
+        with pytest.raises(ThreadFailedError) as caught:
             await client.fill("x", schema)
+    assert caught.value.partial and caught.value.partial.text.startswith('{"a": ' + written[:100])
+
+
+async def test_an_item_keeps_what_was_written_to_the_last_digit() -> None:
+    class Row(BaseModel):
+        price: float
+        note: Annotated[str, After()]
+
+    class Form(BaseModel):
+        rows: Annotated[list[Row], Field(min_length=1), Tokens(90)]
+
+    rows = '[{"price": 0.10}, {"price": 12345678901234567890.1234567890}]'
+    async with Client(Writing(f" {rows}}}", ' "x"}', ' "x"}')) as client:
+        filled = await client.fill("x", Form)
+    assert filled.text == '{"rows": ' + rows.replace("}", ', "note": "x"}') + "}"
 
 
 class Long(BaseModel):

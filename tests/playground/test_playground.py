@@ -123,6 +123,7 @@ async def test_a_failure_is_told_in_words_and_the_text_so_far_stays(page: Page) 
         await open_page(page, url)
         await ask(page)
         await expect(page.get_by_role("alert")).to_contain_text("thread 2 failed: scripted")
+        await expect(page.locator(".lane[data-thread='2']")).to_have_attribute("data-state", "failed")
         await expect(page.locator("#answer")).to_have_text(INTRO + CAUSES + " The outcome was")
         await expect(page.get_by_role("button", name="Answer")).to_be_enabled()
 
@@ -258,6 +259,15 @@ async def test_the_example_of_a_plan_is_filled_by_the_real_engine(page: Page) ->
         names = ["1 strengths", "2 weaknesses", "3 stars", "4 verdict"]
         await expect(page.locator(".timeline-name")).to_have_text(names)
         await expect(page.locator("[data-hole][data-state='done']")).to_have_count(4)
+
+
+async def test_what_was_typed_stays_when_a_plan_is_asked_for(page: Page) -> None:
+    async with running_in_loop(RandomBackend()) as url:
+        await open_page(page, url)
+        await page.get_by_label("Prompt").fill("My own.")
+        await page.get_by_label("Plan", exact=True).check()
+        await expect(graph(page)).to_be_visible()
+        await expect(page.get_by_label("Prompt")).to_have_value("My own.")
 
 
 async def test_a_field_is_shown_while_another_one_is_silent_and_who_sees_both_waits(page: Page) -> None:

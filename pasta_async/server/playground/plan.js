@@ -132,6 +132,11 @@ const plans = (() => {
       if (node) node.dataset.state = running ? "decodes" : "done";
     }
 
+    /** The run ended early: what was under way is written no more. */
+    stop() {
+      for (const node of this.nodes.values()) if (node.dataset.state === "decodes") delete node.dataset.state;
+    }
+
     /** Nothing is written yet. */
     clear() {
       this.running.clear();

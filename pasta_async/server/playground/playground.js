@@ -77,7 +77,8 @@
     /** The run ended early: the answer so far stays on the page. */
     broken() {
       this.clock.stop();
-      for (const lane of this.lanes) if (lane && lane.card.dataset.state !== "done") lane.state("stopped", "stopped");
+      const ended = (lane) => ["done", "failed"].includes(lane.card.dataset.state);
+      for (const lane of this.lanes) if (lane && !ended(lane)) lane.state("stopped", "stopped");
       this.draw({ now: true });
     }
   }
@@ -107,7 +108,8 @@
       this.draw({ now: true });
       answered = { generation: this.generation, prompt: this.prompt };
       const threads = this.generation.threads.length;
-      tell(`Done in ${seconds(elapsed)}, with ${threads === 1 ? "one thread: nothing here was independent" : `${threads} threads`}.`);
+      const why = this.generation.width === "plain" ? this.generation.notes.join("; ") : "nothing here was independent";
+      tell(`Done in ${seconds(elapsed)}, with ${threads === 1 ? `one thread: ${why}` : `${threads} threads`}.`);
     }
 
     tellHowMany() {
@@ -191,6 +193,11 @@
       answered = { generation: whole, prompt: this.prompt, schema: this.schema };
       const path = `${whole.critical_path} of ${whole.usage.completion_tokens} tokens one after another`;
       tell(`Done in ${seconds(whole.elapsed)}: ${whole.threads.length} threads, ${path}.`);
+    }
+
+    broken() {
+      super.broken();
+      graph?.stop();
     }
 
     on = {
@@ -327,6 +334,7 @@
       else complain(error);
     } finally {
       busy(null);
+      examine(); // the form may have changed meanwhile
     }
   }
 
@@ -384,6 +392,7 @@
 
   function offerExamples() {
     const examples = asksForPlan() ? plans.EXAMPLES : EXAMPLES;
+    const [first] = Object.values(examples);
     const write = ({ prompt, schema }) => {
       by("prompt").value = prompt;
       if (schema) by("schema").value = JSON.stringify(schema, null, 1);
@@ -398,7 +407,10 @@
       return chip;
     });
     by("examples").replaceChildren(...chips);
-    if (!by("prompt").value || (asksForPlan() && !by("schema").value)) write(Object.values(examples)[0]);
+    // What the user has typed stays.
+    const typed = by("prompt").value;
+    const offered = [...Object.values(EXAMPLES), ...Object.values(plans.EXAMPLES)].some(({ prompt }) => prompt === typed);
+    if (!typed || (asksForPlan() && !by("schema").value)) write({ ...first, prompt: typed && !offered ? typed : first.prompt });
   }
 
   async function meetModel() {
