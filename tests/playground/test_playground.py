@@ -123,7 +123,7 @@ async def test_a_failure_is_told_in_words_and_the_text_so_far_stays(page: Page) 
         await open_page(page, url)
         await ask(page)
         await expect(page.get_by_role("alert")).to_contain_text("thread 2 failed: scripted")
-        await expect(page.locator(".lane[data-thread='2']")).to_have_attribute("data-state", "failed")
+        await expect(page.get_by_role("article", name="2 outcome")).to_have_attribute("data-state", "failed")
         await expect(page.locator("#answer")).to_have_text(INTRO + CAUSES + " The outcome was")
         await expect(page.get_by_role("button", name="Answer")).to_be_enabled()
 

@@ -53,8 +53,8 @@ const views = (() => {
     done(record) {
       this.count.textContent = tokens(record.tokens);
       this.progress.value = 1;
-      const broken = record.finish_reason === "abort" || record.finish_reason === "error";
-      this.state(broken ? "stopped" : "done", ENDED[record.finish_reason]);
+      const state = { abort: "stopped", error: "failed" }[record.finish_reason] ?? "done";
+      this.state(state, ENDED[record.finish_reason]);
     }
 
     scroll() {
