@@ -3,22 +3,18 @@
 A checkpoint folder of Llama, Qwen2 or Qwen3 and annotated answers become a model that writes PASTA-LANG.
 """
 
-# accelerate leaves some of its types open.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from accelerate import PartialState
 from pydantic import Field, FilePath
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.data.corpus import Record, read_records
-from pasta_async.training.faults import count_faults, soundness
 from pasta_async.training.trainer import Task, TrainerSettings, train
 from pasta_async.training.views import Codec, Trie, pack_plain, pack_views, with_estimates
 
@@ -39,24 +35,13 @@ class SftSettings(TrainerSettings):
         description="token estimates: counted with this model's tokenizer, or none, which makes promises "
         "about three tokens shorter",
     )
-    sound_only: bool = Field(
-        default=False, description="leave out answers with a counted fault (pasta_async.training.faults)"
-    )
     chat_template: FilePath | None = Field(
         default=None, description="file of one to use instead of the model's"
     )
 
 
-def _is_sound(record: Record) -> bool:
-    return soundness(count_faults(record.document, record.prompt, form=record.form)) == 1
-
-
 def supervised(records: Sequence[Record], codec: Codec, settings: SftSettings) -> Task:
     """Annotated answers with their tags, plain, or both; an update minimises the targets' cross-entropy."""
-    if settings.sound_only:
-        sound = [record for record in records if _is_sound(record)]
-        PartialState().print(f"{len(records) - len(sound)} answers with a counted fault are left out")
-        records = sound
     tagged = [] if settings.form == "plain" else [(record, True) for record in records]
     every = settings.plain_every if settings.form == "both" else 1
     plain = [] if settings.form == "pasta" else [(record, False) for record in records[::every]]

@@ -88,16 +88,6 @@ def test_the_plain_form_may_be_learned_from_every_third_answer(tmp_path: Path) -
     assert are_tagged == [True] * len(records) + [False] * math.ceil(len(records) / 3)
 
 
-def test_answers_with_a_counted_fault_may_be_left_out(tmp_path: Path) -> None:
-    _, codec = tagged(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
-    first = next(read_records(data_file(tmp_path / "data.jsonl")))
-    once = 'One sits on the mat. <promise topic="cat"/><async>The cat is asleep in its box. </async>'
-    twice = once.replace("The cat is asleep in its box", "The cat sits on the mat")
-    records = [first.model_copy(update={"written": written}) for written in (once, twice)]
-    for sound_only, count in (False, 2), (True, 1):
-        assert supervised(records, codec, settings(tmp_path, sound_only=sound_only)).count == count
-
-
 def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
     assert sft(settings(tmp_path))
     parts = tmp_path / "parts"
