@@ -54,7 +54,8 @@ python -m pasta_async.training.data.annotate --by likelihood --model "$JUDGE" --
     --tau 0.5 --item-slack 2.5 --sync-tau 2.5 --blank-lines --data "$OUT/answers.jsonl" --out "$OUT/annotated"
 
 # Two thirds of the examples promise, one third do not: they have no independent parts, or their prompts want none. There are
-# two lots, since the second one was annotated later.
+# two lots, since the second one was annotated later. What ships so far has learned the first one alone; docs/models.md says what
+# the second one and the round behind it bring.
 grep '<promise' "$OUT/annotated/annotated.jsonl" >"$OUT/promising.jsonl"
 grep -v '<promise' "$OUT/annotated/annotated.jsonl" >"$OUT/unpromising.jsonl"
 lot() { # NAME, lines of the answers that promise, lines of each of the two kinds that do not
