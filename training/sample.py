@@ -150,7 +150,7 @@ class Recording(WrappingBackend):
         super().__init__(inner)
         self.exchanges: list[Exchange] = []
         """In the order of sending."""
-        self.looped = False
+        self.looped: bool = False
         self._banned = banned
         self._ends_loops = ends_loops
 
