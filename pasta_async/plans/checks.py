@@ -222,7 +222,7 @@ def _limits(
         message = f"the fields may have {bounds.tokens} tokens together, which is more than {max_tokens}"
         yield Finding(code=PlanCode.BUDGET, verdict="no", hole="", message=message)
     if context is not None and bounds.context > context:
-        message = f"a field may need {bounds.context} tokens of context behind the prompt, of {context}"
+        message = f"a field may need {bounds.context} tokens of context behind the prompt; {context} are left"
         yield Finding(code=PlanCode.CONTEXT, verdict="no", hole="", message=message)
     if max_threads is not None and bounds.width > max_threads:
         message = f"{bounds.width} fields could be written at once; {max_threads} are, and the others wait"

@@ -205,6 +205,12 @@ def test_a_schema_from_anybody_is_refused_in_few_words(fields: dict[str, Any]) -
     assert len(str(caught.value)) < 300
 
 
+async def test_no_tokens_are_no_limit() -> None:
+    async with Client(RandomBackend()) as client:
+        with pytest.raises(InvalidRequestError):
+            await client.check({"properties": {"a": {}}}, max_tokens=0)
+
+
 def test_a_plan_in_which_each_sees_all_before_it() -> None:
     fields = {f"f{i}": text(*(f"f{j}" for j in range(i))) for i in range(100)}
     report = check(fields)

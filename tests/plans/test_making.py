@@ -233,6 +233,7 @@ def _list_of(**keywords: Any) -> dict[str, Any]:
         lambda: Plan("{0}"),
         lambda: Plan("{a}", b=Tokens(3)),
         lambda: Plan("{a}", a=Together("x")),
+        lambda: Plan("{a}", a=5),  # pyright: ignore[reportArgumentType]
         lambda: Plan("{a}", a="after"),  # pyright: ignore[reportArgumentType]
         lambda: Plan(3),  # pyright: ignore[reportArgumentType]
         lambda: Plan.of({"type": "object"}),

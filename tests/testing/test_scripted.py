@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pasta_async import Client
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang import (
     TAG_TOKENS,
@@ -24,6 +27,8 @@ from pasta_async.lang import (
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async.testing import ScriptedBackend
+from pasta_async.tokenizer import Tokenizer
+from tests.pasta_tiny import PASTA_TINY
 
 WARS = Document(
     (
@@ -36,6 +41,19 @@ WARS = Document(
         Text(" wars."),
     )
 )
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Tokenizer:
+    """A tokenizer without a chat template."""
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(PASTA_TINY / name, tmp_path)
+    return Tokenizer.from_folder(tmp_path)
+
+
+async def test_a_tokenizer_without_a_template_will_do(bare: Tokenizer) -> None:
+    async with Client(ScriptedBackend("Fine.", tokenizer=bare)) as client:
+        assert (await client.generate("Why?")).text == "Fine."
 
 
 class Player:
