@@ -34,7 +34,15 @@ from pydantic import Field
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, MeasureSettings, cold_client, costs_of, sample_of, take_turns
+from pasta_async.evals.answers import (
+    Answer,
+    MeasureSettings,
+    cold_client,
+    costs_of,
+    json_lines,
+    sample_of,
+    take_turns,
+)
 from pasta_async.evals.report import markdown_table
 from pasta_async.evals.speed import pairs
 from pasta_async.evals.statistics import estimate, mean_difference, percentage
@@ -127,10 +135,9 @@ def read_items(folder: Path, subset: str, sample: int | None) -> list[Item]:
         prompt = "Write about {}: a JSON object with the keys " + ", ".join(keys) + ", each a few sentences."
         return [Item(name, prompt.format(name), fields, {}, tokens) for name in sample_of(SUBJECTS, sample)]
     try:
-        lines = (folder / f"BFCL_v4_{subset}.json").read_text(encoding="utf-8").splitlines()
-        answers = (folder / "possible_answer" / f"BFCL_v4_{subset}.json").read_text(encoding="utf-8")
-        gold = {row["id"]: row["ground_truth"][0] for row in map(json.loads, answers.splitlines())}
-        items = [_item(row, gold[row["id"]]) for row in map(json.loads, lines)]
+        answers = json_lines(folder / "possible_answer" / f"BFCL_v4_{subset}.json")
+        gold = {row["id"]: row["ground_truth"][0] for row in answers}
+        items = [_item(row, gold[row["id"]]) for row in json_lines(folder / f"BFCL_v4_{subset}.json")]
     except (OSError, ValueError, LookupError) as error:
         raise InvalidRequestError(f"{folder} does not hold BFCL's {subset}: {error!r}") from error
     return sample_of([item for item in items if len(item.fields) > 1], sample)

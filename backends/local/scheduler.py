@@ -108,8 +108,9 @@ class Scheduler:
         # a task.
         tasks = [Task(job, 1) for job in self.running if job.uncomputed == 1]
         budget = self._max_prefill_tokens
-        for job in sorted(self.running, key=lambda job: job.arrival):
-            if job.uncomputed > 1 and budget:
+        prompts = [job for job in self.running if job.uncomputed > 1]
+        for job in sorted(prompts, key=lambda job: job.arrival):
+            if budget:
                 self._catch_up(job)
                 tasks.append(Task(job, min(job.uncomputed, budget)))
                 budget -= tasks[-1].tokens
