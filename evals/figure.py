@@ -1,9 +1,13 @@
-"""Seconds to a whole answer, drawn: a bar for each method, a dot for each answer.
+"""Pictures: seconds to a whole answer, or the frontier of speed-up against quality. Intervals are 95%.
 
     python -m pasta_async.evals.figure --answers methods.jsonl --out seconds.svg
+    python -m pasta_async.evals.figure --scores stage1.jsonl --scores round1.jsonl --out frontier.svg
 
-The file is one that `methods` or `speed` writes with --out. Bars are means over the prompts that every
-method answered, with 95% intervals.
+--answers is a file that `methods` or `speed` writes with --out: a bar for each method, a dot for each answer.
+Bars are means over the prompts that every method answered.
+
+--scores are files of `pasta_async.training.score`, one for each model: a point for each, named as its file,
+over the prompts that all of them have.
 """
 
 # matplotlib leaves some of its types open.
@@ -13,13 +17,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, in_all_methods, read_answers
 from pasta_async.evals.report import digits, grouped
-from pasta_async.evals.statistics import estimate
+from pasta_async.evals.statistics import Estimate, estimate
+from pasta_async.training.samples import read_scores
 
 _LABELS = {
     "sequential": "in sequence",
@@ -33,11 +40,18 @@ _LABELS = {
 
 
 class FigureSettings(CommandSettings):
-    """Options of the figure."""
+    """Options of a picture."""
 
-    answers: Path = Field(description="file of answers")
+    answers: Path | None = Field(default=None, description="file of answers: seconds")
+    scores: tuple[Path, ...] = Field(default=(), description="files of scores: the frontier")
     title: str = Field(default="", description="the model and the machine, for instance")
     out: Path = Field(description="picture: .svg, .png or .pdf")
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if (self.answers is None) == (not self.scores):
+            raise ValueError("name a file of answers, or files of scores: --answers or --scores")
+        return self
 
 
 def seconds_by_method(answers: Sequence[Answer]) -> dict[str, list[float]]:
@@ -60,33 +74,85 @@ def seconds_by_method(answers: Sequence[Answer]) -> dict[str, list[float]]:
     }
 
 
-def draw(seconds: Mapping[str, list[float]], title: str, out: Path) -> None:
+def draw_seconds(seconds: Mapping[str, list[float]], axes: Any) -> None:
     """Draw seconds by method, the slowest method on top."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     methods = sorted(seconds, key=lambda method: fmean(seconds[method]))
-    figure = Figure(figsize=(8, 0.6 + 0.5 * len(methods)), layout="constrained")
-    axes = figure.subplots()
     for row, method in enumerate(methods):
         mean = estimate(seconds[method], "arithmetic")
         axes.barh(row, mean["value"], color="#9ecae1")
         axes.plot(seconds[method], [row] * len(seconds[method]), ".", color="#08519c", alpha=0.35)
-        if mean["low"] is not None and mean["high"] is not None:
-            spread = [[mean["value"] - mean["low"]], [mean["high"] - mean["value"]]]
-            axes.errorbar(mean["value"], row, xerr=spread, color="black", capsize=3)
+        axes.errorbar(mean["value"], row, xerr=_spread(mean), color="black", capsize=3)
     means = [f"{_LABELS.get(method, method)}\n{digits(fmean(seconds[method]))} s" for method in methods]
     axes.set_yticks(range(len(methods)), means)
     axes.set_xlabel(f"seconds to a whole answer, {len(seconds[methods[0]])} prompts")
-    axes.set_title(title)
-    axes.spines[["top", "right"]].set_visible(False)
-    with rc_context({"svg.fonttype": "none"}):  # letters stay text, which can be searched
-        figure.savefig(out)
+
+
+def frontier(paths: Sequence[Path]) -> tuple[int, dict[str, tuple[Estimate, Estimate]]]:
+    """The number of prompts that all files of scores have, and of each file the mean speed-up and quality.
+
+    Raises:
+        InvalidRequestError: A file cannot be read, two have one name, or no prompt is in all of them.
+    """
+    # By file, then by prompt: the speed-up and the quality of each sample.
+    models: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for path in paths:
+        rows = [score for score in read_scores(path).values() if score.speedup]
+        if path.stem in models:
+            raise InvalidRequestError(
+                f"two files of scores have the name {path.stem}: points are named by it"
+            )
+        models[path.stem] = {
+            prompt: [(score.speedup, score.quality) for score in scores]
+            for prompt, scores in grouped(rows, lambda score: score.id).items()
+        }
+    common = [prompt for prompt in models[paths[0].stem] if all(prompt in rows for rows in models.values())]
+    if not common:
+        raise InvalidRequestError("no prompt is in all files of scores: they are of different prompts")
+    points: dict[str, tuple[Estimate, Estimate]] = {}
+    for name, rows in models.items():
+        pairs = [(prompt, pair) for prompt in common for pair in rows[prompt]]
+        clusters = [prompt for prompt, _ in pairs]
+        points[name] = (
+            estimate([speedup for _, (speedup, _) in pairs], clusters=clusters),
+            estimate([quality for _, (_, quality) in pairs], "arithmetic", clusters=clusters),
+        )
+    return len(common), points
+
+
+def draw_frontier(prompts: int, points: Mapping[str, tuple[Estimate, Estimate]], axes: Any) -> None:
+    """Draw a point for each model: quality by theoretical speed-up."""
+    for name, (speedup, quality) in points.items():
+        x, y = speedup["value"], quality["value"]
+        axes.errorbar(x, y, xerr=_spread(speedup), yerr=_spread(quality), fmt="o", capsize=3, label=name)
+        axes.annotate(name, (x, y), xytext=(6, 6), textcoords="offset points")
+    axes.set_xlabel(f"theoretical speed-up, {prompts} prompts")
+    axes.set_ylabel("quality: 1 is the plain answer's")
+
+
+def _spread(mean: Estimate) -> list[list[float]] | None:
+    """A mean's distances to the ends of its interval, as matplotlib takes them; None without an interval."""
+    if mean["low"] is None or mean["high"] is None:
+        return None
+    return [[mean["value"] - mean["low"]], [mean["high"] - mean["value"]]]
 
 
 def _run(settings: FigureSettings) -> str:
-    _, answers = read_answers(settings.answers)
-    draw(seconds_by_method(answers), settings.title, settings.out)
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    if settings.answers:
+        seconds = seconds_by_method(read_answers(settings.answers)[1])
+        figure.set_size_inches(8, 0.6 + 0.5 * len(seconds))
+        draw_seconds(seconds, axes)
+    else:
+        figure.set_size_inches(8, 5)
+        draw_frontier(*frontier(settings.scores), axes)
+    axes.set_title(settings.title)
+    axes.spines[["top", "right"]].set_visible(False)
+    with rc_context({"svg.fonttype": "none"}):  # letters stay text, which can be searched
+        figure.savefig(settings.out)
     return f"{settings.out} is drawn"
 
 

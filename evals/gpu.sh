@@ -3,10 +3,11 @@
 #
 #   sh evals/gpu.sh
 #
-# It takes Linux, Python 3.11 or later with venv, CUDA's toolkit (SGLang compiles with its nvcc), a network, a GPU
-# of 24 GiB that nobody else uses, and 80 GB of disk for OUT and the caches of the home folder. It makes environments
-# with a stock SGLang and a stock vLLM, serves pasta-qwen and an instruct model that nobody trained, and writes
-# OUT/results.md and OUT/results.json. What is done already is skipped: after Ctrl-C or an error run it again.
+# It takes Linux, Python 3.11 or later with venv and headers (python3-dev), a C++ compiler, a driver for CUDA 13 and, for
+# SGLang, CUDA's toolkit of that version, a network, a GPU of 24 GiB that nobody else uses, and 80 GB of disk for OUT and the
+# caches of the home folder. It makes environments with a stock SGLang and a stock vLLM, serves pasta-qwen and an instruct
+# model that nobody trained, and writes OUT/results.md and OUT/results.json. What is done already is skipped: after
+# Ctrl-C or an error run it again.
 #
 # It has not run on CUDA yet. A test runs it on a CPU, with SGLang and a tiny model (tests/sglang/test_gpu_kit.py).
 #
@@ -14,6 +15,7 @@
 #
 #   OUT       folder that everything is written to; one for each choice of what follows
 #   LARGE     model that nobody trained: a folder, or a name on the Hugging Face hub
+#   MEMORY    MiB of the GPU's memory that it takes
 #   TRAINED   model that was trained: a name of ours, or the folder of a model
 #   PROMPTS   prompts with answers, JSON lines of `instruction` and `output`; AlpacaEval's are fetched
 #   SAMPLE    prompts of each timing; 200 for narrow intervals
@@ -31,6 +33,7 @@ cd "$(dirname "$0")/.."
 
 OUT=${OUT:-runs/gpu}
 LARGE=${LARGE:-Qwen/Qwen2.5-7B-Instruct}    # as large as a GPU of 24 GiB holds, and free to fetch
+MEMORY=${MEMORY:-20500}
 TRAINED=${TRAINED:-pasta-qwen}
 SAMPLE=${SAMPLE:-20}
 ENGINES=${ENGINES:-sglang vllm}
@@ -92,7 +95,7 @@ r.build_opener(r.ProxyHandler({})).open('$URL/health', timeout=4)" 2>/dev/null
 # serve NAME MODEL: start a server of the engine, and wait until it answers.
 serve() {
     log=$OUT/$1.log
-    ! listening || fail "something listens on port $PORT already: end it, or choose another PORT"
+    ! listening || fail "something listens on port $PORT already: end it, or choose another PORT, and another OUT"
     echo "$(date +%H:%M:%S) starting $engine on $2"
     case $engine in
     # Forced answers need the first flag; the second tells what the cache had.
@@ -100,7 +103,7 @@ serve() {
         if [ -n "${SGLANG:-}" ]; then
             $SGLANG "$@" >"$log" 2>&1 &
         else
-            "$BIN/pasta-async" sglang "$@" >"$log" 2>&1 &
+            "$BIN/pasta-async" sglang "$@" --device "$DEVICE" >"$log" 2>&1 &
         fi ;;
     vllm) set -- "$2" --host 127.0.0.1 --port "$PORT" --enable-prompt-tokens-details
         [ "$DEVICE" = cpu ] || set -- "$@" --gpu-memory-utilization "0.$SHARE"
@@ -151,21 +154,36 @@ for engine in $ENGINES; do
 done
 [ -n "${BIN:-}" ] || "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "Python 3.11 or later is needed: name one by PYTHON"
+case $ENGINES in *sglang*) with_sglang=yes ;; *) with_sglang= ;; esac
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 if [ "$DEVICE" = cuda ]; then
-    [ -x "${CUDA_HOME:-${CUDA_PATH:-/usr/local/cuda}}/bin/nvcc" ] || command -v nvcc >/dev/null ||
-        fail "there is no nvcc: SGLang needs CUDA's toolkit, on PATH or at CUDA_HOME"
+    # Both servers compile at their start: Triton needs Python's headers, and SGLang a C++ compiler and nvcc, which it
+    # looks for in this order (sglang/kernels/jit/utils/compile/toolchain.py).
+    if [ -z "${BIN:-}" ]; then
+        headers=$("${PYTHON:-python3}" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+        [ -e "$headers/Python.h" ] || fail "$headers has no Python.h: install Python's headers (python3-dev)"
+    fi
+    command -v "${CXX:-c++}" >/dev/null || fail "there is no C++ compiler: install one (g++), or name it by CXX"
+    if [ -n "$with_sglang" ]; then
+        if [ -n "${CUDA_HOME:-${CUDA_PATH:-}}" ]; then
+            nvcc=${CUDA_HOME:-$CUDA_PATH}/bin/nvcc
+        else
+            nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+        fi
+        [ -x "$nvcc" ] || fail "there is no $nvcc: SGLang needs the toolkit of CUDA 13, on PATH or at CUDA_HOME"
+    fi
     gpu=${CUDA_VISIBLE_DEVICES:-0}
     told=$(nvidia-smi --id="${gpu%%,*}" --query-gpu=memory.free,memory.total --format=csv,noheader,nounits) ||
         fail "nvidia-smi says nothing: this needs an NVIDIA GPU and its driver"
     free=${told%%,*}
     total=${told##*, }
-    [ "$free" -ge 20500 ] || fail "$free MiB of GPU memory are free; 20,500 are needed, or a smaller model (LARGE)"
+    [ "$free" -ge "$MEMORY" ] ||
+        fail "$free MiB of GPU memory are free; $MEMORY are needed, or a smaller model (LARGE, and its MEMORY)"
     [ $((free * 100)) -ge $((total * SHARE)) ] ||
         fail "$free of $total MiB of GPU memory are free; vLLM needs $SHARE% of all: end what else uses the GPU"
     disk=$(df -Pk "$OUT" | awk 'NR == 2 { print int($4 / 1000000) }')
-    [ "$disk" -ge 80 ] || [ -d "$OUT/trained" ] || fail "$disk GB of disk are free at $OUT; 80 are needed"
+    [ "$disk" -ge 80 ] || [ -e "$OUT/env/.ready" ] || fail "$disk GB of disk are free at $OUT; 80 are needed"
 fi
 
 # The settings are a table of the page, and tables of others do not mix with it.
@@ -185,7 +203,7 @@ mv "$OUT/settings.partial" "$OUT/settings.md"
 
 # Programs.
 if [ -z "${BIN:-}" ]; then
-    environment "$OUT/env" "sglang==$SGLANG_VERSION" --editable '.[local,cli,evals]'
+    environment "$OUT/env" ${with_sglang:+"sglang==$SGLANG_VERSION"} --editable '.[local,cli,evals]'
     BIN=$OUT/env/bin
     PATH=$BIN:$PATH    # SGLang calls ninja, which is installed there
     export PATH
@@ -193,6 +211,10 @@ fi
 case $ENGINES in *vllm*)
     [ -n "${VLLM:-}" ] || environment "$OUT/vllm" "vllm==$VLLM_VERSION" ;;
 esac
+if [ "$DEVICE" = cuda ] && [ -n "$with_sglang" ]; then
+    "$BIN/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+        fail "torch sees no GPU: its driver must know CUDA 13"
+fi
 
 # Models and prompts.
 if [ ! -d "$OUT/trained" ]; then

@@ -106,7 +106,9 @@ class Client:
         return await with_retries(self._backend.connect, self.limits.retries, self._clock)
 
     async def encode(self, text: str) -> list[int]:
-        """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
+        """Token ids of a text without a chat template, behind what its tokenizer puts in front of each.
+
+        They are a prompt for several answers, which is encoded once.
 
         Raises:
             InvalidRequestError: It is no valid Unicode, or longer than the model or the limits take.
@@ -119,7 +121,7 @@ class Client:
         async with time_limit(self._clock, self._deadline(limits), limits.timeout, "connecting and encoding"):
             model = await self.connect()
             encode = partial(model.tokenizer.encode, text, most_tokens(model, limits))
-            ids = await run_encoding(len(text), encode)
+            ids = [*model.tokenizer.opening, *await run_encoding(len(text), encode)]
         check_length(ids, model, limits)
         return ids
 
@@ -243,7 +245,7 @@ class Client:
         Cancelling it is safe.
         """
         model = await self.connect()
-        return _checked(Plan.of(form), model, self.limits, max_tokens, prompt=1)[1]
+        return (await _checked(Plan.of(form), model, self.limits, max_tokens, prompt=1))[1]
 
     def _filling(
         self, prompt: Prompt, form: Any, instruct: bool, options: FillOptions, *, streamed: bool
@@ -260,7 +262,7 @@ class Client:
         async def work(emit: EmitFill | None) -> Filled[Any]:
             async with self._prepared(observation, plan) as prepared:
                 limits = prepared.start.limits
-                fitted, report = _checked(plan, prepared.model, limits, most, len(prepared.prompt))
+                fitted, report = await _checked(plan, prepared.model, limits, most, len(prepared.prompt))
                 if report.verdict == "no":
                     raise InvalidPlanError(report)
                 run = PlanRun(prepared, fitted, emit)
@@ -357,13 +359,21 @@ async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart,
     return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
 
 
-def _checked(
+async def _checked(
     plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int
 ) -> tuple[Plan, PlanReport]:
     """A plan within a token limit, and the check of it for a model, behind a prompt of so many tokens.
 
-    A template has tags where the model was trained on them.
+    Cancelling it is safe.
     """
+    check = partial(_check, plan, model, limits, max_tokens, prompt)
+    return await run_encoding(plan.schema_characters, check)
+
+
+def _check(
+    plan: Plan, model: Model, limits: Limits, max_tokens: int | None, prompt: int
+) -> tuple[Plan, PlanReport]:
+    """See `_checked`. A template has tags where the model was trained on them."""
     room = model.context_length - prompt
     plan = plan.cut_off(room)
     layout = Layout(plan, model.grammars)

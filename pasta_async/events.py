@@ -6,9 +6,9 @@ began.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -170,5 +170,5 @@ Event = Annotated[
 """Every event of an answer; match on the class or on `type`. Immutable, and `pydantic.TypeAdapter(Event)`
 makes JSON of it and reads it again."""
 
-Emit = Callable[[list[Event]], Awaitable[None] | None]
-"""Hands events on at once. If it returns an awaitable, that is awaited before more is decoded."""
+Emit = Callable[[list[Event]], Coroutine[Any, Any, None] | None]
+"""Hands events on at once. If it returns a coroutine, that is awaited before more is decoded."""

@@ -33,8 +33,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 Width = Literal["full", "limited", "one", "plain"]
 """The width at which an answer was decoded.
 
-* `full`: its threads waited for nothing but `Limits`.
-* `limited`: threads of it waited for room on the engine, or for slots of the client.
+* `full`: its threads waited for nothing but `Limits`, and the client's slots.
+* `limited`: threads of it waited for room, since its width follows the load.
 * `one`: one thread at a time, as the options asked for.
 * `plain`: without tags, as the options asked for, or because the engine was full (see `Generation.notes`).
 """
@@ -116,15 +116,26 @@ class Usage(_Record):
 
     @classmethod
     def of(cls, threads: Sequence[ThreadRecord], prompt_tokens: int = 0) -> Self:
-        """The usage of an answer. Requests without a count of cached tokens count as computed."""
+        """The usage of an answer.
+
+        Contexts of requests without a count of cached tokens count as computed, but not of those that failed
+        before their first token: the engine may have refused them.
+        """
         requests = [request for thread in threads for request in thread.requests]
         cached = sum(request.cached_tokens or 0 for request in requests)
+        computed = sum(
+            request.prompt_tokens
+            for request in requests
+            if request.completion_tokens
+            or request.cached_tokens is not None
+            or request.finish_reason != "error"
+        )
         return cls(
             prompt_tokens=prompt_tokens,
             completion_tokens=sum(thread.tokens for thread in threads),
             discarded_tokens=sum(thread.discarded_tokens for thread in threads),
             cached_tokens=cached,
-            prefilled_tokens=sum(request.prompt_tokens for request in requests) - cached,
+            prefilled_tokens=computed - cached,
             requests=len(requests),
         )
 

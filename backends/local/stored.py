@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from pasta_async.backends.local.checkpoint import Checkpoint
 from pasta_async.backends.local.int8 import PANEL, Array
@@ -168,6 +168,10 @@ def _delete_orphans(folder: Path) -> None:
             _version, *sources = mapped[1]["origin"]
             if not all(Path(source).exists() for source, *_ in sources):
                 path.unlink()
+    # And what a process left that was killed while it wrote: no other one holds its lock.
+    for partial in folder.glob("*.int8.partial"):
+        with suppress(OSError, Timeout), FileLock(partial.with_suffix(".lock"), timeout=0):
+            partial.unlink()
 
 
 def _write(path: Path, origin: list[Any], made: Iterable[tuple[str, Array]]) -> None:

@@ -69,6 +69,9 @@ def main(args: Sequence[str] | None = None) -> None:
         options, further = _program(serves=line[:1] == ["serve"]).parse_known_args(line)
         if further and options.work is not sglang:
             options.parser.error(f"unrecognized arguments: {' '.join(further)}")
+        if further and line.index(further[0]) < line.index(options.model):
+            # The value of an option that only SGLang knows would be taken for the model.
+            options.parser.error(f"the model comes first, then SGLang's own options ({further[0]})")
         options.further = further
         options.work(options)
     sys.exit(0)

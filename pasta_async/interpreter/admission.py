@@ -78,9 +78,11 @@ class Admission:
             return None
         await self._read_load(answer)
         await asyncio.sleep(0)  # answers that begin in the same moment count too
-        for threads, answers in ((self._slots, self._active), (self._room, self._active + self._foreign)):
-            if 2 * answers > threads:
-                return f"{answers} answers at once, and parallel decoding pays up to {threads / 2:.0f} here"
+        if 2 * self._active > self._slots:
+            return f"{self._active} answers at once share the client's {self._slots} slots (client_threads)"
+        answers = self._active + self._foreign
+        if 2 * answers > self._room:
+            return f"{answers} answers at once, and parallel decoding pays up to {int(self._room / 2)} here"
         return None
 
     async def take(self, slot: Slot) -> None:

@@ -223,11 +223,19 @@ class Machine:
             self._show(self._visible.close_at(cut, self.transcript.document().text), now)
         elif not self.transcript.truncated:
             self._show(self._visible.close(), now)
-        self.transcript.finish_reason = finish_reason or self.main.finish_reason
+        self.transcript.finish_reason = finish_reason or self._finish_reason()
         result = self.transcript.generation(now)
         if finish_reason is None:
             self._tell(ev.AnswerDone(result))
         return result
+
+    def _finish_reason(self) -> FinishReason:
+        """The reason for the answer's end: `length`, too, where a limit of the answer ended a chunk."""
+        cut = any(
+            thread.closed_by == "budget" and thread.document_tokens + thread.undecided_tokens < thread.cap
+            for thread in self.threads
+        )
+        return "length" if cut and not self._visible.stopped else self.main.finish_reason
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -281,7 +289,7 @@ class Machine:
             # The parser did not take all of the last token: the rest of it is encoded anew.
             head_ids = tokenizer.encode(last.rstrip())
             ids[-1:] = head_ids
-            self.main.inserted_tokens += len(head_ids) - 1
+            self.main.inserted += range(len(ids) - len(head_ids) + 1, len(ids))
 
     def _end_list(self, now: float) -> None:
         """End a list: main waits for its items, then goes on behind the last one."""
@@ -407,7 +415,7 @@ class Machine:
             # This head stands behind the separator that the interpreter wrote. The head came, so the tokens
             # that led main on to it stand in the document, and main did not decode them.
             thread.head_start = earlier[-1].promise_end + len(separator)
-            main.inserted_tokens += self._lead_tokens
+            main.inserted += range(earlier[-1].promise_end, earlier[-1].promise_end + self._lead_tokens)
         else:
             thread.head_start = main.head_start
         self._lead_tokens = len(separator) + len(marker)
@@ -437,8 +445,8 @@ class Machine:
         self._joined_ids += tokenizer.encode(text + gap)
         # The white space is main's, as far as the budget goes: the interpreter writes it for main.
         for token in tokenizer.encode(gap)[: max(0, self._budget.allowance(main))]:
+            main.inserted.append(main.document_tokens)
             main.document_tokens += 1
-            main.inserted_tokens += 1
             self._apply(main, main.reader.read(token), now)
 
     def _report_end(self, thread: Thread) -> None:

@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from pasta_async.interpreter.outline import ItemParser, OutlineParser
-from pasta_async.lang import TAG_TOKENS, ChunkParser, MainParser, Reading, ThreadParser
+from pasta_async.lang import (
+    PROMISE_CLOSE,
+    PROMISE_OPEN,
+    PROMISE_TOKENS,
+    TAG_TOKENS,
+    ChunkParser,
+    MainParser,
+    Reading,
+    ThreadParser,
+)
 from pasta_async.tag_tokens import TagIds
 from pasta_async.tokenizer import Detokenizer, Tokenizer
 
@@ -170,13 +179,20 @@ class Reader:
     def text_tokens(self) -> int:
         """Number of tokens of text or thinking: no tags, and nothing inside a promise's quotes."""
         count = 0
+        quoted = 0  # of these, behind the beginning of a promise: no text once its end has come
         in_promise = False
         for token in self.ids:
             tag = self._tags.get(token)
-            if tag is not None:
-                in_promise = tag in TAG_TOKENS[:2]
-            elif not in_promise:
+            if tag is None:
                 count += 1
+                quoted += in_promise
+            elif tag == PROMISE_TOKENS:
+                continue
+            else:
+                if tag == PROMISE_CLOSE:
+                    count -= quoted
+                in_promise = tag == PROMISE_OPEN
+                quoted = 0
         return count
 
     def _read_text(self, text: str) -> list[Reading | ReasoningRead]:

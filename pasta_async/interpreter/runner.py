@@ -108,7 +108,10 @@ class Prepared:
             self.observer.thread_state(number, "over")
 
     async def without_slot(self, number: int, wait: Awaitable[None]) -> None:
-        """Wait for a reader or a retry; meanwhile another thread, or answer, has the thread's slot."""
+        """Wait for a reader or a retry; meanwhile another thread, or answer, may have its slot of the client.
+
+        It keeps its place among `Limits.max_threads`.
+        """
         if number not in self.slot_of:
             async with self.slots.pause():
                 await wait
@@ -221,7 +224,10 @@ class Runner:
         if trouble := self._prepared.slots.trouble:
             self.machine.transcript.notes += (trouble,)
         generation = self.machine.finish(finish_reason, self._prepared.now())
-        await self._flush(0)
+        if finish_reason is None:
+            await self._flush(0)
+        elif self._emit and (wait := self._emit(self.machine.events)):
+            wait.close()  # its time may be up, and nothing more is decoded: no slow reader holds it up
         return generation
 
     # Threads ----------------------------------------------------------------------------------------------

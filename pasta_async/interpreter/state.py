@@ -91,8 +91,8 @@ class Thread(RequestLog):
     """Main's token count up to the promise, with it."""
     head_start: int = 0
     """In an outline: main's token count before the item's head. For main: before its current line."""
-    inserted_tokens: int = 0
-    """Tokens of main that the interpreter wrote for it: they led it on, or stand behind a list."""
+    inserted: list[int] = field(default_factory=list[int])
+    """Indexes of main's tokens that the interpreter wrote for it: they led it on, or stand behind a list."""
     undecided_tokens: int = 0
     """In an outline: tokens at the end that are not certain to stand in the document."""
     reported: int = 0
@@ -108,11 +108,12 @@ class Thread(RequestLog):
 
     def record(self, text: str) -> ThreadRecord:
         """The thread as users see it."""
+        inserted = sum(place < self.document_tokens for place in self.inserted)
         return self.record_with(
             topic=self.promise.topic if self.promise else "",
             estimate=self.promise.tokens if self.promise else None,
             text=text,
-            discarded_tokens=self.tokens + self.inserted_tokens - self.document_tokens,
+            discarded_tokens=self.tokens - self.document_tokens + inserted,
             closed_by=self.closed_by,
         )
 

@@ -371,10 +371,10 @@ class ChunkParser(_ThreadNodes):
         if tag in (PROMISE_OPEN, SYNC):
             self._report(Code.PROMISE_NESTED if tag == PROMISE_OPEN else Code.SYNC_NESTED, tag_place)
             # A number alone may belong to the text; any other marker began an item of main's list.
-            readings = self._end_marker() if self._marker[-1:].isdigit() else []
+            readings = self._end_marker() if self._marker.rstrip()[-1:].isdigit() else []
             return [*readings, self._end("nested")]
         if tag == ASYNC_CLOSE:
-            if self._marker.strip() and not self._marker[-1].isdigit():
+            if self._marker.strip() and not self._marker.rstrip()[-1].isdigit():
                 return [self._end("nested")]
             return [*self._end_marker(), self._end("writer")]
         if tag == ASYNC_OPEN:

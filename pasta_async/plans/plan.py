@@ -41,6 +41,7 @@ USUAL_ITEMS = 16
 """Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
 _MOST_FIELDS = 500  # of a plan: what is done for each, for all that it sees, has to end soon
+_MOST_CHARACTERS = 1_000_000  # of the schemas of all holes, each with the definitions: a second to compile
 
 
 class Annotation:
@@ -193,6 +194,11 @@ class Plan:
             holes.append(hole)
         self.holes = tuple(holes)
 
+    @property
+    def schema_characters(self) -> int:
+        """Characters of the schemas of all holes, which the check of the plan compiles."""
+        return sum(len(json.dumps(hole.value_schema)) for hole in self.holes if hole.schema is not None)
+
     @classmethod
     def of(cls, form: PlanForm) -> Plan:
         """The plan of a pydantic model, or of the JSON schema of an object; a plan is returned as it is.
@@ -211,12 +217,18 @@ class Plan:
             raise InvalidRequestError("a plan's schema is one of an object with properties")
         definitions = definitions_of(schema)
         items = {key: item for key, field in fields.items() if (item := _item_schema(field, definitions))}
-        if len(fields) + sum(len(properties_of(item)) for item in items.values()) > _MOST_FIELDS:
+        count = len(fields) + sum(len(properties_of(item)) for item in items.values())
+        if count > _MOST_FIELDS:
             raise InvalidRequestError(f"a plan has at most {_MOST_FIELDS} fields")
         settings = _grouped(fields, definitions)
         # The same schemas without annotations, for grammars. All holes share the definitions.
         bare = bare_schema(schema)
         bare_fields, bare_definitions = properties_of(bare), definitions_of(bare)
+        if (copied := count * len(json.dumps(bare_definitions))) > _MOST_CHARACTERS:
+            raise InvalidRequestError(
+                f"each of the plan's {count} fields has the schema's definitions: {copied:,} characters, "
+                f"at most {_MOST_CHARACTERS:,}"
+            )
         hole_of = {key: key for key in fields}
         holes: list[Hole] = []
         lists: dict[str, ItemList] = {}

@@ -184,9 +184,8 @@ class _Reply:
         calls: list[Json] = []
         model = self._service.model
         for prompt in request.prompts:
-            # A text is encoded once for all its choices, behind what its tokenizer puts in front of each.
-            if isinstance(prompt, str):
-                prompt = [*model.tokenizer.opening, *await self._service.client.encode(prompt)]
+            if isinstance(prompt, str):  # encoded once for all its choices
+                prompt = await self._service.client.encode(prompt)
             if not isinstance(request, ChatRequest):
                 check_length(prompt, model, self._limits)
             for index in range(request.choices):

@@ -122,9 +122,7 @@ class ScriptedBackend:
         """Largest number of requests that ran at the same time."""
         self._script = script
         # With the template of `chat_tokenizer`: <|user|> <|end|> <|answer|>, or <|plain answer|> at the end.
-        empty = [{"role": "user", "content": ""}]
-        self._marks = self.tokenizer.encode_chat(empty, {})
-        self._plain_mark = self.tokenizer.encode_chat(empty, {"pasta": False})[-1:]
+        self._marks = self.tokenizer.encode_chat([{"role": "user", "content": ""}], {})
         self._latency = latency
         self._speeds = speeds
         self._piece = piece
@@ -212,7 +210,7 @@ class ScriptedBackend:
         thread = request.thread
         answer = self._answers.get(request.answer)
         if answer is None:
-            answer = self._answers[request.answer] = self._open_answer(request.ids)
+            answer = self._answers[request.answer] = self._open_answer(request)
         number = self._request_counts[thread]
         self._request_counts[thread] += 1
         faults = [
@@ -223,27 +221,28 @@ class ScriptedBackend:
         first = min(faults, key=lambda fault: fault.after_tokens, default=None)
         return answer.find(thread, request.ids), first
 
-    def _open_answer(self, ids: tuple[int, ...]) -> _Script:
-        question, plain = self._question(ids)
+    def _open_answer(self, request: DecodeRequest) -> _Script:
+        question = self._question(request.ids)
+        tags = self.tokenizer.tags
+        plain = tags is not None and {*tags} <= {*request.banned_ids}
         script = self._script
         if not isinstance(script, str | Document):
             script = script(question) if callable(script) else script.get(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
-        return _Script(script, self.tokenizer, len(ids), plain=plain)
+        return _Script(script, self.tokenizer, len(request.ids), plain=plain)
 
-    def _question(self, ids: tuple[int, ...]) -> tuple[str, bool]:
-        """The last user message of a context, and True if a plain answer follows.
+    def _question(self, ids: tuple[int, ...]) -> str:
+        """The last user message of a context.
 
         A context that is no chat of the template of `chat_tokenizer` is one message as a whole.
         """
         if len(self._marks) != 3 or self._marks[0] not in ids:
-            return self.tokenizer.decode(ids), False
-        user, end, answer = self._marks
-        answers = [token for token in ids if token in (answer, *self._plain_mark)]
+            return self.tokenizer.decode(ids)
+        user, end, _ = self._marks
         start = len(ids) - 1 - ids[::-1].index(user)
         stop = ids.index(end, start) if end in ids[start:] else len(ids)
-        return self.tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == self._plain_mark
+        return self.tokenizer.decode(ids[start + 1 : stop])
 
     def _enter(self, request: DecodeRequest) -> Play:
         # A prompt's KV is cached when its request begins; the last token is computed in any case.

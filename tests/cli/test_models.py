@@ -132,6 +132,21 @@ def test_parts_that_came_before_an_interruption_are_kept(tmp_path: Path, cache: 
     assert pulled(folder) == WEIGHTS
 
 
+def test_parts_are_kept_if_the_hash_was_not_checked_to_its_end(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = BaseSource.of(model(tmp_path / "model"))
+    assert source is not None
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pasta_async.backends.local.pull.hashlib.file_digest", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        source.fetch(lambda _: None)
+    assert {"part1", "part2"} <= {*contents(cache)}
+
+
 def test_parts_with_another_hash_are_not_kept(tmp_path: Path, cache: Path) -> None:
     result = pasta("pull", model(tmp_path / "model", sha256="0" * 64))
     assert result.code == 1 and SHA256 in result.err

@@ -19,6 +19,7 @@ from pasta_async import (
     stream,
 )
 from pasta_async.testing import ScriptedBackend
+from pasta_async.tokenizer import Tokenizer
 from tests.helpers.answer_runs import RICH
 
 
@@ -170,6 +171,13 @@ async def test_a_text_to_encode(text: str) -> None:
         assert len(await client.encode("Why?")) == 4
         with pytest.raises(InvalidRequestError):
             await client.encode(text)
+
+
+async def test_a_text_to_encode_begins_as_every_prompt_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "opening", property(lambda _: [7]))
+    backend = ScriptedBackend("Because.")
+    async with Client(backend) as client:
+        assert await client.encode("Why?") == [7, *backend.tokenizer.encode("Why?")]
 
 
 async def test_mappings_are_taken_where_a_model_is_and_fields_are_laid_over_them() -> None:

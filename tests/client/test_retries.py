@@ -103,3 +103,11 @@ async def test_an_error_before_decoding_has_an_empty_partial_answer(errors: list
     with pytest.raises(PastaError) as caught:
         await ask(Flaky(errors, silent=not errors), timeout=5)
     assert caught.value.partial == Generation.empty()
+
+
+async def test_a_context_that_was_refused_was_not_computed() -> None:
+    backend = ScriptedBackend("Because.", clock=VirtualClock(), faults=[Fault(0, 0, error=BUSY)])
+    async with Client(backend, clock=backend.clock) as client:
+        usage = (await client.generate("Why?")).usage
+    assert usage.requests == 2
+    assert usage.prefilled_tokens + usage.cached_tokens == usage.prompt_tokens

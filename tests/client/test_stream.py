@@ -10,11 +10,14 @@ import pasta_async
 from pasta_async import (
     Client,
     Event,
+    Generation,
+    GenerationTimeoutError,
     InvalidStateError,
     Limits,
     ThreadFailedError,
 )
 from pasta_async.lang import parse
+from pasta_async.observers import AnswerObserver, AnswerStart
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.helpers.answer_runs import RICH
 
@@ -99,3 +102,29 @@ async def test_an_error_comes_after_the_events_before_it_and_again_whenever_one_
             await stream.result()
     assert caught.value.partial is not None
     assert caught.value.partial.text == "Both wars reshaped"
+
+
+class EndWatch(AnswerObserver):
+    """Keeps the error that ended an answer; it is the observer of the client as well."""
+
+    error: BaseException | None = None
+
+    def answer(self, start: AnswerStart) -> AnswerObserver:
+        return self
+
+    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        self.error = error
+
+
+async def test_a_reader_that_reads_nothing_keeps_no_answer_beyond_its_time() -> None:
+    watch = EndWatch()
+    backend = ScriptedBackend("word " * 1000, latency=0.01)
+    limits = Limits(timeout=5.0)
+    async with (
+        Client(backend, clock=backend.clock, limits=limits, observers=[watch]) as client,
+        client.stream("Why?") as stream,
+    ):
+        await backend.clock.sleep(100.0)
+        assert isinstance(watch.error, GenerationTimeoutError)
+        with pytest.raises(GenerationTimeoutError):
+            await stream.result()

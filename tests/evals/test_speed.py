@@ -13,13 +13,11 @@ from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
 from pasta_async.evals.answers import Answer, ask, of_method, read_answers, read_prompts
-from pasta_async.evals.figure import main as picture_main
-from pasta_async.evals.figure import seconds_by_method
 from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs, summarise
 from pasta_async.testing import ScriptedBackend, VirtualClock
 from pasta_async.training.jobs import Journal
 from tests.helpers.answer_runs import promise
-from tests.helpers.commands_run import refused, status, write_rows
+from tests.helpers.commands_run import refused, status
 from tests.helpers.commands_run import run as run_command
 from tests.pasta_tiny import LOCAL_TINY
 
@@ -258,25 +256,3 @@ def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):
     assert "max_tokens: 12 there, 13 now" in refused(
         speed.main, f"{options} --passes 1 --max-tokens 13 --out", tmp_path / "b"
     )
-
-
-def answers() -> list[Answer]:
-    rows = [Answer(prompt, "pasta", seconds=prompt + 1.0) for prompt in range(12)]
-    rows += [Answer(prompt, "sequential", number, seconds=4.0) for prompt in range(11) for number in range(2)]
-    return [*rows, Answer(11, "sequential", seconds=1.0, finish_reason="length")]
-
-
-def test_only_prompts_with_a_whole_answer_by_every_method_count() -> None:
-    seconds = seconds_by_method(answers())
-    assert seconds == {"pasta": [prompt + 1.0 for prompt in range(11)], "sequential": [4.0] * 11}
-    with pytest.raises(InvalidRequestError):
-        seconds_by_method([Answer(0, "pasta"), Answer(1, "sequential")])
-
-
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    file, picture = tmp_path / "rows.jsonl", tmp_path / "seconds.svg"
-    write_rows(file, [{}, *map(asdict, answers())])
-    run_command(picture_main, "--title quiet --answers", file, "--out", picture)
-    drawn = picture.read_text()
-    assert all(text in drawn for text in ("quiet", "PASTA", "in sequence", "4 s", "11 prompts"))
-    assert refused(picture_main, "--answers", tmp_path / "none.jsonl", "--out", picture)

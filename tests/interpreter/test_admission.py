@@ -297,3 +297,9 @@ def test_the_room_is_a_multiple_of_what_doubles_a_step_within_what_the_engine_ta
     assert room(replace(load, step_doubles_at=inf), 2) == 1000
     assert room(replace(load, capacity=4), 1) == 4
     assert room(replace(load, kv_use=0.95), 1) == 0
+
+
+async def test_a_note_names_the_limit_that_is_in_the_way() -> None:
+    async with Client(ScriptedBackend(LONG), limits=Limits(client_threads=1)) as client:
+        (note,) = (await client.generate("Why?")).notes
+    assert "client_threads" in note

@@ -132,3 +132,16 @@ async def test_the_total_of_all_threads_is_a_limit_of_its_own(total: int) -> Non
     assert generation.usage.completion_tokens <= total
     assert generation.finish_reason == "length"
     assert not backend.open
+
+
+async def test_an_answer_is_cut_where_the_total_ends_a_chunk_behind_the_end_of_main() -> None:
+    backend = ScriptedBackend("Hi. " + promise("a", "word " * 60, 100), latency=1.0)
+    generation = await answer(backend, limits=Limits(total_tokens=30))
+    assert (generation.finish_reason, generation.well_formed) == ("length", False)
+    assert [thread.finish_reason for thread in generation.threads] == ["stop", "length"]
+
+
+async def test_a_chunk_that_its_estimate_ends_cuts_no_answer() -> None:
+    generation = await answer(ScriptedBackend("Hi. " + promise("a", "word " * 200, 10), latency=1.0))
+    assert generation.finish_reason == "stop"
+    assert generation.threads[1].finish_reason == "length"

@@ -254,6 +254,12 @@ async def test_max_tokens_cuts_where_it_cuts_the_plain_answer() -> None:
             assert shown == plain.text
 
 
+async def test_what_main_wrote_behind_the_cut_is_discarded() -> None:
+    backend = untrained(latency=1.0, thread_latency={1: 20.0})  # meanwhile main writes the other heads
+    usage = (await outlined(backend, max_tokens=20)).usage
+    assert usage.completion_tokens - usage.discarded_tokens == 20
+
+
 @pytest.mark.parametrize("stop", ["helps", "2. **", "Fun", "ride", "ones\n\n3"])
 async def test_a_stop_text_ends_it(stop: str) -> None:
     backend = untrained(latency=1.0)

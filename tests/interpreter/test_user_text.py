@@ -10,7 +10,7 @@ import pytest
 
 from pasta_async import DecodeRequest, Piece, TextDelta
 from pasta_async.events import ReasoningDelta
-from pasta_async.lang import TAG_TOKENS, Segment, parse
+from pasta_async.lang import PROMISE_OPEN, TAG_TOKENS, Segment, parse
 from pasta_async.testing import ScriptedBackend
 from tests.helpers.answer_runs import RICH, answer, events_of, promise
 from tests.helpers.vocabularies import TAGGED, tokenizer
@@ -124,3 +124,10 @@ async def test_chat_template_arguments_are_passed_on() -> None:
     for options in ({"chat_template_kwargs": {"pasta": False}}, {"baseline": True}):
         await answer(backend, **options)
         assert backend.tokenizer.decode(backend.requests[-1].ids).endswith("<|plain answer|>")
+
+
+async def test_text_behind_a_promise_that_never_ends_is_text() -> None:
+    script = "Hi @" + " word" * 300
+    generation = await answer(InsertingBackend(script, PROMISE_OPEN))
+    assert generation.text.endswith("word word")
+    assert generation.text_tokens >= 300

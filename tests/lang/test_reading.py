@@ -274,14 +274,16 @@ def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
     assert codes(parser) == ["async-stray"]
 
 
-@pytest.mark.parametrize(("left_out", "kept"), [("\n3. ", ""), (" \n\n- ", ""), ("", " "), ("", "\n42")])
+@pytest.mark.parametrize(
+    ("left_out", "kept"), [("\n3. ", ""), (" \n\n- ", ""), ("", " "), ("", "\n42"), ("", "\n42 ")]
+)
 def test_a_list_marker_before_a_threads_closing_tag_is_left_out(left_out: str, kept: str) -> None:
     parser = ChunkParser()
     feed(parser, f"Tea.{kept}{left_out}", CLOSE)
     assert (parser.nodes, parser.diagnostics) == ((Text(f"Tea.{kept}"),), [])
 
 
-@pytest.mark.parametrize("kept", ["In\n1918", "\n42", "Costs 3.", "A\n3. x", "well-"])
+@pytest.mark.parametrize("kept", ["In\n1918", "\n42", "\n42 ", "Costs 3.", "A\n3. x", "well-"])
 def test_what_is_no_list_marker_stays_in_front_of_such_a_tag(kept: str) -> None:
     parser = ChunkParser()
     feed(parser, *kept, SYNC)

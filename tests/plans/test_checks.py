@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from typing import Annotated, Any
 
 import pytest
@@ -216,3 +217,18 @@ def test_a_plan_in_which_each_sees_all_before_it() -> None:
     report = check(fields)
     assert report.bounds
     assert report.bounds.critical_path == 10 * len(fields)
+
+
+async def test_the_check_of_a_long_schema_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def watched(*arguments: Any, **named: Any) -> PlanReport:
+        threads.append(threading.get_ident())
+        return check_plan(*arguments, **named)
+
+    monkeypatch.setattr("pasta_async.client.check_plan", watched)
+    async with Client(ScriptedBackend("")) as client:
+        for count in (1, 1000):
+            field = {"enum": [f"value {number}" for number in range(count)]}
+            await client.check({"type": "object", "properties": {"field": field}})
+    assert threads[0] == threading.get_ident() != threads[1]

@@ -265,3 +265,10 @@ def test_a_list_needs_an_outline() -> None:
 
     with pytest.raises(InvalidRequestError):
         Plan.of(Items)
+
+
+def test_definitions_count_for_each_field() -> None:
+    fields = {f"f{number}": {"$ref": "#/$defs/x"} for number in range(30)}
+    definitions = {"x": {"enum": [f"value {number}" for number in range(3_000)]}}
+    with pytest.raises(InvalidRequestError, match="definitions"):
+        Plan.of({"type": "object", "properties": fields, "$defs": definitions})

@@ -13,6 +13,7 @@ import pytest
 
 from pasta_async.backends.sglang import LaunchedBackend, command
 from pasta_async.backends.sglang.command import ServerCommand, server_command
+from pasta_async.cli.commands import main
 from pasta_async.errors import BackendError, UnsupportedModelError
 from tests.pasta_tiny import PASTA_TINY
 
@@ -75,6 +76,14 @@ def test_a_model_folder_adds_no_flags(settings: dict[str, Any], tmp_path: Path) 
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     with pytest.raises(UnsupportedModelError):
         server_command(str(tmp_path), device="cpu")
+
+
+def test_the_value_of_an_option_of_sglang_is_not_taken_for_the_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["sglang", "--dry-run", "--tp-size", "2", "a/model"])
+    assert ended.value.code == 2 and "--tp-size" in capsys.readouterr().err
 
 
 def test_a_missing_sglang_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

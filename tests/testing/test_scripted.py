@@ -51,6 +51,12 @@ def bare(tmp_path: Path) -> Tokenizer:
     return Tokenizer.from_folder(tmp_path)
 
 
+@pytest.fixture
+def tiny() -> Tokenizer:
+    """A real model's tokenizer, with the model's own template."""
+    return Tokenizer.from_folder(PASTA_TINY)
+
+
 async def test_a_tokenizer_without_a_template_will_do(bare: Tokenizer) -> None:
     async with Client(ScriptedBackend("Fine.", tokenizer=bare)) as client:
         assert (await client.generate("Why?")).text == "Fine."
@@ -178,3 +184,9 @@ async def test_a_request_finds_what_earlier_ones_computed() -> None:
     assert await cached(player, 1, out[:5]) == prompt + 5 - 1, "the last token is always computed"
     assert await cached(player, 2, (*out, 9, 9)) == prompt + len(out) - 1, "the last output has no KV"
     assert await cached(player, 3, (*out[:3], 9, 9, 9)) == prompt + 3
+
+
+async def test_a_baseline_has_no_tags_whatever_the_tokenizer(tiny: Tokenizer) -> None:
+    async with Client(ScriptedBackend(WARS, tokenizer=tiny)) as client:
+        generation = await client.generate("Why?", baseline=True)
+    assert (generation.text, generation.diagnostics) == (WARS.text, ())

@@ -234,6 +234,16 @@ def test_bad_names_and_texts_are_refused(tokenizers: dict[str, Tokenizer], messa
         tokenizers["byte-level"].encode_chat(messages, {})
 
 
+def test_messages_that_leave_no_character_for_the_marker_are_refused(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    private = "".join(
+        map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)))
+    )
+    with pytest.raises(InvalidRequestError):
+        tokenizers["byte-level"].encode_chat(user(private), {})
+
+
 def with_template(folder: Path, template: str | None, **config: Any) -> Tokenizer:
     original: Any = local_models.sentencepiece()
     original.chat_template = None

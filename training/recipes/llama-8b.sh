@@ -38,7 +38,7 @@ trap 'exit 130' INT TERM
 # About 87,000 annotated answers; the rows behind the first 90,000 are the prompts of stage 2.
 python -m pasta_async.training.data.annotate --data Open-Orca/SlimOrca --limit 90000 --against alpaca_eval.jsonl \
     --base-url "$ANNOTATOR" --model "$LARGE" --in-flight 128 --out "$OUT/annotated"
-python -m pasta_async.training.data.corpus --prompts-only --data Open-Orca/SlimOrca --skip 90000 --limit 32000 \
+python -m pasta_async.training.data.corpus --prompts-only --data Open-Orca/SlimOrca --skip 90000 --limit 16000 \
     --against alpaca_eval.jsonl --out "$OUT/fresh.jsonl"
 
 # Stage 1.

@@ -10,10 +10,12 @@ const api = (() => {
     }
   }
 
-  const headers = (key) => ({
-    "Content-Type": "application/json",
-    ...(key ? { Authorization: `Bearer ${key}` } : {}),
-  });
+  function headers(key) {
+    if (/[^!-~]/.test(key ?? "")) {
+      throw new Trouble("The key has a character that no header takes.", { needsKey: true });
+    }
+    return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  }
 
   async function reach(path, options) {
     try {
