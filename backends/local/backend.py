@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -128,7 +128,7 @@ class LocalBackend:
         """Load the model, in the engine's thread, so that two callers wait for one loading."""
         if self._loaded is None and not self._closed:
             with _uncollected():
-                loaded = _LoadedModel(self._path, self._options, self._executor)
+                loaded = _LoadedModel(self._path, self._options, self._executor, lambda: self._closed)
             self._loaded = loaded
             if self._closed:  # meanwhile, and then `aclose` may have found no model
                 self._loaded = None
@@ -137,7 +137,9 @@ class LocalBackend:
 class _LoadedModel:
     """An engine with its tokenizer. Making one imports what the engine needs."""
 
-    def __init__(self, path: Path, options: EngineOptions, executor: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, path: Path, options: EngineOptions, executor: ThreadPoolExecutor, closed: Callable[[], bool]
+    ) -> None:
         try:
             import numpy as np
 
@@ -156,6 +158,8 @@ class _LoadedModel:
 
                 def tensor(name: str) -> torch.Tensor:
                     making.result()
+                    if closed():  # a program that ends waits for this thread
+                        raise BackendError(f"{path.name}: the backend was closed while it loaded")
                     return checkpoint.tensor(name)
 
                 self.engine = Engine(replace(checkpoint, tensor=tensor), options)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.batch import Floats
+from pasta_async.backends.local.checkpoint import Checkpoint, open_folder
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.scheduler import Scheduler
 from pasta_async.errors import BackendError, InvalidRequestError
@@ -218,6 +221,34 @@ async def test_closing_the_backend_ends_open_requests_with_an_error(folder: Path
     with pytest.raises(BackendError):
         await backend.connect()
     await backend.aclose()
+
+
+@pytest.fixture
+def checkpoint(folder: Path) -> Checkpoint:
+    return open_folder(folder)
+
+
+async def test_closing_a_backend_that_loads_ends_the_loading(
+    checkpoint: Checkpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, begun, go_on, names = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), list[str]()
+
+    def tensor(name: str) -> torch.Tensor:
+        names.append(name)
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait()
+        return checkpoint.tensor(name)
+
+    held = replace(checkpoint, tensor=tensor)
+    monkeypatch.setattr("pasta_async.backends.local.adapter.open_checkpoint", lambda _: held)
+    backend = LocalBackend(folder, device="cpu", dtype="float32")
+    connecting = asyncio.create_task(backend.connect())
+    await begun.wait()
+    await backend.aclose()
+    go_on.set()
+    with pytest.raises(BackendError):
+        await connecting
+    assert len(names) == 1
 
 
 def test_event_loops_share_a_backend_one_after_another(folder: Path) -> None:
