@@ -14,12 +14,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse, JSONServerSentEvent
 
 import pasta_async
-from pasta_async import After, Filled, Tokens
+from pasta_async import After, AnswerStream, Filled, FillStream, Tokens
 from pasta_async.server import event_fields
 
 
@@ -43,17 +44,27 @@ async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
+@app.exception_handler(pasta_async.InvalidRequestError)
+async def refuse(_: Request, error: pasta_async.InvalidRequestError) -> JSONResponse:
+    """A prompt that is empty or too long is the caller's mistake, not the server's."""
+    return JSONResponse({"error": str(error)}, status_code=400)
+
+
+async def sent(stream: AnswerStream | FillStream[Review]) -> AsyncGenerator[JSONServerSentEvent]:
+    """The events of a stream as server-sent ones; the last one is an error if it fails."""
+    try:
+        async with stream as events:
+            async for event in events:
+                yield JSONServerSentEvent(event_fields(event), event=event.type)
+    except pasta_async.PastaError as error:
+        yield JSONServerSentEvent({"message": str(error)}, event="error")
+
+
 @app.post("/ask")
 async def ask(prompt: str) -> EventSourceResponse:
     """The answer as server-sent events. A browser that goes away ends it with all its threads."""
     client: pasta_async.Client = app.state.client
-
-    async def events() -> AsyncGenerator[JSONServerSentEvent]:
-        async with client.stream(prompt, max_tokens=400) as answer:
-            async for event in answer:
-                yield JSONServerSentEvent(event_fields(event), event=event.type)
-
-    return EventSourceResponse(events())
+    return EventSourceResponse(sent(client.stream(prompt, max_tokens=400)))
 
 
 @app.websocket("/talk")
@@ -63,9 +74,13 @@ async def talk(connection: WebSocket) -> None:
     client: pasta_async.Client = app.state.client
     try:
         while True:
-            async with client.stream(await connection.receive_text(), max_tokens=400) as answer:
-                async for event in answer:
-                    await connection.send_json(event_fields(event))
+            prompt = await connection.receive_text()
+            try:
+                async with client.stream(prompt, max_tokens=400) as answer:
+                    async for event in answer:
+                        await connection.send_json(event_fields(event))
+            except pasta_async.PastaError as error:
+                await connection.send_json({"type": "error", "message": str(error)})
     except WebSocketDisconnect:
         pass
 
@@ -81,10 +96,4 @@ async def review(text: str) -> Filled[Review]:
 async def review_stream(text: str) -> EventSourceResponse:
     """A form as server-sent events: the fields as they come, at last the whole (`fill.done`)."""
     client: pasta_async.Client = app.state.client
-
-    async def events() -> AsyncGenerator[JSONServerSentEvent]:
-        async with client.fill_stream(f"Sum up this review of a hotel.\n\n{text}", Review) as form:
-            async for event in form:
-                yield JSONServerSentEvent(event_fields(event), event=event.type)
-
-    return EventSourceResponse(events())
+    return EventSourceResponse(sent(client.fill_stream(f"Sum up this review of a hotel.\n\n{text}", Review)))

@@ -124,7 +124,7 @@ class HTTPClient:
     ) -> Events:
         """Post JSON, with further headers, and read the reply as it comes. The caller closes it.
 
-        Without `is_limited` the server may take any time.
+        Without `is_limited` the server may take any time for each part of the reply.
 
         Raises:
             BackendError: The server refused, or could not be reached.
@@ -132,7 +132,9 @@ class HTTPClient:
         headers = {**headers, **self.headers}
         with self.waiting(url):
             client = await self._connected()
-            timeout = self._timeout if is_limited else None
+            timeout = httpx.Timeout(self._timeout)
+            if not is_limited:
+                timeout.read = None
             request = client.build_request("POST", url, json=body, headers=headers, timeout=timeout)
             response = await client.send(request, stream=True)
             if response.is_success:

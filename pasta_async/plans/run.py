@@ -231,7 +231,8 @@ class PlanRun:
                     break
                 except BackendError as error:
                     # What a reader has cannot be taken back.
-                    is_shown = self._emit and (part.output if part.hole.schema is None else part.shown)
+                    has_text = any(part.raw_values().values()) if part.hole.schema else part.output
+                    is_shown = self._emit and has_text
                     again = error.retryable and failures < self._prepared.start.limits.retries
                     if is_shown or not again or not self._has_tokens_to_retry(part):
                         message = f"{part.path} failed: {error}"

@@ -14,10 +14,12 @@ from pydantic_core import from_json
 
 from pasta_async.errors import GenerationTimeoutError
 from pasta_async.options import Limits
-from pasta_async.prompts import check_json
+from pasta_async.prompts import check_ids, check_json
 from pasta_async.server.errors import ApiError
 from pasta_async.server.requests import ChatRequest, GenerateRequest, answer_limits, sampling_of
 from pasta_async.server.service import Service
+
+_MOST_LOGPROBS = 20  # OpenAI's bound; an engine may have none, and dies of more than its vocabulary has
 
 
 @runtime_checkable
@@ -86,7 +88,8 @@ def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw
     """The request as it came, with this server's defaults and limits, since the engine has other ones.
 
     Raises:
-        ApiError: A part of a message is a link, which the engine would open.
+        ApiError: A part of a message is a link, which the engine would open, or there are too many logprobs.
+        InvalidRequestError: An id of the prompt is outside the vocabulary.
     """
     body: dict[str, Any] = {name: value for name, value in from_json(raw).items() if value is not None}
     check_json(body, "a field of the body")  # Python reads NaN and 1e999, which JSON cannot hold
@@ -94,7 +97,10 @@ def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw
     sampling = sampling_of(request, service.settings)
     if sampling.min_p > 0 and not service.model.takes_min_p:
         raise ApiError("this engine takes no min_p", code="unsupported_parameter", param="min_p")
+    _refuse_fatal(service, request, body)
     body |= {"model": service.model.name, "temperature": sampling.temperature}
+    if "top_p" in body:
+        body["top_p"] = sampling.top_p
     # Engines refuse more than the context leaves, and how long the prompt is only they know.
     room = service.model.context_length // 2
     if request.token_limit is None and "max_tokens" in sampling.model_fields_set:
@@ -104,11 +110,30 @@ def _engine_body(service: Service, request: GenerateRequest, limits: Limits, raw
         body.pop("max_completion_tokens", None)
         body["max_tokens"] = min(total, room)
     for message in body.get("messages", ()):
-        for part in message["content"] if isinstance(message.get("content"), list) else ():
-            _refuse_links(part)
+        _prepare_message(message)
     if isinstance(request, ChatRequest) and service.model.tags is not None:
         body["chat_template_kwargs"] = {"pasta": False, **(request.chat_template_kwargs or {})}
     return body
+
+
+def _refuse_fatal(service: Service, request: GenerateRequest, body: Mapping[str, Any]) -> None:
+    """Refuse what an engine may not check, and would die of."""
+    for name in ("logprobs", "top_logprobs"):
+        count = body.get(name, 0)
+        if type(count) not in (int, bool) or not 0 <= count <= _MOST_LOGPROBS:
+            raise ApiError(f"{name} goes from 0 to {_MOST_LOGPROBS}", param=name)
+    if not isinstance(request, ChatRequest):
+        for prompt in request.prompts:
+            if not isinstance(prompt, str):
+                check_ids(cast("list[int]", prompt), service.model.vocab_size)
+
+
+def _prepare_message(message: dict[str, Any]) -> None:
+    """Give a message the role that chat templates know, and refuse links in it."""
+    if message["role"] == "developer":
+        message["role"] = "system"
+    for part in message["content"] if isinstance(message.get("content"), list) else ():
+        _refuse_links(part)
 
 
 def _refuse_links(part: Mapping[str, Any]) -> None:

@@ -296,9 +296,12 @@ class _FilledReply(_Reply):
 
 
 def _cached_tokens(generation: Generation) -> int:
-    """Tokens of the prompt whose KV was in the prefix cache when the main thread began."""
+    """Tokens of the prompt whose KV was in the prefix cache when the first thread began.
+
+    A plan's first field may see more than the prompt.
+    """
     requests = generation.threads[0].requests
-    return (requests[0].cached_tokens or 0) if requests else 0
+    return min(requests[0].cached_tokens or 0, generation.usage.prompt_tokens) if requests else 0
 
 
 # Server-sent events ----------------------------------------------------------------------------------------

@@ -34,15 +34,14 @@ costs nothing."""
 
 _IGNORED = {
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("modalities", "service_tier", "store"),
-    *("tool_choice", "parallel_tool_calls", "function_call", "top_logprobs"),
+    *("modalities", "service_tier", "store", "verbosity", "prediction"),
+    *("tool_choice", "parallel_tool_calls", "top_logprobs"),
 }
-"""Fields that change nothing in the answer by themselves; the last four only beside fields for the engine."""
+"""Fields that change nothing in an answer; the last three do beside fields for the engine."""
 
 _ENGINE_ONLY = (
-    *("tools", "functions", "response_format", "logprobs", "logit_bias", "echo", "suffix"),
-    *("frequency_penalty", "presence_penalty", "reasoning_effort", "verbosity", "prediction"),
-    *("web_search_options", "audio"),
+    *("tools", "response_format", "logprobs", "logit_bias", "echo", "suffix"),
+    *("frequency_penalty", "presence_penalty", "reasoning_effort"),
 )
 """Fields that only an engine's own endpoint can honour."""
 
@@ -314,7 +313,9 @@ def sampling_of(request: GenerateRequest, settings: ServerSettings) -> Sampling:
     values = {name: extra[name] for name in Sampling.model_fields if extra.get(name) is not None}
     if values.get("top_k") == -1:  # SGLang's word for all tokens
         del values["top_k"]
-    if values.get("top_p") == 0:  # OpenAI allows it: it keeps the likeliest token alone
+    if (
+        type(values.get("top_p")) in (int, float) and values["top_p"] == 0
+    ):  # OpenAI allows it: it keeps the likeliest token alone
         values["top_p"] = 1e-9
     default_tokens = min(filter(None, (request.default_tokens, settings.max_tokens)), default=None)
     if limit := request.token_limit or default_tokens:

@@ -69,6 +69,10 @@ def test_a_web_backend_answers_with_events_and_over_a_websocket(monkeypatch: pyt
             talked = [json.loads(connection.recv())]
             while talked[-1]["type"] != "answer.done":
                 talked.append(json.loads(connection.recv()))
+            connection.send("")
+            assert json.loads(connection.recv())["type"] == "error"
+        refused = httpx.post(f"{url}/ask", params={"prompt": ""}, timeout=60)
+        assert refused.status_code == 400 or "event: error" in refused.text
     assert text_of(events) == text_of(talked) == events[-1]["generation"]["text"] != ""
 
 

@@ -64,7 +64,13 @@ TAKEN: list[dict[str, Any]] = [
         "logprobs": False,
         "top_logprobs": 0,
     },
-    {"response_format": {"type": "text"}, "logit_bias": {}, "frequency_penalty": 0, "audio": None},
+    {
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "frequency_penalty": 0,
+        "audio": None,
+        "verbosity": "low",
+    },
     {
         "user": "me",
         "metadata": {"a": "b"},
@@ -98,6 +104,8 @@ def test_what_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
         (CHAT, {"repetition_penalty": 1e-40}, "repetition_penalty"),
         (CHAT, {"stop": ""}, "stop"),
         (CHAT, {"foo": 1}, "foo"),
+        (CHAT, {"functions": [{"name": "f"}]}, "functions"),
+        (CHAT, {"top_p": False}, "top_p"),
         (CHAT, {"pasta": {"paralel": True}}, "pasta.paralel"),
         (CHAT, {"pasta": {"limits": {"max_threads": 999}}}, "pasta.limits.max_threads"),
         (CHAT, {"pasta": {"limits": {"max_threads": 10**400}}}, "pasta.limits.max_threads"),

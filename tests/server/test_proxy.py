@@ -121,6 +121,33 @@ def test_the_engine_gets_what_was_asked_with_the_servers_defaults(server: LiveSe
     assert "max_tokens" not in engine.bodies[1]
 
 
+def test_what_an_engine_would_refuse_or_lose_is_put_in_its_words(server: LiveServer, engine: Engine) -> None:
+    engine.reply = Response(b"{}")
+    messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Why?"}]
+    assert ask(server, messages=messages, tools=TOOLS, top_p=0).status_code == 200
+    (body,) = engine.bodies
+    assert body["messages"] == [{**messages[0], "role": "system"}, messages[1]]
+    assert 0 < body["top_p"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": [4_000_000_000], "echo": True}),
+        (COMPLETIONS, {"prompt": [[1], [-1]], "echo": True}),
+        (COMPLETIONS, {"prompt": "x", "logprobs": 10**7}),
+        (COMPLETIONS, {"prompt": "x", "logprobs": "10000000"}),
+        (CHAT, {"logprobs": True, "top_logprobs": 10**7}),
+    ],
+    ids=str,
+)
+def test_what_an_engine_would_die_of_is_refused(
+    server: LiveServer, engine: Engine, path: str, fields: dict[str, Any]
+) -> None:
+    assert ask(server, path, **fields).status_code == 400
+    assert not engine.bodies
+
+
 @pytest.mark.parametrize(
     "smuggled", ["rid", "lora_path", "custom_logit_processor", "input_ids", "stop_regex"]
 )
