@@ -124,9 +124,9 @@ def draw_frontier(prompts: int, points: Mapping[str, tuple[Estimate, Estimate]],
     for name, (speedup, quality) in points.items():
         x, y = speedup["value"], quality["value"]
         axes.errorbar(x, y, xerr=_spread(speedup), yerr=_spread(quality), fmt="o", capsize=3, label=name)
-        axes.annotate(name, (x, y), xytext=(6, 6), textcoords="offset points")
     axes.set_xlabel(f"theoretical speed-up, {prompts} prompts")
     axes.set_ylabel("quality: 1 is the plain answer's")
+    axes.legend(frameon=False)  # names beside the points would cover each other
 
 
 def _spread(mean: Estimate) -> list[list[float]] | None:

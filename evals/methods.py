@@ -438,7 +438,7 @@ class MethodSettings(ForcedSettings):
 
     llama_cpp: tuple[Path, ...] = Field(
         default=(),
-        description="GGUF files of models of the same shape and vocabulary, for llama.cpp, with --threads",
+        description="GGUF files of models of the same shape and vocabulary, for llama.cpp",
     )
     methods: tuple[MethodName, ...] = Field(
         default=("pasta", "plan", "skeleton", "apar"), description="compared with `sequential`"
