@@ -239,8 +239,10 @@ async def test_closing_a_backend_that_loads_ends_the_loading(
         go_on.wait()
         return checkpoint.tensor(name)
 
-    held = replace(checkpoint, tensor=tensor)
-    monkeypatch.setattr("pasta_async.backends.local.adapter.open_checkpoint", lambda _: held)
+    def opened(_: Path) -> Checkpoint:
+        return replace(checkpoint, tensor=tensor)
+
+    monkeypatch.setattr("pasta_async.backends.local.adapter.open_checkpoint", opened)
     backend = LocalBackend(folder, device="cpu", dtype="float32")
     connecting = asyncio.create_task(backend.connect())
     await begun.wait()
