@@ -122,7 +122,9 @@ class ScriptedBackend:
         """Largest number of requests that ran at the same time."""
         self._script = script
         # With the template of `chat_tokenizer`: <|user|> <|end|> <|answer|>, or <|plain answer|> at the end.
-        self._marks = self.tokenizer.encode_chat([{"role": "user", "content": ""}], {})
+        empty = [{"role": "user", "content": ""}]
+        self._marks = self.tokenizer.encode_chat(empty, {})
+        self._plain_mark = self.tokenizer.encode_chat(empty, {"pasta": False})[-1:]
         self._latency = latency
         self._speeds = speeds
         self._piece = piece
@@ -222,9 +224,9 @@ class ScriptedBackend:
         return answer.find(thread, request.ids), first
 
     def _open_answer(self, request: DecodeRequest) -> _Script:
-        question = self._question(request.ids)
-        tags = self.tokenizer.tags
-        plain = tags is not None and {*tags} <= {*request.banned_ids}
+        question, plain = self._question(request.ids)
+        if tags := self.tokenizer.tags:  # with another template this alone tells
+            plain = plain or {*tags} <= {*request.banned_ids}
         script = self._script
         if not isinstance(script, str | Document):
             script = script(question) if callable(script) else script.get(question)
@@ -232,17 +234,18 @@ class ScriptedBackend:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
         return _Script(script, self.tokenizer, len(request.ids), plain=plain)
 
-    def _question(self, ids: tuple[int, ...]) -> str:
-        """The last user message of a context.
+    def _question(self, ids: tuple[int, ...]) -> tuple[str, bool]:
+        """The last user message of a context, and True if a plain answer follows.
 
         A context that is no chat of the template of `chat_tokenizer` is one message as a whole.
         """
         if len(self._marks) != 3 or self._marks[0] not in ids:
-            return self.tokenizer.decode(ids)
-        user, end, _ = self._marks
+            return self.tokenizer.decode(ids), False
+        user, end, answer = self._marks
+        answers = [token for token in ids if token in (answer, *self._plain_mark)]
         start = len(ids) - 1 - ids[::-1].index(user)
         stop = ids.index(end, start) if end in ids[start:] else len(ids)
-        return self.tokenizer.decode(ids[start + 1 : stop])
+        return self.tokenizer.decode(ids[start + 1 : stop]), answers[-1:] == self._plain_mark
 
     def _enter(self, request: DecodeRequest) -> Play:
         # A prompt's KV is cached when its request begins; the last token is computed in any case.

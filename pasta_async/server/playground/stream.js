@@ -11,7 +11,7 @@ const api = (() => {
   }
 
   function headers(key) {
-    if (/[^!-~]/.test(key ?? "")) {
+    if (/[^\x20-\x7e\x80-\xff]/.test(key ?? "")) {
       throw new Trouble("The key has a character that no header takes.", { needsKey: true });
     }
     return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
