@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -59,8 +59,8 @@ class FillDone:
 FillEvent = FieldStarted | FieldDelta | FieldDone | FillDone
 """Every event of a plan that is being filled, told apart by class or by `type`."""
 
-EmitFill = Callable[[list[FillEvent]], Awaitable[None] | None]
-"""Hands events on. If it returns an awaitable, that is awaited before more is decoded."""
+EmitFill = Callable[[list[FillEvent]], Coroutine[Any, Any, None] | None]
+"""Hands events on. If it returns a coroutine, that is awaited before more is decoded."""
 
 
 class Filled(BaseModel, Generic[T], frozen=True):

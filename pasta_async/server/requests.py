@@ -313,9 +313,8 @@ def sampling_of(request: GenerateRequest, settings: ServerSettings) -> Sampling:
     values = {name: extra[name] for name in Sampling.model_fields if extra.get(name) is not None}
     if values.get("top_k") == -1:  # SGLang's word for all tokens
         del values["top_k"]
-    if (
-        type(values.get("top_p")) in (int, float) and values["top_p"] == 0
-    ):  # OpenAI allows it: it keeps the likeliest token alone
+    top_p = values.get("top_p")
+    if not isinstance(top_p, bool) and top_p == 0:  # OpenAI allows it: it keeps the likeliest token alone
         values["top_p"] = 1e-9
     default_tokens = min(filter(None, (request.default_tokens, settings.max_tokens)), default=None)
     if limit := request.token_limit or default_tokens:
