@@ -319,7 +319,7 @@ async def cold_client(
     Options are those of `open_backend`. `sglang:FOLDER` is started with what forced decoding needs.
     """
     if url.startswith("sglang:"):
-        options["server_args"] = {"enable_custom_logit_processor": True, "enable_cache_report": True}
+        options["server_args"] = {"enable_custom_logit_processor": True}
     async with Client(url, limits=limits, **options) as client:
         await client.connect()
         backend = client.backend

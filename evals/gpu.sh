@@ -98,8 +98,8 @@ serve() {
     ! listening || fail "something listens on port $PORT already: end it, or choose another PORT, and another OUT"
     echo "$(date +%H:%M:%S) starting $engine on $2"
     case $engine in
-    # Forced answers need the first flag; the second tells what the cache had.
-    sglang) set -- "$2" --port "$PORT" --enable-custom-logit-processor --enable-cache-report
+    # Forced answers need the flag.
+    sglang) set -- "$2" --port "$PORT" --enable-custom-logit-processor
         if [ -n "${SGLANG:-}" ]; then
             $SGLANG "$@" >"$log" 2>&1 &
         else

@@ -26,7 +26,7 @@ from pasta_async.protocol import DecodeRequest
 START_SECONDS = 420
 """A free machine needs 15 s, one that is busy with other things far more."""
 
-FLAGS = ("--skip-server-warmup", "--enable-custom-logit-processor", "--enable-cache-report")
+FLAGS = ("--skip-server-warmup", "--enable-custom-logit-processor")
 """No test request at the start; answers may be forced; its own endpoint tells what was cached."""
 
 ENDLESS: Mapping[str, Any] = {"sampling_params": {"ignore_eos": True}}
