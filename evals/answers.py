@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -265,16 +264,6 @@ def of_method(answers: Iterable[Answer], method: str) -> list[Answer]:
     return [answer for answer in answers if answer.method == method]
 
 
-def json_lines(path: Path | str) -> list[Any]:
-    """The values of a file of JSON lines. Only a line feed ends one: a text may hold any other end of a line.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It holds something else.
-    """
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").split("\n") if line]
-
-
 def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
     """Read a file of answers that a command wrote.
 
@@ -286,9 +275,9 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
         InvalidRequestError: It cannot be read, or holds something else or nothing.
     """
     try:
-        identity, *rows = json_lines(path)
+        identity, *rows = (row for _, row in corpus.read_lines(path, dict[str, Any]))
         answers = answers_in(rows)
-    except (OSError, ValueError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"{path} is no file of answers: {error!r}") from error
     return identity, sorted(answers, key=lambda answer: (answer.number, answer.prompt))
 

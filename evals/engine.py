@@ -160,12 +160,11 @@ class LlamaCpp:
         return seconds
 
     def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
-        """Time to compute a prompt and to write a given answer, token by token."""
+        """Compute a prompt and write a given answer, token by token; the time to its first token."""
         seconds = self.first_token(prompt)
-        began = time.perf_counter()
         for position, token in enumerate(answer[:-1], len(prompt)):  # nothing stands behind the last one
             self._decode([(token, position, 0)])
-        return seconds + time.perf_counter() - began
+        return seconds
 
     def close(self) -> None:
         """Let the model go."""

@@ -26,7 +26,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, in_all_methods, read_answers
 from pasta_async.evals.report import digits, grouped
 from pasta_async.evals.statistics import Estimate, estimate
-from pasta_async.training.samples import read_scores
+from pasta_async.training.samples import Score, read_scores
 
 _LABELS = {
     "sequential": "in sequence",
@@ -64,7 +64,7 @@ def seconds_by_method(answers: Sequence[Answer]) -> dict[str, list[float]]:
     """
     cut = {answer.prompt for answer in answers if answer.ended_by_length}
     whole = [answer for answer in answers if answer.prompt not in cut]
-    methods = in_all_methods(whole, dict.fromkeys(answer.method for answer in answers))
+    methods = in_all_methods(whole, (answer.method for answer in answers))
     return {
         method: [
             fmean(row.seconds for row in rows)
@@ -93,28 +93,27 @@ def frontier(paths: Sequence[Path]) -> tuple[int, dict[str, tuple[Estimate, Esti
     Raises:
         InvalidRequestError: A file cannot be read, two have one name, or no prompt is in all of them.
     """
-    # By file, then by prompt: the speed-up and the quality of each sample.
-    models: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    models: dict[str, dict[str, list[Score]]] = {}  # by file, then by prompt
     for path in paths:
-        rows = [score for score in read_scores(path).values() if score.speedup]
         if path.stem in models:
             raise InvalidRequestError(
                 f"two files of scores have the name {path.stem}: points are named by it"
             )
-        models[path.stem] = {
-            prompt: [(score.speedup, score.quality) for score in scores]
-            for prompt, scores in grouped(rows, lambda score: score.id).items()
-        }
+        models[path.stem] = grouped(read_scores(path).values(), lambda score: score.id)
     common = [prompt for prompt in models[paths[0].stem] if all(prompt in rows for rows in models.values())]
     if not common:
         raise InvalidRequestError("no prompt is in all files of scores: they are of different prompts")
     points: dict[str, tuple[Estimate, Estimate]] = {}
     for name, rows in models.items():
-        pairs = [(prompt, pair) for prompt in common for pair in rows[prompt]]
-        clusters = [prompt for prompt, _ in pairs]
+        scores = [score for prompt in common for score in rows[prompt]]
+        ended = [score for score in scores if score.ended and score.speedup]
         points[name] = (
-            estimate([speedup for _, (speedup, _) in pairs], clusters=clusters),
-            estimate([quality for _, (_, quality) in pairs], "arithmetic", clusters=clusters),
+            estimate([score.speedup for score in ended], clusters=[score.id for score in ended]),
+            estimate(
+                [score.quality for score in scores],
+                "arithmetic",
+                clusters=[score.id for score in scores],
+            ),
         )
     return len(common), points
 
@@ -125,7 +124,7 @@ def draw_frontier(prompts: int, points: Mapping[str, tuple[Estimate, Estimate]],
         x, y = speedup["value"], quality["value"]
         axes.errorbar(x, y, xerr=_spread(speedup), yerr=_spread(quality), fmt="o", capsize=3, label=name)
     axes.set_xlabel(f"theoretical speed-up, {prompts} prompts")
-    axes.set_ylabel("quality: 1 is the plain answer's")
+    axes.set_ylabel("quality")
     axes.legend(frameon=False)  # names beside the points would cover each other
 
 

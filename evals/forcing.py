@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import unicodedata
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -205,7 +205,7 @@ class ForcedBackend(WrappingBackend):
             result.setdefault(view.thread, []).append((encode(view.context), target))
         return result
 
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode the document's tokens; closing it early aborts the request, as in the inner backend.
 
         Raises:
@@ -218,10 +218,7 @@ class ForcedBackend(WrappingBackend):
         limit = min(request.max_tokens, len(tokens) + 1)
         # The document decides about its tags, so neither the grammar nor a ban may put another token there.
         free = replace(request, max_tokens=limit, tag_grammar=None, banned_ids=())
-        forced = force(self.inner, free, tokens)
-        async with aclosing(self.inner.decode(forced)) as pieces:
-            async for piece in pieces:
-                yield piece
+        return self.inner.decode(force(self.inner, free, tokens))
 
     async def aclose(self) -> None:
         """Leave the inner backend open. Never waits."""
@@ -229,8 +226,10 @@ class ForcedBackend(WrappingBackend):
     def _next(self, request: DecodeRequest) -> Ids:
         """The document's tokens behind this context."""
         if request.answer not in self._answers:  # its first request is its prompt
-            text = self.model.tokenizer.decode(request.ids)
-            candidates = (prompt for prompt in self._views if prompt.strip() in text)
+            # Qwen's tokenizer composes characters, so both sides are compared composed.
+            text = unicodedata.normalize("NFC", self.model.tokenizer.decode(request.ids))
+            prompts = ((unicodedata.normalize("NFC", prompt.strip()), prompt) for prompt in self._views)
+            candidates = (prompt for composed, prompt in prompts if composed in text)
             question = max(candidates, key=len, default=None)
             if question is None:
                 raise InvalidRequestError(f"there is no document to force for the prompt {text!r:.200}")

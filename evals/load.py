@@ -111,7 +111,7 @@ async def measure(
     kept = answers_in(journal.rows) if journal else []
     stored = grouped(kept, lambda answer: (answer.number, answer.load, answer.method))
     answers: list[Answer] = []
-    methods = settings.methods
+    methods = [*dict.fromkeys(settings.methods)]
     loads = settings.loads
     with progress(settings.rounds * len(loads) * len(methods), "loads") as advance:
         await warm_up(engine, [METHODS[name] for name in methods])

@@ -363,8 +363,9 @@ def llama_cpp(peer: LlamaCpp) -> Method:
         text = (*forced.encode(case.document.text), *forced.end)
 
         async def work(timed: TimedAnswer) -> int:
-            await asyncio.to_thread(peer.write, ids, text)
+            first_token = await asyncio.to_thread(peer.write, ids, text)
             timed.count(len(text), 0, len(ids))
+            timed.costs["first_token"] = first_token
             return len(text)
 
         return work

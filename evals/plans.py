@@ -39,7 +39,6 @@ from pasta_async.evals.answers import (
     MeasureSettings,
     cold_client,
     costs_of,
-    json_lines,
     sample_of,
     take_turns,
 )
@@ -49,6 +48,7 @@ from pasta_async.evals.statistics import estimate, mean_difference, percentage
 from pasta_async.options import Limits
 from pasta_async.plans import Filled, Plan
 from pasta_async.plans.schema import KEY
+from pasta_async.training.data.corpus import read_lines
 from pasta_async.training.jobs import Journal
 
 METHODS = ("object", "sequence", "together", "after", "parallel")
@@ -135,10 +135,11 @@ def read_items(folder: Path, subset: str, sample: int | None) -> list[Item]:
         prompt = "Write about {}: a JSON object with the keys " + ", ".join(keys) + ", each a few sentences."
         return [Item(name, prompt.format(name), fields, {}, tokens) for name in sample_of(SUBJECTS, sample)]
     try:
-        answers = json_lines(folder / "possible_answer" / f"BFCL_v4_{subset}.json")
-        gold = {row["id"]: row["ground_truth"][0] for row in answers}
-        items = [_item(row, gold[row["id"]]) for row in json_lines(folder / f"BFCL_v4_{subset}.json")]
-    except (OSError, ValueError, LookupError) as error:
+        name = f"BFCL_v4_{subset}.json"
+        answers = read_lines(folder / "possible_answer" / name, dict[str, Any])
+        gold = {row["id"]: row["ground_truth"][0] for _, row in answers}
+        items = [_item(row, gold[row["id"]]) for _, row in read_lines(folder / name, dict[str, Any])]
+    except (ValueError, LookupError) as error:
         raise InvalidRequestError(f"{folder} does not hold BFCL's {subset}: {error!r}") from error
     return sample_of([item for item in items if len(item.fields) > 1], sample)
 
@@ -293,14 +294,14 @@ def summarise(items: Sequence[Item], answers: Sequence[Answer]) -> list[dict[str
         # The same items by both methods; a difference is 100, 0 or -100 points.
         both = pairs(answers, method, "sequence")
         differences = [100.0 * (int(right(answer)) - int(right(other))) for answer, other in both]
-        values = {(answer.prompt, i): v for answer, _ in both for i, v in enumerate(values_right(answer))}
-        prompts = [prompt for prompt, _ in values]
+        marks = [(answer.prompt, mark) for answer, _ in both for mark in values_right(answer)]
+        values, prompts = [mark for _, mark in marks], [prompt for prompt, _ in marks]
         rows.append(
             {
                 "method": method,
                 "items": len(both),
                 "right, %": percentage([right(answer) for answer, _ in both]) if judged else None,
-                "values right, %": percentage([*values.values()], clusters=prompts) if judged else None,
+                "values right, %": percentage(values, clusters=prompts) if judged else None,
                 "difference": mean_difference(differences) if judged else None,
                 "whole, %": percentage([answer.well_formed for answer, _ in both]),
                 "sooner": estimate([other.seconds / answer.seconds for answer, other in both]),

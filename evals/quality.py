@@ -182,7 +182,7 @@ async def likelihoods(model: Path, settings: QualitySettings, forms: Forms) -> F
     from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge
 
     figures: Figures = {form: [] for form in forms}
-    identity = {"judge": "likelihood", "model": model_digest(model)}
+    identity = {"judge": "likelihood", "model": model_digest(model), "dtype": settings.dtype}
     with Journal(settings.out / "bits.jsonl", identity) as journal:
         judge = LikelihoodJudge(LanguageModel(model, settings.dtype), journal)
         with progress(len(forms["baseline"]), "likelihoods") as advance:

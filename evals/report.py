@@ -86,7 +86,7 @@ def cell(value: object) -> str:
 
 def digits(value: float, sign: Literal["", "+"] = "") -> str:
     """A number with three significant digits, or all of them before the point."""
-    return f"{value:{sign}.0f}" if abs(value) >= 1000 else f"{value:{sign}.3g}"
+    return f"{value:{sign}.0f}" if abs(value) >= 999.5 else f"{value:{sign}.3g}"
 
 
 def format_estimate(figure: Estimate | Difference) -> str:

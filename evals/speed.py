@@ -55,7 +55,7 @@ class SpeedSettings(MeasureSettings):
     temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
     seed: int = Field(default=0, ge=0, description="every answer has its own, made of this one")
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
-    together: Count = Field(default=1, description="answers at the same time; more than one time nothing")
+    together: Count = Field(default=1, description="answers at the same time; with more nothing is timed")
 
     @property
     def is_timed(self) -> bool:
@@ -111,7 +111,7 @@ def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, 
 
     Both have tokens, and no limit ended one of them.
     """
-    both = in_all_methods(rows, dict.fromkeys((method, base)))
+    both = in_all_methods(rows, (method, base))
     return [
         (answer, other)
         for answer, other in zip(both[method], both[base], strict=True)

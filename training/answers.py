@@ -28,7 +28,7 @@ class AnswerSettings(DrawSettings):
     out: Path = Field(description="file of records with these answers, JSON lines")
     max_tokens: Count = Field(default=500, description="of an answer; longer ones are not kept")
     least: Count = Field(default=3, description="words that an answer must have to be kept")
-    temperature: float = Field(default=0.6, ge=0, description="of the sampler")
+    temperature: float = Field(default=0.6, ge=0, le=10, description="of the sampler")
 
 
 async def draw_answers(settings: AnswerSettings) -> dict[str, Any]:

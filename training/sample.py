@@ -55,15 +55,20 @@ class SampleSettings(DrawSettings):
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=0, description="answers to each prompt, beside the baseline's")
     without_syncs: int = Field(
-        default=0, ge=0, description="so many of the n have no <sync/>: the scores say what waiting is worth"
+        default=0,
+        ge=0,
+        description="number of the n without <sync/>: where waiting is worth nothing, these win",
     )
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
     temperature: float = Field(
-        default=1.0, gt=0, description="of the samples; stage 2's theory is about 1, small models want less"
+        default=1.0,
+        gt=0,
+        le=10,
+        description="of the samples; stage 2's theory is about 1, small models want less",
     )
-    plain_temperature: float = Field(default=0.0, ge=0, description="of plain answers (0: greedy)")
+    plain_temperature: float = Field(default=0.0, ge=0, le=10, description="of plain answers (0: greedy)")
     repetition_penalty: float | None = Field(
-        default=None, gt=0, le=2, description="of all answers; default: the model's own"
+        default=None, ge=0.01, le=2, description="of all answers; default: the model's own"
     )
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
 
@@ -260,11 +265,14 @@ class Drawing:
             baseline=plain,
             parallel="always",
         )
-        answer = (
-            _plain(generation)
-            if kind == "baseline"
-            else _sample(kind, seed, generation, recording, info.tags is not None)
-        )
+        if kind == "baseline":
+            answer = Plain(
+                text=generation.text,
+                tokens=generation.usage.completion_tokens,
+                finish_reason=generation.finish_reason,
+            )
+        else:
+            answer = _sample(kind, seed, generation, recording, info.tags is not None)
         self.totals.update(answers=1, tokens=answer.tokens)
         row = {"prompt": _key(record), "kind": kind, "answer": answer.model_dump(mode="json")}
         self._answers[_key(record), kind] = row["answer"]
@@ -273,14 +281,6 @@ class Drawing:
 
 def _key(record: Record) -> str:
     return digest(record.messages, record.id)
-
-
-def _plain(generation: Generation) -> Plain:
-    return Plain(
-        text=generation.text,
-        tokens=generation.usage.completion_tokens,
-        finish_reason=generation.finish_reason,
-    )
 
 
 def _sample(

@@ -81,7 +81,10 @@ class Score(StrictModel):
     """Id of the prompt."""
     number: int
     speedup: float = Field(ge=0)
-    """Theoretical speed-up: tokens of the baseline's answer / critical path."""
+    """Theoretical speed-up: tokens of the baseline's answer / critical path. For a judge that sees no faults
+    it is those of the sample's own text, if these are fewer."""
+    ended: bool = True
+    """False if a limit ended the sample or the baseline's answer: then it is in no mean speed-up."""
     quality: float = Field(ge=0, le=1)
 
     def value(self, weight: float) -> float:

@@ -57,7 +57,10 @@ class JudgeSettings(EndpointSettings):
         if not self.judge_model and (self.remote or self.judge == "likelihood"):
             raise ValueError("name the endpoint's model, or the model's folder, with --judge-model")
         if self.judge not in ("", "likelihood") and ":" not in self.judge:
-            raise ValueError(f"--judge {self.judge} is no endpoint, nor a judge: package.module:name")
+            raise ValueError(
+                f"--judge {self.judge} is no endpoint, no package.module:name"
+                " and, for evals.quality, no folder of a trained judge"
+            )
         return self
 
     @property
@@ -102,7 +105,6 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
             answers, lambda answer: judge.quality(answers[answer], answer[1]), settings.in_flight
         )
     scores: list[Score] = []
-    speedups: list[float] = []
     for prompt, sample in samples:
         if (prompt.id, sample.text) in failures:
             continue
@@ -112,11 +114,17 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         tokens = plain.tokens if judge.sees_faults else sequential_tokens(sample.text_tokens, plain.tokens)
         speedup = tokens / sample.critical_path if sample.critical_path else 1.0
         factor = 1.0 if judge.sees_faults else sample_soundness
-        scores.append(Score(id=prompt.id, number=sample.number, speedup=speedup, quality=quality * factor))
-        # An answer that a limit ended is in no mean speed-up.
-        if speedup and "length" not in (plain.finish_reason, sample.finish_reason):
-            speedups.append(speedup)
+        scores.append(
+            Score(
+                id=prompt.id,
+                number=sample.number,
+                speedup=speedup,
+                ended="length" not in (plain.finish_reason, sample.finish_reason),
+                quality=quality * factor,
+            )
+        )
     write_records(settings.out, scores)
+    speedups = [score.speedup for score in scores if score.ended and score.speedup]
     summary = {
         "prompts": len(prompts),
         "samples": len(samples),
@@ -138,7 +146,11 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
         from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge  # needs torch
 
         model = LanguageModel(settings.judge_model, settings.dtype)
-        identity = {"judge": "likelihood", "model": model_digest(settings.judge_model)}
+        identity = {
+            "judge": "likelihood",
+            "model": model_digest(settings.judge_model),
+            "dtype": settings.dtype,
+        }
         return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
     if not settings.remote:
         arguments: list[Any] = []

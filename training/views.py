@@ -123,10 +123,10 @@ def marks_of(document: Document) -> Iterator[Mark]:
 
 
 def with_blank_lines(document: Document) -> Document:
-    """The document with an empty line at the end of every chunk that ends a line, instead of what is behind.
+    """The document in which each chunk that ends a line ends with an empty line.
 
-    A thread knows neither if its item is the last nor if the items of its list stand close together, so only
-    one end is right for all.
+    It stands in place of main's line breaks behind the chunk. A thread knows neither if its item is the last
+    nor if the items of its list stand close together, so only one end is right for all.
     """
     nodes: list[Node] = []
     end = 0

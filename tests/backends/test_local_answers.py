@@ -16,7 +16,7 @@ from pasta_async.backends.local.batch import Floats
 from pasta_async.lang import STYLE_CODES, TAG_TOKENS, Code
 from pasta_async.protocol import DecodeRequest
 from tests.helpers import local_models
-from tests.helpers.local_models import unconstrained
+from tests.helpers.local_models import Unconstrained
 from tests.pasta_tiny import examples
 
 FAMILIES = ("describe", "totals", "fair")
@@ -67,7 +67,7 @@ async def test_noise_is_well_formed(tmp_path: Path) -> None:
 
     left_to_the_model = {Code.PROMISE_NESTED, Code.SYNC_NESTED, Code.TOKENS_BAD}
     assert await complaints(LocalBackend(tmp_path, device="cpu")) <= left_to_the_model
-    assert await complaints(unconstrained(LocalBackend(tmp_path, device="cpu"))) - left_to_the_model
+    assert await complaints(Unconstrained(LocalBackend(tmp_path, device="cpu"))) - left_to_the_model
     async with pasta_async.Client(LocalBackend(tmp_path, device="cpu")) as client:
         plain = await client.generate("Well?", baseline=True, temperature=2.0, seed=0, max_tokens=200)
     assert not plain.document.promises and not any(tag in plain.text for tag in TAG_TOKENS)

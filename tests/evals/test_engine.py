@@ -1,20 +1,17 @@
-"""Engines side by side, each in a process of its own."""
+"""Engines side by side, in one process."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pasta_async.evals.engine import EngineSettings, Local, main, measure, table
 from pasta_async.tokenizer import Tokenizer
-from tests.helpers.commands_run import refused
+from tests.helpers.commands_run import failed
 from tests.pasta_tiny import PASTA_TINY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEPS = 4
 SMALL = f"--threads 1 --threads 3 --prefix 2 --steps {STEPS} --rounds 2 --cpus 1"
@@ -50,9 +47,9 @@ def test_an_end_of_text_ends_no_measurement_early() -> None:
 
 
 def test_an_engine_that_cannot_load_the_model_says_so(tmp_path: Path) -> None:
-    assert "config.json is missing" in refused(main, f"{tmp_path} {SMALL}")
+    assert "config.json is missing" in failed(main, f"{tmp_path} {SMALL}")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is there")
 def test_without_llama_cpp_its_engine_is_refused(tmp_path: Path) -> None:
-    assert "pasta_async[peers]" in refused(main, f"{PASTA_TINY} --llama-cpp {tmp_path}/a.gguf {SMALL}")
+    assert "pasta_async[peers]" in failed(main, f"{PASTA_TINY} --llama-cpp {tmp_path}/a.gguf {SMALL}")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.figure import frontier, main, seconds_by_method
-from tests.helpers.commands_run import refused, run, write_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.helpers.commands_run import failed, run, write_rows
 
 
 def answers() -> list[Answer]:
@@ -35,7 +33,7 @@ def test_seconds_are_drawn(tmp_path: Path) -> None:
     run(main, "--title quiet --answers", file, "--out", picture)
     drawn = picture.read_text()
     assert all(text in drawn for text in ("quiet", "PASTA", "in sequence", "4 s", "11 prompts"))
-    assert refused(main, "--answers", tmp_path / "none.jsonl", "--out", picture)
+    assert failed(main, "--answers", tmp_path / "none.jsonl", "--out", picture)
 
 
 def write_scores(path: Path, prompts: range, **score: float) -> Path:
@@ -47,6 +45,8 @@ def write_scores(path: Path, prompts: range, **score: float) -> Path:
 def test_a_frontier_compares_models_over_the_prompts_that_all_have(tmp_path: Path) -> None:
     slow = write_scores(tmp_path / "slow.jsonl", range(12), speedup=1, quality=0.9)
     fast = write_scores(tmp_path / "fast.jsonl", range(1, 13), speedup=2, quality=0.5)
+    with fast.open("a") as file:  # nobody knows how long this answer would have been
+        file.write('{"id": "p3", "number": 1, "speedup": 9, "quality": 0.5, "ended": false}\n')
     prompts, points = frontier([slow, fast])
     assert prompts == 11
     means = {name: (speedup["value"], quality["value"]) for name, (speedup, quality) in points.items()}
@@ -69,5 +69,5 @@ def test_models_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         frontier([scores, others])
     with pytest.raises(InvalidRequestError, match="scores"):
         frontier([scores, scores])
-    assert refused(main, "--out", tmp_path / "none.svg")
-    assert refused(main, "--answers", scores, "--scores", scores, "--out", tmp_path / "none.svg")
+    assert failed(main, "--out", tmp_path / "none.svg")
+    assert failed(main, "--answers", scores, "--scores", scores, "--out", tmp_path / "none.svg")

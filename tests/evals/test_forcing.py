@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
-from pasta_async import Client, Sampling
+from pasta_async import Backend, Client, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
@@ -12,11 +12,6 @@ from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBack
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 from pasta_async.testing import ScriptedBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async import Backend
 
 WRITTEN = (
     'Two wars. <promise topic="causes" tokens="10"/><async>Trade, and <\\sync/> of course pride.</async> and '

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import quality
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.ifeval import Question, check, read_questions
-from tests.helpers.commands_run import refused, run, write_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.helpers.commands_run import failed, run, write_rows
 
 pytestmark = pytest.mark.timeout(300)
 """The checkers take seconds of CPU to import, on a machine that may be busy."""
@@ -112,9 +110,7 @@ def test_answers_are_checked(questions: Path, tmp_path: Path) -> None:
 def test_answers_to_other_prompts_are_refused(questions: Path, tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     write_rows(file, [{"made": "up"}, asdict(Answer(0, "baseline", question="What else?"))])
-    assert "What else?" in refused(
-        quality.main, f"--answers {file} --ifeval {questions} --out {tmp_path}/out"
-    )
+    assert "What else?" in failed(quality.main, f"--answers {file} --ifeval {questions} --out {tmp_path}/out")
 
 
 def test_prompts_without_a_checker_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +20,6 @@ from pasta_async.training.samples import read_scores
 from tests.helpers.commands_run import run, write_rows
 from tests.helpers.samples import sample, sampled_prompt
 from tests.pasta_tiny import PASTA_TINY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 GOOD, BAD = ("calm", "warm", "bright", "gentle", "fine"), ("wet", "broken", "rusty", "sour", "dull")
 THINGS = ("river", "house", "garden", "bridge", "market", "tower", "school", "road", "lake", "farm")

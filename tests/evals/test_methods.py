@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,14 +23,10 @@ from pasta_async.evals.methods import (
     time_answer,
 )
 from pasta_async.lang import parse
+from pasta_async.training.sample import Recording
 from tests.helpers.answer_runs import promise
-from tests.helpers.commands_run import refused, run, write_rows
-from tests.helpers.recorder import Recorder
+from tests.helpers.commands_run import failed, run, write_rows
 from tests.pasta_tiny import LOCAL_TINY, PASTA_TINY
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
 
 ALL = [*METHODS.values()]
 NAMES = ("sequential", "pasta", "plan", "skeleton", "apar")
@@ -45,13 +42,13 @@ DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
 
 
 @asynccontextmanager
-async def recorded() -> AsyncGenerator[tuple[ForcedEngine, Recorder]]:
+async def recorded() -> AsyncGenerator[tuple[ForcedEngine, Recording]]:
     """An embedded engine, which is loaded anew, and what it was asked."""
     backend = LocalBackend(PASTA_TINY)
-    recorder = Recorder(backend)
+    recording = Recording(backend)
     try:
-        async with open_forced_engine(recorder, DOCUMENTS) as engine:
-            yield engine, recorder
+        async with open_forced_engine(recording, DOCUMENTS) as engine:
+            yield engine, recording
     finally:
         await backend.aclose()
 
@@ -100,12 +97,12 @@ def test_no_answer_finds_anothers_kv(measured: list[Answer]):
 
 
 async def test_every_method_writes_the_whole_text():
-    async with recorded() as (engine, recorder):
+    async with recorded() as (engine, recording):
         tokenizer = engine.forced.model.tokenizer
         for name in NAMES:
-            begun = len(recorder.requests)
+            recording.exchanges.clear()
             row = await time_answer(engine, METHODS[name], Case(0, "many", DOCUMENTS["many"]))
-            written = recorder.written[begun:]
+            written = [exchange.output for exchange in recording.exchanges]
             assert len(written) == row.requests
             text = "".join(map(tokenizer.decode, written))
             assert text.count("word") == 62, name
@@ -113,17 +110,18 @@ async def test_every_method_writes_the_whole_text():
 
 
 async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_one():
-    async with recorded() as (engine, recorder):
+    async with recorded() as (engine, recording):
         await time_answer(engine, METHODS["apar"], Case(0, "many", DOCUMENTS["many"]))
-        main, *children = recorder.requests
-        texts = [engine.forced.model.tokenizer.decode(ids) for ids in recorder.written]
+        main, *children = recording.exchanges
+        texts = [engine.forced.model.tokenizer.decode(exchange.output) for exchange in recording.exchanges]
     assert "1. Apples:" in texts[0] and "2. Pears:" in texts[0] and "word" not in texts[0]
     assert [text.count("word") for text in texts[1:]] == [20, 26, 16]
     tags = engine.forced.tags
     for number, child in enumerate(children, 1):
-        assert child.ids[-2:] == (tags.promise, tags.open_async)
-        assert child.ids.count(tags.promise) == number  # the forks before it, not what they write
-        assert child.ids[:-1] == (*main.ids, *recorder.written[0])[: len(child.ids) - 1]
+        ids = child.request.ids
+        assert ids[-2:] == (tags.promise, tags.open_async)
+        assert ids.count(tags.promise) == number  # the forks before it, not what they write
+        assert ids[:-1] == (*main.request.ids, *main.output)[: len(ids) - 1]
 
 
 def played(method: str, prompt: int, seconds: float, path: int) -> Answer:
@@ -151,4 +149,4 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     assert all(row.cached_tokens > 0 for row in rows[1:])
     assert rows[1].fork_seconds
     assert "| skeleton | 1 |" in capsys.readouterr().out
-    assert "methods: ['pasta', 'skeleton'] there" in refused(main, options)
+    assert "methods: ['pasta', 'skeleton'] there" in failed(main, options)

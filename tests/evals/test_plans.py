@@ -19,7 +19,7 @@ from pasta_async.evals.plans import (
     summarise,
 )
 from pasta_async.testing import RandomBackend
-from tests.helpers.commands_run import refused
+from tests.helpers.commands_run import failed
 
 
 @pytest.fixture
@@ -91,8 +91,7 @@ async def test_each_item_is_filled_by_each_method(data: Path) -> None:
     items = read_items(data, "simple_python", 10) + read_items(data, "profiles", 1)
     async with Client(RandomBackend(1)) as client:
         rows = summarise(items, await measure(client, items))
-    assert [row["method"] for row in rows] == list(METHODS)
-    assert rows[1]["sooner"]["value"] == 1
+    assert [row["items"] for row in rows] == [len(items)] * len(METHODS)
 
 
 async def test_each_method_warms_up_before_anything_counts(data: Path) -> None:
@@ -119,4 +118,4 @@ async def test_free_text_is_neither_right_nor_wrong() -> None:
 def test_missing_data_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError):
         read_items(tmp_path, "simple_python", 10)
-    assert "live_simple" in refused(main, f"--backend local: --data {tmp_path} --subset live_simple")
+    assert "live_simple" in failed(main, f"--backend local: --data {tmp_path} --subset live_simple")

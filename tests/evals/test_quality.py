@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,12 +16,10 @@ from pasta_async.errors import BackendStatusError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.quality import main
 from pasta_async.training.judging import Judge
+from pasta_async.training.samples import SampledPrompt
 from tests.helpers.chat_server import judging
-from tests.helpers.commands_run import refused, run, write_rows
+from tests.helpers.commands_run import failed, run, write_rows
 from tests.pasta_tiny import PASTA_TINY
-
-if TYPE_CHECKING:
-    from pasta_async.training.samples import SampledPrompt
 
 FAULTY = (
     '<promise topic="Tea" tokens="20"/><async>Tea is old.</async> '
@@ -75,7 +73,7 @@ def test_each_form_is_compared_with_the_others(tmp_path: Path, capsys: pytest.Ca
         assert exported[7] == {"instruction": "Prompt 7", "output": text, "generator": form}
     write_rows(tmp_path / "base.jsonl", [{}, *(asdict(Answer(n, "baseline")) for n in range(12))])
     command = f"--answers {tmp_path}/answers.jsonl --original {tmp_path}/base.jsonl --out {tmp_path}/out"
-    assert "other prompts" in refused(main, command)
+    assert "other prompts" in failed(main, command)
 
 
 def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
@@ -91,7 +89,7 @@ def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
         tmp_path / "b.jsonl", [{"made": "up"}, *(asdict(Answer(0, form, text="Coffee!")) for form in texts)]
     )
     command = f"--answers {tmp_path}/b.jsonl --judge {__name__}:Longer --out {tmp_path}/b"
-    assert "1 of 1 answers have no verdict" in refused(main, command)
+    assert "1 of 1 answers have no verdict" in failed(main, command)
 
 
 def test_faults_are_counted_in_every_file_of_answers(tmp_path: Path) -> None:
@@ -166,8 +164,8 @@ def test_prompts_count_that_every_form_has_an_answer_to(tmp_path: Path) -> None:
         "empty": [{"a": 1}],
     }.items():
         write_rows(tmp_path / f"{name}.jsonl", lines)
-        refused(main, f"--answers {tmp_path}/{name}.jsonl --out {tmp_path}/out")
-    refused(main, f"--answers {tmp_path}/missing.jsonl --out {tmp_path}/out")
+        failed(main, f"--answers {tmp_path}/{name}.jsonl --out {tmp_path}/out")
+    failed(main, f"--answers {tmp_path}/missing.jsonl --out {tmp_path}/out")
 
 
 @pytest.mark.timeout(300)  # it takes many seconds of CPU to import

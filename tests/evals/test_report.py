@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pasta_async.evals.report import ReportSettings, main, markdown_table, write_page
-from tests.helpers.commands_run import refused
+from pasta_async.evals.report import ReportSettings, digits, main, markdown_table, write_page
+from tests.helpers.commands_run import failed
 
 
 def test_a_page_has_all_texts_and_their_first_tables(tmp_path: Path) -> None:
@@ -20,6 +20,10 @@ def test_a_page_has_all_texts_and_their_first_tables(tmp_path: Path) -> None:
     }
 
 
+def test_numbers_have_three_digits_or_all_before_the_point() -> None:
+    assert [digits(value) for value in (0.12345, 999.4, 999.7, 12345.6)] == ["0.123", "999", "1000", "12346"]
+
+
 def test_a_folder_without_a_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "note.md").write_text("Not measured here.")
-    assert "has no table" in refused(main, str(tmp_path))
+    assert "has no table" in failed(main, str(tmp_path))

@@ -1,11 +1,12 @@
-"""Answers in both forms, timed; the figures that come of it, and the picture of seconds."""
+"""Answers in both forms, timed, and the figures that come of it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,9 @@ from pasta_async.evals.speed import SAME_ANSWER, SpeedSettings, describe, pairs,
 from pasta_async.testing import ScriptedBackend, VirtualClock
 from pasta_async.training.jobs import Journal
 from tests.helpers.answer_runs import promise
-from tests.helpers.commands_run import refused, status
+from tests.helpers.commands_run import failed, status
 from tests.helpers.commands_run import run as run_command
 from tests.pasta_tiny import LOCAL_TINY
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LATENCY = 0.01
 PLAIN_ANSWER = "times sooner than the plain answer"
@@ -232,7 +230,7 @@ def test_answers_that_time_nothing_are_kept_in_a_file(tmp_path: Path, capsys: py
     run_command(speed.main, f"{options} --out", out)
     assert [row.method for row in read_answers(out)[1]] == ["baseline"]
     assert "1 answers are written" in capsys.readouterr().out
-    assert status(speed.main, *options.split()) == 2
+    assert status(speed.main, options) == 2
     error = capsys.readouterr().err
     assert "--out" in error and "Value error" not in error
 
@@ -253,6 +251,6 @@ def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path):
     assert texts["a"] == texts["b"] != texts["c"]
     assert len(texts["d"]) == 2 * 2 * 2
     assert {row for row in texts["d"] if not row[2]} < {*texts["a"]}
-    assert "max_tokens: 12 there, 13 now" in refused(
+    assert "max_tokens: 12 there, 13 now" in failed(
         speed.main, f"{options} --passes 1 --max-tokens 13 --out", tmp_path / "b"
     )

@@ -15,29 +15,24 @@ import pytest
 Main = Callable[[Sequence[str]], None]
 
 
-def status(main: Main, *arguments: object) -> int | str | None:
-    """Run a command; returns the status that it ends the process with."""
+def status(main: Main, command: str, *more: object) -> int | str | None:
+    """Run a command line, and further arguments; returns the status that it ends the process with."""
     with pytest.raises(SystemExit) as ended:
-        main([*map(str, arguments)])
+        main([*shlex.split(command), *map(str, more)])
     return ended.value.code
 
 
 def run(main: Main, command: str, *more: object) -> None:
     """Run a command that has to end well."""
-    code = status(main, *shlex.split(command), *more)
+    code = status(main, command, *more)
     assert not code, code
 
 
-def failed(main: Main, *arguments: object) -> str:
+def failed(main: Main, command: str, *more: object) -> str:
     """Run a command that has to fail; returns what it says on standard error."""
     with redirect_stderr(io.StringIO()) as said:
-        assert status(main, *arguments)
+        assert status(main, command, *more)
     return said.getvalue()
-
-
-def refused(main: Main, command: str, *more: object) -> str:
-    """As `failed`, for a command line."""
-    return failed(main, *shlex.split(command), *more)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,26 +27,15 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
-from pasta_async.protocol import Backend, DecodeRequest, Piece
+from pasta_async.protocol import DecodeRequest, Piece
 
 
-class Changed(WrappingBackend):
-    """A backend whose requests are changed before it gets them."""
-
-    def __init__(self, inner: Backend, change: Callable[[DecodeRequest], DecodeRequest]) -> None:
-        super().__init__(inner)
-        self._change = change
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Decode the changed request."""
-        async with aclosing(self.inner.decode(self._change(request))) as pieces:
-            async for piece in pieces:
-                yield piece
-
-
-def unconstrained(backend: Backend) -> Changed:
+class Unconstrained(WrappingBackend):
     """A backend whose model may write any tag anywhere."""
-    return Changed(backend, lambda request: replace(request, tag_grammar=None))
+
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Decode without the grammar of tags."""
+        return self.inner.decode(replace(request, tag_grammar=None))
 
 
 libraries: Any = [tokenizers, torch, safetensors.torch]  # without types of their own

@@ -21,7 +21,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.tag_tokens import TagIds
-from tests.helpers.local_models import unconstrained
+from tests.helpers.local_models import Unconstrained
 from tests.helpers.plan_forms import REVIEW_TEXT, Report, Review
 from tests.helpers.real_server import SGLangServer
 from tests.helpers.real_vllm import VLLMServer
@@ -196,7 +196,7 @@ async def test_the_server_answers_as_the_embedded_engine_does(
     backend: ServerBackend, local: LocalBackend, server: Server
 ) -> None:
     assert len(PROMPTS) >= 25
-    there, here = await answers(backend, PROMPTS), await answers(unconstrained(local), PROMPTS)
+    there, here = await answers(backend, PROMPTS), await answers(Unconstrained(local), PROMPTS)
     assert written(there) == written(here)
     assert sum(len(generation.threads) > 2 for generation in there) > 5
     assert sum(len(generation.threads[0].requests) > 1 for generation in there) > 2
@@ -210,7 +210,7 @@ async def test_every_way_to_ask_is_answered_alike(
 ) -> None:
     some = PROMPTS[:8]
     there = await answers(backend, some, **options)
-    assert written(there) == written(await answers(unconstrained(local), some, **options))
+    assert written(there) == written(await answers(Unconstrained(local), some, **options))
 
 
 @pytest.mark.parametrize("form", [Review, Report])

@@ -5,27 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Locator, Page, expect
 
-from pasta_async import Client, Sampling, ThreadFailedError
+from pasta_async import Client, DecodeRequest, Piece, Sampling, ThreadFailedError
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.testing import Fault, RandomBackend, ScriptedBackend
 from pasta_async.trace import timeline_page
 from tests.helpers.cli_program import CAUSES, END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
 from tests.helpers.live_server import WatchedBackend, running_in_loop
 from tests.pasta_tiny import LOCAL_TINY
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
-
-    from playwright.async_api import Locator, Page
-
-    from pasta_async import DecodeRequest, Piece
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

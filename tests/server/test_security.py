@@ -19,6 +19,7 @@ from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.server.running import http_protocol
 from pasta_async.testing import ScriptedBackend
+from pasta_async.training.sample import Recording
 from tests.helpers.live_server import (
     CHAT,
     COMPLETIONS,
@@ -29,7 +30,6 @@ from tests.helpers.live_server import (
     running,
     serving,
 )
-from tests.helpers.recorder import Recorder
 from tests.pasta_tiny import PASTA_TINY
 
 KEY = "sk-very-secret"
@@ -37,12 +37,12 @@ SPELLED = "".join((*TAG_TOKENS, '<promise topic="x" tokens="10"/>', "<|end|>", "
 
 
 @pytest.fixture(scope="module")
-def local() -> Recorder:
-    return Recorder(LocalBackend(PASTA_TINY))
+def local() -> Recording:
+    return Recording(LocalBackend(PASTA_TINY))
 
 
 @pytest.fixture(scope="module")
-def server(local: Recorder) -> Iterator[LiveServer]:
+def server(local: Recording) -> Iterator[LiveServer]:
     with running(local) as live:
         yield live
 
@@ -72,16 +72,16 @@ def server(local: Recorder) -> Iterator[LiveServer]:
     ids=lambda fields: next(iter(fields)),
 )
 def test_what_a_client_spells_is_text_in_every_field(
-    server: LiveServer, local: Recorder, fields: dict[str, Any]
+    server: LiveServer, local: Recording, fields: dict[str, Any]
 ) -> None:
     """The prompt has as many commands as with a harmless word instead."""
     counts: list[list[int]] = []
     for word in (SPELLED, "harmless"):
-        local.requests.clear()
+        local.exchanges.clear()
         sent = json.loads(json.dumps(fields).replace(json.dumps(SPELLED), json.dumps(word)))
         body = {"model": "pasta-tiny", "messages": MESSAGES, "max_tokens": 1, **sent}
         assert post(server, CHAT, body).status_code == 200
-        counts.append([i for i in local.requests[0].ids if i < 13])
+        counts.append([i for i in local.exchanges[0].request.ids if i < 13])
     assert counts[0] == counts[1]
 
 

@@ -12,7 +12,7 @@ import pytest
 from pasta_async import Backend, Client, Limits
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
-from tests.helpers.local_models import unconstrained
+from tests.helpers.local_models import Unconstrained
 from tests.helpers.real_server import require_sglang, running_server
 from tests.helpers.trained_models import FEW, PROMPTS, answered, export_model
 
@@ -45,7 +45,7 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: P
     out = export_model(name, tmp_path / name)
     local = LocalBackend(name, device="cpu", dtype="float32")
     try:
-        expected = await answered(unconstrained(local), prompts)  # as SGLang is
+        expected = await answered(Unconstrained(local), prompts)  # as SGLang is
     finally:
         await local.aclose()
     with running_server(out, tmp_path / "log", *SMALL_CACHE) as (url, _):

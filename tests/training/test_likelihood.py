@@ -205,8 +205,9 @@ def test_an_interrupted_run_goes_on_to_the_same_file(folder: Path, tmp_path: Pat
     again = annotate(settings(tmp_path, folder, tau=0.5))  # another tau needs no model
     assert (again["resumed"], again["measured"]) == (3, 0)
     other = base_folder(tmp_path / "other", "qwen2")
-    with pytest.raises(InvalidRequestError):
-        annotate(settings(tmp_path, other))
+    for changed in (settings(tmp_path, other), settings(tmp_path, folder, dtype="bfloat16")):
+        with pytest.raises(InvalidRequestError):
+            annotate(changed)
 
 
 def test_an_answer_that_the_vocabulary_cannot_write_is_not_measured(tmp_path: Path) -> None:

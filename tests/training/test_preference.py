@@ -15,15 +15,44 @@ import torch
 from safetensors.torch import load_file
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.lang import parse
 from pasta_async.training.data.corpus import write_records
 from pasta_async.training.prefer import PreferSettings, choose_best, prefer
 from pasta_async.training.samples import Sample, SampledPrompt, Score, read_samples
-from pasta_async.training.views import Codec
+from pasta_async.training.views import Codec, pack_views
 from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
-from tests.helpers.preference_files import prompt_of, write_files
+from tests.helpers.samples import sample, sampled_prompt
 
 SPEEDS = (1.5, 3.0, 1.0, 2.0, 2.5)
 """Speed-ups of the samples: `ANSWERS[1]` is the best and `ANSWERS[2]` the worst."""
+
+
+def prompt_of(
+    codec: Codec, name: str, answers: Sequence[str], changes: Mapping[int, dict[str, Any]] | None = None
+) -> SampledPrompt:
+    """A prompt with a sample of each answer, whose ids are those that the codec writes."""
+    content = f"Tell {name}"
+    samples: list[Sample] = []
+    for number, written in enumerate(answers):
+        document = parse(written)
+        trie = pack_views(codec, codec.prompt([{"role": "user", "content": content}]), document)
+        values: dict[str, Any] = {"written": written, "tokens": len(trie.targets)}
+        values |= {"ids": trie.ids, "parents": trie.parents, "targets": trie.targets}
+        samples.append(sample(number, document.text, **{**values, **(changes or {}).get(number, {})}))
+    return sampled_prompt(name, content, samples)
+
+
+def write_files(
+    folder: Path, prompts: Sequence[SampledPrompt], values: Mapping[str, Sequence[tuple[float, float]]]
+) -> None:
+    """`samples.jsonl` and `scores.jsonl`; the values are speed-up and quality, by prompt and number."""
+    write_records(folder / "samples.jsonl", prompts)
+    scores = [
+        Score(id=name, number=number, speedup=speedup, quality=quality)
+        for name, pairs in values.items()
+        for number, (speedup, quality) in enumerate(pairs)
+    ]
+    write_records(folder / "scores.jsonl", scores)
 
 
 def ready(folder: Path) -> Codec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,6 +13,7 @@ from pasta_async.training.data.corpus import write_records
 from pasta_async.training.samples import SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, main, score
 from tests.helpers.chat_server import (
+    Trouble,
     failing,
     first_is_better,
     forbidding,
@@ -25,9 +26,6 @@ from tests.helpers.chat_server import (
 )
 from tests.helpers.commands_run import failed
 from tests.helpers.samples import sample, sampled_prompt
-
-if TYPE_CHECKING:
-    from tests.helpers.chat_server import Trouble
 
 
 def prompt_of(name: str, *texts: str, **changed: Any) -> SampledPrompt:

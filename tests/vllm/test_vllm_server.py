@@ -14,7 +14,7 @@ from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.vllm import VLLMBackend
 from pasta_async.errors import BackendTransportError, PastaError
-from tests.helpers.local_models import unconstrained
+from tests.helpers.local_models import Unconstrained
 from tests.helpers.real_vllm import BLOCK, VLLMServer, running_vllm
 from tests.helpers.server_contract import *  # noqa: F403 - the tests
 from tests.helpers.server_contract import chat, ids_of, read, request
@@ -60,7 +60,7 @@ async def test_pasta_smol_answers_as_it_does_here(tmp_path: Path) -> None:
     with running_vllm(folder, tmp_path / "log") as (url, _):
         served = VLLMBackend(url)
         async with aclosing(local), aclosing(served):
-            expected = await answered(unconstrained(local), FEW)
+            expected = await answered(Unconstrained(local), FEW)
             served_answers = await answered(served, FEW)
     for prompt, ours, theirs in zip(FEW, expected, served_answers, strict=True):
         assert theirs.document.format() == ours.document.format(), prompt

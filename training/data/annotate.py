@@ -37,7 +37,7 @@ from pasta_async.training.views import text_speedup, with_blank_lines
 
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
-    """Options of the three ways to annotate; the recipe `pasta-smol` has other thresholds."""
+    """Options of the three ways to annotate; the recipes have other thresholds."""
 
     out: Path = Field(description="folder of the run")
     by: Literal["endpoint", "structure", "likelihood"] = Field(
@@ -97,8 +97,8 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     problems: Counter[str] = Counter()
     documents: Sequence[Document | Rejected]
     journal = settings.out / "journal.jsonl"
+    texts = [record.document.text for record in records]
     if settings.by == "structure":
-        texts = [record.document.text for record in records]
         documents = [annotate_by_structure(text, settings.cut, settings.least) for text in texts]
     elif settings.by == "likelihood":
         from pasta_async.training.data.annotate_likelihood import (  # needs torch
@@ -107,9 +107,9 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         )
 
         thresholds = Thresholds(settings.tau, settings.item_slack, settings.sync_tau)
-        texts = [record.document.text for record in records]
         candidates = [structure_marks(text, settings.cut, settings.least) for text in texts]
-        with Journal(journal, {"model": model_digest(settings.model)}) as costs:
+        identity = {"model": model_digest(settings.model), "dtype": settings.dtype}
+        with Journal(journal, identity) as costs:
             documents, totals = annotate_by_likelihood(
                 records, candidates, settings.model, costs, thresholds, settings.dtype
             )
@@ -170,7 +170,7 @@ def _parallelism(records: Sequence[Record]) -> dict[str, float]:
     """Promises and theoretical speed-ups of annotated answers; an answer without a promise counts as 1."""
     promises = [len(record.document.promises) for record in records]
     parallel = sum(1 for number in promises if number)
-    speedups = [record.scores["text_speedup"] or 1.0 for record in records]
+    speedups = [record.scores["text_speedup"] for record in records]
     return {
         "with_promises": parallel / max(1, len(records)),
         "mean_promises": sum(promises) / max(1, parallel),

@@ -105,7 +105,8 @@ class LikelihoodModel(LanguageModel):
         # What main writes in front of a chunk that is hidden, and behind all.
         shown = [*map(self._without_marker, gaps[:-1]), gaps[-1]]
         parts: list[_Part] = []
-        joined = self.encode_chat(record.messages, {})  # the prompt, and the text before the round
+        # The prompt, and the text before the round. A model that has two forms is asked in its plain one.
+        joined = self.encode_chat(record.messages, {"pasta": False})
         for start in range(len(gaps)):
             if start:
                 joined = joined + gaps[start - 1] + chunks[start - 1]

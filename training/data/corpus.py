@@ -86,7 +86,7 @@ class Asked(StrictModel):
 
 
 class Record(Asked):
-    """A prompt and its answer in PASTA-LANG's written form. The format of every step from annotation on."""
+    """A prompt and its answer in PASTA-LANG's written form. The format of every step up to stage 1."""
 
     written: str = ""
     """The answer in its written form; a plain answer is one without tags (literal ones escaped). Empty in
@@ -240,8 +240,8 @@ class Row(BaseModel, coerce_numbers_to_str=True):
 class PartSettings(CommandSettings):
     """The part of something to take: fields of several commands."""
 
-    skip: int = Field(default=0, ge=0, description="leave out the first so many")
-    limit: int | None = Field(default=None, ge=1, description="take no more than so many of those behind")
+    skip: int = Field(default=0, ge=0, description="number of items to leave out at the start")
+    limit: int | None = Field(default=None, ge=1, description="most items to take after those")
 
     def part(self, items: Iterable[M]) -> Iterator[M]:
         """The part of some items."""

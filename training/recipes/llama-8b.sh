@@ -42,16 +42,15 @@ python -m pasta_async.training.data.corpus --prompts-only --data Open-Orca/SlimO
     --against alpaca_eval.jsonl --out "$OUT/fresh.jsonl"
 
 # Stage 1.
-python -m torch.distributed.run --standalone --nproc-per-node 8 -m pasta_async.training.sft --model "$BASE" \
-    --data "$OUT/annotated/annotated.jsonl" --form pasta --chat-template "$HERE/llama3.jinja" --batch 8 \
-    --lora-rank 64 --lora-alpha 128 --lr 2e-4 --epochs 4 --row-tokens 8192 --drop-long --recompute \
-    --dtype bfloat16 --out "$OUT/stage1"
+learn() {
+    python -m torch.distributed.run --standalone --nproc-per-node 8 -m pasta_async.training.sft --model "$BASE" \
+        --data "$OUT/annotated/annotated.jsonl" --chat-template "$HERE/llama3.jinja" --batch 8 --lora-rank 64 \
+        --lora-alpha 128 --lr 2e-4 --epochs 4 --row-tokens 8192 --drop-long --recompute --dtype bfloat16 "$@"
+}
+learn --form pasta --out "$OUT/stage1"
 
 # The baseline: the same answers without tags.
-python -m torch.distributed.run --standalone --nproc-per-node 8 -m pasta_async.training.sft --model "$BASE" \
-    --data "$OUT/annotated/annotated.jsonl" --form plain --chat-template "$HERE/llama3.jinja" --batch 8 \
-    --lora-rank 64 --lora-alpha 128 --lr 2e-4 --epochs 4 --row-tokens 8192 --drop-long --recompute \
-    --dtype bfloat16 --out "$OUT/baseline"
+learn --form plain --out "$OUT/baseline"
 
 # Stage 2, two rounds: ten samples of each prompt, their scores, training on the best. The paper's objective, BoNBoN,
 # also compares the best with the worst (docs/training.md). Another weight of quality (--quality-weight 1, 2, 8 or

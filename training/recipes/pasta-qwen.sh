@@ -12,8 +12,8 @@
 #   OUT   folder that everything is written to.
 #
 # The working directory has alpaca_eval.jsonl and ifeval.jsonl, which the prompts are kept apart from, and dolly.jsonl.gz,
-# prompts that other people typed. Without Dolly's leave out the command that reads them, and its `--prompts`; without the
-# others the options `--against`.
+# prompts that other people typed. Without Dolly's leave out the two commands that read them, and the two `--prompts`
+# with their files; without the others the options `--against`.
 #
 # The minutes are those of two cores of an AMD EPYC (Zen 4), which has bfloat16; all together some five hours.
 set -eu

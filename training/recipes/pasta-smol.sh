@@ -24,12 +24,12 @@ FRESH=${FRESH:-375}     # for each round of stage 2
 UPDATES=${UPDATES:-0}   # of each training; 0: as many as the data have
 
 # Prompts.
-python -m pasta_async.training.data.corpus --prompts-only --data "$PROMPTS" --limit "$OURS" \
-    --against alpaca_eval.jsonl --against ifeval.jsonl --out "$OUT/ours.jsonl"
-python -m pasta_async.training.data.corpus --prompts-only --data dolly.jsonl.gz --limit "$DOLLY" \
-    --against alpaca_eval.jsonl --against ifeval.jsonl --out "$OUT/dolly.jsonl"
-python -m pasta_async.training.data.corpus --prompts-only --data "$PROMPTS" --skip "$OURS" \
-    --against alpaca_eval.jsonl --against ifeval.jsonl --out "$OUT/fresh.jsonl"
+corpus() {
+    python -m pasta_async.training.data.corpus --prompts-only --against alpaca_eval.jsonl --against ifeval.jsonl "$@"
+}
+corpus --data "$PROMPTS" --limit "$OURS" --out "$OUT/ours.jsonl"
+corpus --data dolly.jsonl.gz --limit "$DOLLY" --out "$OUT/dolly.jsonl"
+corpus --data "$PROMPTS" --skip "$OURS" --out "$OUT/fresh.jsonl"
 
 # 8 minutes: the base's own answers, so that its knowledge stays as it is. About half of them are kept. The base
 # has no repetition penalty of its own, which is well: a model that imitates penalised answers finds its own text unlikely.
