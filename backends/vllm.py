@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Unpack
 
 from pydantic import BaseModel
@@ -24,16 +25,16 @@ from pasta_async.engine_load import EngineLoad, StepTimes
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, UnsupportedModelError
 from pasta_async.protocol import DecodeRequest, Model, Piece
 
-SESSION = "X-Session-ID"
+_SESSION = "X-Session-ID"
 """The header by which vLLM's router keeps requests together; a server takes it as a label."""
 
-RANK = "X-data-parallel-rank"
+_RANK = "X-data-parallel-rank"
 """The header that names the data-parallel engine which decodes a request."""
 
 NEVER = -100.0
 """Added to the logit of a banned id: the lowest bias that vLLM accepts."""
 
-Metrics = Mapping[str, list[tuple[dict[str, str], float]]]
+_Metrics = Mapping[str, list[tuple[dict[str, str], float]]]
 """Labels and value of each sample, by the metric's name without `vllm:`. Each engine has one or more."""
 
 _SAMPLE = re.compile(r"^vllm:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)  # in Prometheus's text form
@@ -86,7 +87,9 @@ class VLLMBackend(ServerBackend):
         if base is None or base.max_model_len is None:
             raise BackendProtocolError(f"{self.url}/v1/models names no base model with its max_model_len")
         tokenizer = await self._find_tokenizer(self.url, base.root or base.id)
-        metrics = await self._metrics_at_start()
+        metrics: _Metrics = {}
+        with suppress(BackendError):  # a proxy may not pass them on
+            metrics = await self._metrics()
         caches = _labels(metrics, "cache_config_info")
         self._engines = max(1, len(caches))
         # With drafts it refuses every request with a bias (sampling_params.py), also one that bans tags.
@@ -106,23 +109,16 @@ class VLLMBackend(ServerBackend):
             notes=tuple(notes),
         )
 
-    async def _metrics_at_start(self) -> Metrics:
-        """The metrics; none from a server where they are out of reach."""
-        try:
-            return await self._metrics()
-        except BackendError:
-            return {}
-
     def _server_request(self, request: DecodeRequest, model: Model) -> ServerRequest:
-        headers = {SESSION: request.answer}
+        headers = {_SESSION: request.answer}
         if self._engines > 1:
-            headers[RANK] = str(rank_of(request.answer, self._engines))
+            headers[_RANK] = str(rank_of(request.answer, self._engines))
         body = _body(request, model)
         if request.banned_ids and self._takes_bias:
             body["logit_bias"] = dict.fromkeys(map(str, request.banned_ids), NEVER)
         return _Completion(f"{self.url}/v1/completions", body, headers, request, model)
 
-    async def _metrics(self) -> Metrics:
+    async def _metrics(self) -> _Metrics:
         samples: dict[str, list[tuple[dict[str, str], float]]] = {}
         for name, labels, value in _SAMPLE.findall(await self._http.text(f"{self.url}/metrics")):
             samples.setdefault(name, []).append((dict(_LABEL.findall(labels)), float(value)))
@@ -146,7 +142,7 @@ class VLLMBackend(ServerBackend):
             step_doubles_at=self._steps.doubles_at * self._engines,
         )
 
-    def _count_steps(self, metrics: Metrics) -> None:
+    def _count_steps(self, metrics: _Metrics) -> None:
         """Count the steps since the last reading, at their mean batch size, unless one of them prefilled.
 
         Every request in a decode step waits for its token as long as the step takes. So the number of waits
@@ -162,11 +158,11 @@ class VLLMBackend(ServerBackend):
             self._steps.add(steps, requests, steps * step_seconds, requests * batch, requests * step_seconds)
 
 
-def _labels(metrics: Metrics, name: str) -> list[dict[str, str]]:
+def _labels(metrics: _Metrics, name: str) -> list[dict[str, str]]:
     return [labels for labels, _ in metrics.get(name, [])]
 
 
-def _sum(metrics: Metrics, name: str) -> float:
+def _sum(metrics: _Metrics, name: str) -> float:
     return sum(value for _, value in metrics.get(name, []))
 
 

@@ -26,7 +26,7 @@ from pydantic import Field
 
 from pasta_async import Sampling
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.local.cache import available_cores
+from pasta_async.backends.local.machine import available_cores
 from pasta_async.backends.options import DType
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import PastaError

@@ -24,7 +24,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from pasta_async import Backend, Client, Generation, Sampling
-from pasta_async.backends.local.cache import available_cores
+from pasta_async.backends.local.machine import available_cores
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.evals.answers import Answer, cold_client, costs_of, of_method, take_turns

@@ -13,16 +13,15 @@ from typing import Any, TypeVar
 import torch
 from transformers import AutoModelForCausalLM
 
-from pasta_async.backends.local.cache import keep_freed_memory
 from pasta_async.backends.local.checkpoint import open_folder
-from pasta_async.backends.options import TorchDType
+from pasta_async.backends.local.machine import keep_freed_memory
 from pasta_async.errors import InvalidRequestError
 from pasta_async.model_folder import TokenizerFiles
 from pasta_async.protocol import Message
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.rows import computes_half, pack_row, row_length, target_losses
+from pasta_async.training.rows import TorchDType, computes_half, pack_row, row_length, target_losses
 from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.views import Trie
 

@@ -145,7 +145,7 @@ class HTTPClient:
     async def tell(self, url: str, body: Any) -> bool:
         """Post JSON; True if the server took it. Works while the backend is being closed, too."""
         client = await self._connected()
-        with suppress(httpx.HTTPError):
+        with suppress(httpx.HTTPError, RuntimeError):  # the second: a loop that ends has closed the client
             reply = await client.post(url, json=body, headers=self.headers, timeout=self._short_timeout)
             return reply.is_success
         return False
@@ -178,7 +178,6 @@ class HTTPClient:
 
     async def aclose(self) -> None:
         """Close the connections, unless the httpx client is the caller's."""
-        self.interrupt()
         if self._open:
             await self._open.aclose()
 
@@ -189,7 +188,7 @@ class HTTPClient:
                 f"nothing answers at {url} ({why}). Is the {self.kind} server running, is the URL right?"
             )
         if isinstance(error, httpx.TimeoutException):
-            return BackendTimeoutError(f"{url} sent nothing for too long ({why})")
+            return BackendTimeoutError(f"{url} took too long ({why})")
         return BackendTransportError(f"the connection to {url} broke off ({why})")
 
     def _refusal(self, response: httpx.Response, url: str) -> BackendStatusError:

@@ -15,7 +15,6 @@ from pasta_async.backends.local.checkpoint import (
     Checkpoint,
     ModelConfig,
     Read,
-    TokenizerFiles,
     compare_shapes,
     expected_shapes,
     model_config,
@@ -28,7 +27,7 @@ from pasta_async.backends.local.pull import ADAPTER_CONFIG, SHIPPED_MODELS, base
 from pasta_async.backends.local.stored import stored_object
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.model_folder import File, find_template, named_ends, validated
+from pasta_async.model_folder import File, TokenizerFiles, find_template, named_ends, validated
 from pasta_async.tokenizer import add_tags
 
 if TYPE_CHECKING:
@@ -162,8 +161,8 @@ def open_adapter(path: Path, base: Checkpoint) -> Checkpoint:
     A matrix becomes `W + scale * B A`, and the adapter's rows take the places of the base's, in float32. In a
     vocabulary that grows, a row without a token is the mean of the base's, so that it is never the best.
 
-    The tokenizer is the folder's; if it has none, the base's with the tags behind its tokens. Chat template,
-    end-of-text ids and `generation_config.json` are the folder's as far as it has them, else the base's.
+    The tokenizer is the folder's; if it has none, the base's with the tags behind its tokens. Chat template
+    and `generation_config.json` are the folder's, else the base's; end-of-text ids are those of both.
 
     Raises:
         UnsupportedModelError: A file is missing or broken; the adapter has something else than LoRA of one
@@ -215,26 +214,27 @@ class _Adapter:
             return self._table(weight, module)
         if _lora(module, "A") not in self.names:
             return weight
-        up, down = self._read(_lora(module, "B")), self._read(_lora(module, "A"))
+        up, down = (self.read(_lora(module, part)).float() for part in "BA")
         return weight.float().addmm(up, down, alpha=self.config.scale)
 
     def tokenizer_files(self) -> TokenizerFiles:
         """The folder's files, completed by the base's."""
-        base = self.base.tokenizer_files()
-        complete = (self.path / "tokenizer.json").is_file()
-        files = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
-        embedded = self.config.rows.get(_TABLES["embed_tokens"], ())
-        if (
-            not _tag_ids(files).isdisjoint(embedded)
-            and _TABLES["lm_head"] not in self.config.rows
-            and not self.base.config.tied
-        ):
-            raise UnsupportedModelError(
-                f"{self.path}: the tags have no rows of the output layer, which its base has apart from the "
-                "embedding"
-            )
-        ends = tuple(dict.fromkeys([*files.end_ids, *base.end_ids]))
-        return files._replace(template=files.template or base.template, end_ids=ends)
+        with well_formed(self.path):
+            base = self.base.tokenizer_files()
+            complete = (self.path / "tokenizer.json").is_file()
+            files = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
+            embedded = self.config.rows.get(_TABLES["embed_tokens"], ())
+            if (
+                not _tag_ids(files).isdisjoint(embedded)
+                and _TABLES["lm_head"] not in self.config.rows
+                and not self.base.config.tied
+            ):
+                raise UnsupportedModelError(
+                    f"{self.path}: the tags have no rows of the output layer, which its base has apart from "
+                    "the embedding"
+                )
+            ends = tuple(dict.fromkeys([*files.end_ids, *base.end_ids]))
+            return files._replace(template=files.template or base.template, end_ids=ends)
 
     def _with_tags(self, base: TokenizerFiles) -> TokenizerFiles:
         """The base's tokenizer, with tags if the adapter has rows for them."""
@@ -259,11 +259,8 @@ class _Adapter:
         more = self.vocab_size - len(weight)
         grown = torch.cat([old, old.mean(0, keepdim=True).expand(more, -1)]) if more else old.clone()
         if ids := self.config.rows.get(module):
-            grown[ids] = self._read(_row_name(module))
+            grown[ids] = self.read(_row_name(module)).float()
         return grown
-
-    def _read(self, name: str) -> torch.Tensor:
-        return self.read(name).float()
 
 
 def _tag_ids(files: TokenizerFiles) -> set[int]:

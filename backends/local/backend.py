@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.engine import Engine, Stream
 
 _LOG = logging.getLogger(__name__)
-_SMALL_MODEL = 100_000_000  # weights; below this the products are too small to share between threads
 
 
 class LocalBackend:
@@ -144,13 +143,10 @@ class _LoadedModel:
             import numpy as np
 
             from pasta_async.backends.local.adapter import open_checkpoint
-            from pasta_async.backends.local.checkpoint import weight_count
             from pasta_async.backends.local.engine import Engine, EngineLoop
 
             checkpoint = open_checkpoint(path)
             self._defaults = checkpoint.generation_defaults()
-            if weight_count(checkpoint.config) < _SMALL_MODEL:
-                options = {**options, "threads": options.get("threads") or 1}
             # The tokenizer is made beside the engine, whose kernels are loaded without Python's lock. But no
             # tensor is converted for a model whose tokenizer cannot be used.
             with ThreadPoolExecutor(1) as thread:

@@ -7,28 +7,17 @@ the rest is a cache, evicted leaf by leaf, least recently used first. After SGLa
 
 from __future__ import annotations
 
-import ctypes
 import heapq
-import math
 import mmap
-import os
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-import psutil
 
 from pasta_async.backends.local.batch import Ints
-from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes
-from pasta_async.errors import UnsupportedModelError
+from pasta_async.backends.local.checkpoint import ModelConfig
 
 _RUN = 32  # slots in a row that a sequence gets together
-_CACHE_BYTES = 2**30
-_MAX_SLOTS = 32768
-_MIN_SLOTS = 1024
 
 
 def kv_shape(config: ModelConfig, slots: int) -> tuple[int, int, int, int]:
@@ -156,7 +145,7 @@ class RadixCache:
     def evict(self, count: int) -> Ints:
         """Forget at least `count` slots (fewer if there are not so many) and return them."""
         # Leaves by age. A parent becomes a leaf when its last child goes, and joins the heap then.
-        heap = [(node.used, id(node), node) for node in self.nodes() if _loose(node)]
+        heap = [(node.used, id(node), node) for node in self.nodes() if _is_evictable(node)]
         heapq.heapify(heap)
         freed: list[Ints] = []
         total = 0
@@ -165,7 +154,7 @@ class RadixCache:
             freed.append(self._remove(node, count - total))
             total += len(freed[-1])
             parent = node.parent
-            if parent is not None and parent is not self.root and _loose(parent):
+            if parent is not None and parent is not self.root and _is_evictable(parent):
                 heapq.heappush(heap, (parent.used, id(parent), parent))
         return np.concatenate(freed) if freed else np.empty(0, np.int64)
 
@@ -232,113 +221,6 @@ def _slots_between(upper: Node, lower: Node) -> Ints:
     return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int64)
 
 
-def _loose(node: Node) -> bool:
+def _is_evictable(node: Node) -> bool:
     """True for a leaf that no sequence stands on: it may be evicted."""
     return not node.locks and not node.children
-
-
-# Memory ---------------------------------------------------------------------------------------------------
-
-_M_TRIM_THRESHOLD = -1  # from glibc's malloc.h, as the next one
-_M_MMAP_THRESHOLD = -3
-_LARGEST_KEPT = 2**25  # glibc takes no larger threshold
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what a step frees for the next one, instead of giving it to the system.
-
-    Blocks of up to 32 MiB are kept (glibc: mallopt(3)), larger ones never are. Elsewhere this does nothing.
-    """
-    with suppress(OSError, AttributeError, TypeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
-        library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def affordable_slots(
-    checkpoint: Checkpoint, *, weight_bytes: int, kv_bytes: int, wanted: int | None, device: str
-) -> int:
-    """The number of KV slots that fit in memory with the weights and the copies that loading makes.
-
-    Args:
-        checkpoint: The model.
-        weight_bytes: Bytes of a weight.
-        kv_bytes: Bytes of a number in the cache.
-        wanted: The number that the user asks for; None: as many as a gibibyte holds, at most 32768, but in a
-            small memory no more than half of what the weights leave.
-        device: The device of weights and cache.
-
-    Raises:
-        UnsupportedModelError: Those wanted do not fit, or not even a few.
-    """
-    config = checkpoint.config
-    matrices = [math.prod(shape) for shape in expected_shapes(config).values() if len(shape) == 2]
-    if config.tied:  # the head is a second matrix: the weights of the norm before it are multiplied in
-        matrices.append(config.vocab_size * config.hidden)
-    weights = weight_bytes * sum(matrices)  # bytes, as `loading`, `room` and `needed`
-    loading = 8 * max(*matrices, 2 * config.intermediate * config.hidden)  # two float32 copies of the largest
-    if weight_bytes == 1:  # while they are converted they are in a file, which is mapped afterwards
-        loading = max(0, loading - weights)
-    slot_bytes = 2 * config.layers * config.kv_heads * config.head_dim * kv_bytes
-    slots = wanted or max(min(_CACHE_BYTES // slot_bytes, _MAX_SLOTS), 256)
-    room = available_memory(device)
-    if wanted is None:
-        slots = min(slots, max((room - weights - loading) // 2 // slot_bytes, _MIN_SLOTS))
-    if (needed := weights + loading + slots * slot_bytes) > room:
-        raise UnsupportedModelError(
-            f"{checkpoint.path} does not fit in memory: its weights take {weights / 1e9:.1f} GB, loading "
-            f"them {loading / 1e9:.1f} GB more, the keys and values of {slots} tokens "
-            f"{slots * slot_bytes / 1e9:.1f} GB; that is {needed / 1e9:.1f} GB, "
-            f"and {room / 1e9:.1f} GB are free"
-        )
-    return slots
-
-
-def available_memory(device: str, root: Path = Path("/")) -> int:
-    """Bytes that this process can still take without pushing others out.
-
-    Args:
-        device: The device whose memory is meant.
-        root: The folder with `proc` and `sys`, for the limits of control groups.
-    """
-    if device != "cpu":
-        import torch
-
-        return torch.cuda.mem_get_info(device)[0]
-    return min([psutil.virtual_memory().available, *_group_rooms(root)])
-
-
-def _group_rooms(root: Path) -> Iterator[int]:
-    """Bytes that each control group above this process leaves; cached files do not count as used."""
-    for group in _control_groups(root):
-        with suppress(OSError, ValueError):  # no limit, or a file that may not be read
-            room = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-            statistics = dict(map(str.split, (group / "memory.stat").read_text().splitlines()))
-            yield room + sum(int(statistics.get(name, 0)) for name in ("inactive_file", "active_file"))
-
-
-def available_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use. A second thread on a core would gain nothing: the kernels fill it.
-
-    Args:
-        root: The folder with `proc` and `sys`, for the quotas of control groups, as containers have them.
-    """
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    cores = [allowed, psutil.cpu_count(logical=False) or allowed]
-    for group in _control_groups(root):
-        with suppress(OSError, ValueError):  # "max": no quota
-            quota, period = map(int, (group / "cpu.max").read_text().split())
-            cores.append(max(1, quota // period))
-    return min(cores)
-
-
-def _control_groups(root: Path) -> Iterator[Path]:
-    """The folders of the control groups above this process."""
-    top = root / "sys/fs/cgroup"
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]  # cgroup v2
-    for folder in (top / name.strip("/") for name in names):
-        # In a container the group may stand at the top, under another name.
-        yield from (folder, *folder.parents[: len(folder.parts) - len(top.parts)])

@@ -1,6 +1,7 @@
 """Models that can be loaded, and folders in Hugging Face's layout: their shape, weights and tokenizer.
 
-Model files are not trusted. Everything in a folder is checked when it is opened, before memory is taken;
+Model files are not trusted. Config and weights are checked when a model is opened, before memory is taken,
+the tokenizer and `generation_config.json` when they are read;
 weights are safetensors alone; a model that the embedded engine cannot compute is refused with the reason.
 """
 
@@ -32,7 +33,7 @@ Read: TypeAlias = "Callable[[str], torch.Tensor]"
 """Gives a tensor for its Hugging Face name, of any floating type."""
 
 _REFUSAL = "neither the embedded engine nor the training supports it; SGLang may"
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
 
@@ -171,8 +172,8 @@ def model_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
 def _unsupported(raw: Mapping[str, Any]) -> str | None:
     """The reason why the engine cannot compute the model that a parsed config.json describes."""
     names: list[str] = raw.get("architectures") or []
-    if len(names) != 1 or names[0] not in ARCHITECTURES:
-        return f"architectures is {names}, not one of {', '.join(ARCHITECTURES)}"
+    if len(names) != 1 or names[0] not in _ARCHITECTURES:
+        return f"architectures is {names}, not one of {', '.join(_ARCHITECTURES)}"
     if raw.get("quantization_config"):
         return "the weights are quantised (quantization_config)"
     if kinds := set(raw.get("layer_types") or ()) - {"full_attention"}:
@@ -193,7 +194,7 @@ def _frequencies(theta: float, half: int) -> list[float]:
 
 @dataclass
 class Checkpoint:
-    """A model that can be loaded. All of it is checked when it is opened, before memory is taken."""
+    """A model that can be loaded. Config and weights are checked as it is opened, before memory is taken."""
 
     path: Path
     raw: dict[str, Any]

@@ -1,6 +1,7 @@
 """Weights as 8-bit integers, in the basis in which that loses little: the arrays that the kernels read.
 
-They are made of a checkpoint's tensors once (`stored`).
+They are made of a checkpoint's tensors once (`stored`). Here is also what every number format needs of a
+tensor: its order, and its norm's factors.
 """
 
 from __future__ import annotations
@@ -97,9 +98,20 @@ def quantised(
 # What every number format needs -----------------------------------------------------------------------------
 
 
-def taken(read: Read, names: list[str], bias: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def matrices_and_biases(
+    read: Read, names: list[str], bias: bool
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Matrices, and their biases if they have any."""
     return [read(name + ".weight") for name in names], [read(name + ".bias") for name in names if bias]
+
+
+def qk_norm(config: ModelConfig, read: Read, attention: str) -> torch.Tensor:
+    """The norm's weights for each head of queries and keys: float32 `[heads + kv_heads, head_dim]`.
+
+    The names of the layer's attention begin with `attention`.
+    """
+    q, k = (rotary_order(read(f"{attention}{part}_norm.weight").float(), config.head_dim) for part in "qk")
+    return torch.stack([q] * config.heads + [k] * config.kv_heads)
 
 
 def norm_scale(norm: torch.Tensor) -> torch.Tensor:
@@ -183,7 +195,7 @@ def _layer(config: ModelConfig, read: Read, number: int, basis: Basis) -> Part:
         return basis.outputs(read(name))
 
     def product(name: str, take: Read, parts: list[str], bias: bool, norm: str | None = None) -> Part:
-        matrices, biases = taken(take, parts, bias)
+        matrices, biases = matrices_and_biases(take, parts, bias)
         scale = norm_scale(read(prefix + norm)) if norm else None
         return _product(f"{number}.{name}", matrices, biases, scale, basis if norm else None)
 
@@ -195,10 +207,8 @@ def _layer(config: ModelConfig, read: Read, number: int, basis: Basis) -> Part:
         *product("gate_up", read, gate_up, c.mlp_bias, "post_attention_layernorm.weight"),
         *product("down", written, [mlp + "down_proj"], c.mlp_bias),
     ]
-    if c.qk_norm:  # a weight for each head of queries and keys
-        q, k = (rotary_order(read(f"{attention}{part}_norm.weight").float(), c.head_dim) for part in "qk")
-        norms = torch.stack([q] * c.heads + [k] * c.kv_heads)
-        arrays.append((f"{number}.qk_norm", norms.numpy()))
+    if c.qk_norm:
+        arrays.append((f"{number}.qk_norm", qk_norm(c, read, attention).numpy()))
     return arrays
 
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from pasta_async.backends.local.batch import Entry, Floats
-from pasta_async.backends.local.cache import affordable_slots, available_cores, keep_freed_memory
 from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, Read, expected_shapes, weight_count
 from pasta_async.backends.local.int8 import BYTES, Array, choose_dtype, kv_dtype
+from pasta_async.backends.local.machine import affordable_slots, available_cores, keep_freed_memory
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Job, Scheduler
 from pasta_async.backends.local.stored import stored_arrays
@@ -36,17 +36,16 @@ if TYPE_CHECKING:
 
 _SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown
 _SLOW_TO_CONVERT = 10**8  # the same for weights that are converted to int8
+_ONE_THREAD_BELOW = 10**8  # weights, of which the products are too small to share between threads
 
 
 class Output(NamedTuple):
     """The outcome of a step for one job."""
 
     job: Job
-    token: int | None
-    """None if none could be chosen."""
-    finish_reason: RequestEnd | None
-    error: BackendError | None = None
-    """The reason why no token could be chosen."""
+    token: int | BackendError
+    """The chosen token, or the reason why none could be chosen."""
+    finish_reason: RequestEnd | None = None
 
 
 class EngineModel(Protocol):
@@ -70,7 +69,7 @@ class Engine:
 
     Raises:
         UnsupportedModelError: The checkpoint cannot be used, or needs more memory than there is.
-        InvalidRequestError: torch cannot use the device.
+        InvalidRequestError: torch cannot use the device, or int8 is asked for on another one than a CPU.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: EngineOptions) -> None:
@@ -78,7 +77,8 @@ class Engine:
         self.weights: int = weight_count(self.config)
         self._options = options
         self._device = _usable_device(options.get("device"))
-        self._threads = options.get("threads") or available_cores()
+        cores = 1 if self.weights < _ONE_THREAD_BELOW else available_cores()
+        self._threads = options.get("threads") or cores
         self.dtype: DType = choose_dtype(options.get("dtype") or "auto", self.config, self._device)
         self.slots: int = affordable_slots(
             checkpoint,
@@ -111,7 +111,7 @@ class Engine:
     def step(self) -> list[Output] | None:
         """Run the model once over the jobs that run; None if there are none.
 
-        A job whose output has `finish_reason` or `error` set is gone already.
+        A job whose output has a `finish_reason` or an error is gone already.
         """
         # 1. The scheduler says which job computes how many tokens, and gives each token a slot.
         began = perf_counter()
@@ -177,7 +177,7 @@ class Engine:
         """Add a job's chosen token to it, and end it if that is its last one."""
         if isinstance(token, BackendError):
             self.scheduler.remove(job)
-            return Output(job, None, None, token)
+            return Output(job, token)
         if job.length == job.prompt_length:  # its first token: forks of it may come any time now
             self.scheduler.publish(job)
         job.ids[job.length] = token
@@ -215,16 +215,11 @@ class Stream:
         """Set once the engine is done with the job."""
         self._pieces: asyncio.Queue[Piece | BackendError] = asyncio.Queue()
 
-    def post(self, piece: Piece) -> None:
-        """Hand a piece to the reader."""
+    def post(self, piece: Piece | BackendError) -> None:
+        """Hand the reader a piece, or the error that ends the stream."""
         self._pieces.put_nowait(piece)
-        if piece.finish_reason:
+        if isinstance(piece, BackendError) or piece.finish_reason:
             self.ended.set()
-
-    def fail(self, error: BackendError) -> None:
-        """End the stream; its reader gets the error after the pieces that are there."""
-        self._pieces.put_nowait(error)
-        self.ended.set()
 
     async def read(self) -> Piece:
         """The next piece. Cancelling it loses nothing."""
@@ -232,6 +227,9 @@ class Stream:
         if isinstance(piece, BackendError):
             raise piece
         return piece
+
+
+_Delivery: TypeAlias = tuple[Stream, Piece | BackendError]
 
 
 class EngineLoop:
@@ -245,7 +243,7 @@ class EngineLoop:
         self._engine = engine
         self._executor = executor
         self._commands: deque[Callable[[], None]] = deque()
-        self._streams: dict[int, Stream] = {}  # by the id of the job
+        self._streams: dict[Job, Stream] = {}
         self._lock = threading.Lock()  # for `_running`, `_closed`, and adding commands
         self._running = False
         self._closed = False
@@ -323,7 +321,7 @@ class EngineLoop:
         streams = [*self._streams.values()]
         self._streams.clear()
         for stream in streams:
-            _call_soon(stream.loop, stream.fail, failure)
+            _call_soon(stream.loop, stream.post, failure)
 
     def _reset(self) -> None:
         self._engine.reset()
@@ -333,38 +331,36 @@ class EngineLoop:
         for other in [*self._streams.values()]:
             if other.loop.is_closed():  # nobody will read it
                 self._remove(other)
-        self._streams[id(stream.job)] = stream
+        self._streams[stream.job] = stream
         if self._broken:
             self._reset()
         self._engine.scheduler.add(stream.job)
 
     def _remove(self, stream: Stream) -> None:
-        if self._streams.pop(id(stream.job), None):
+        if self._streams.pop(stream.job, None):
             self._engine.scheduler.remove(stream.job)
         _call_soon(stream.loop, stream.ended.set)
 
     def _fail(self, error: BackendError) -> None:
         for stream in [*self._streams.values()]:
-            _call_soon(stream.loop, stream.fail, error)
+            _call_soon(stream.loop, stream.post, error)
             self._remove(stream)
 
     def _hand_out(self, outputs: Sequence[Output]) -> None:
         """Give the readers their tokens, by one call to each event loop: waking one is costly."""
-        deliveries: defaultdict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = defaultdict(list)
-        for job, token, finish_reason, error in outputs:
-            stream = self._streams[id(job)]
-            if finish_reason or error:
-                del self._streams[id(job)]
-            if token is None:
-                assert error is not None
-                deliveries[stream.loop].append(lambda stream=stream, error=error: stream.fail(error))
-            else:
+        deliveries: defaultdict[asyncio.AbstractEventLoop, list[_Delivery]] = defaultdict(list)
+        for job, token, finish_reason in outputs:
+            stream = self._streams[job]
+            piece = token
+            if not isinstance(piece, BackendError):
                 # The first piece and the last say how much of the prompt was cached.
                 has_count = finish_reason or job.length == job.prompt_length + 1
-                piece = Piece((token,), finish_reason, job.cached if has_count else None)
-                deliveries[stream.loop].append(lambda stream=stream, piece=piece: stream.post(piece))
+                piece = Piece((piece,), finish_reason, job.cached if has_count else None)
+            if finish_reason or isinstance(piece, BackendError):
+                del self._streams[job]
+            deliveries[stream.loop].append((stream, piece))
         for loop, delivery in deliveries.items():
-            if not _call_soon(loop, _call_all, delivery):  # closed meanwhile
+            if not _call_soon(loop, _post_all, delivery):  # closed meanwhile
                 for stream in [stream for stream in self._streams.values() if stream.loop is loop]:
                     self._remove(stream)
 
@@ -378,6 +374,6 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *
     return True
 
 
-def _call_all(callbacks: Sequence[Callable[[], None]]) -> None:
-    for callback in callbacks:
-        callback()
+def _post_all(deliveries: Sequence[_Delivery]) -> None:
+    for stream, piece in deliveries:
+        stream.post(piece)

@@ -190,13 +190,6 @@ class _Header:
         self._at += struct.calcsize(f"<{layout}")
         return values
 
-    def _bytes(self, size: int) -> bytes:
-        start = self._at
-        self._at += size
-        if self._at > len(self._data):
-            raise ValueError("it is truncated")
-        return self._data[start : self._at]
-
     def _strings(self, count: int) -> list[str]:
         """Strings, each behind its length. In one loop, since a vocabulary and its merges are 300,000."""
         strings: list[str] = []
@@ -228,7 +221,9 @@ class _Header:
 
     def _numbers(self, kind: GGUFValueType, count: int) -> list[Any]:
         dtype = np.dtype(kind.name.lower()).newbyteorder("<")  # uint8, float32, bool, ...
-        return np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
+        values = np.frombuffer(self._data, dtype, count, self._at).tolist()
+        self._at += count * dtype.itemsize
+        return values
 
 
 def _raw_config(

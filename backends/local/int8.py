@@ -18,7 +18,7 @@ from pasta_async.errors import InvalidRequestError
 Array: TypeAlias = NDArray[Any]
 
 _LOG = logging.getLogger(__name__)
-_LARGE_MODEL = 50_000_000  # weights; smaller models are computed exactly, for they are fast anyway
+_FLOAT32_BELOW = 50_000_000  # weights: so few are fast anyway, and are computed exactly
 
 BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 """Bytes of a number."""
@@ -96,7 +96,7 @@ def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: str
         InvalidRequestError: int8 on another device than a CPU.
     """
     if name == "auto":
-        if weight_count(config) < _LARGE_MODEL:
+        if weight_count(config) < _FLOAT32_BELOW:
             return "float32"
         if device != "cpu":
             return "bfloat16"
@@ -114,10 +114,11 @@ def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: str
 
 
 def kv_dtype(name: DType, device: str) -> DType:
-    """The type of keys and values, and of the products with them.
+    """The type of keys and values.
 
-    Beside int8 weights it is bfloat16 where the CPU has its products: half the bytes to read, and attention
-    of many answers in a third of the time. On a CPU float16 is ten times slower than float32.
+    Beside int8 weights it is bfloat16 on CPUs of the kind that has AVX512-BF16 or AMX, where attention of
+    many answers took a third of the time: there are half the bytes to read, and the products are float32
+    all the same. On others it was not measured. On a CPU float16 is ten times slower than float32.
     """
     if device != "cpu" or name not in ("int8", "float16"):
         return name

@@ -20,7 +20,13 @@ import torch.nn.functional as F
 from pasta_async.backends.local.batch import Entry, Floats, new_tokens
 from pasta_async.backends.local.cache import kv_shape, mapped
 from pasta_async.backends.local.checkpoint import ModelConfig, Read
-from pasta_async.backends.local.conversion import norm_scale, rotary_order, row_chunks, taken
+from pasta_async.backends.local.conversion import (
+    matrices_and_biases,
+    norm_scale,
+    qk_norm,
+    rotary_order,
+    row_chunks,
+)
 from pasta_async.backends.local.int8 import kv_dtype
 from pasta_async.backends.options import DType
 
@@ -119,18 +125,15 @@ class _Layer:
         norm1 = norm_scale(read(prefix + "input_layernorm.weight"))
         norm2 = norm_scale(read(prefix + "post_attention_layernorm.weight"))
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv, biases = taken(read, [f"{attention}{name}_proj" for name in "qkv"], c.qkv_bias)
+        qkv, biases = matrices_and_biases(read, [f"{attention}{name}_proj" for name in "qkv"], c.qkv_bias)
         for parts in (qkv, biases):  # queries and keys are rotated, values are not
             parts[:2] = [rotary_order(part, c.head_dim) for part in parts[:2]]
         self._qkv = linear(dtype, qkv, biases, norm1)
-        gate_up = taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
+        gate_up = matrices_and_biases(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
         self._gate_up = linear(dtype, *gate_up, norm2)
-        self._out = linear(dtype, *taken(read, [attention + "o_proj"], c.out_bias))
-        self._down = linear(dtype, *taken(read, [mlp + "down_proj"], c.mlp_bias))
-        self._qk_norm: torch.Tensor | None = None
-        if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
-            q, k = (rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")
-            self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(dtype)
+        self._out = linear(dtype, *matrices_and_biases(read, [attention + "o_proj"], c.out_bias))
+        self._down = linear(dtype, *matrices_and_biases(read, [mlp + "down_proj"], c.mlp_bias))
+        self._qk_norm = qk_norm(c, read, attention).to(dtype) if c.qk_norm else None
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's second half: the change of the states."""
@@ -205,9 +208,8 @@ def linear(
         biases: `[out]` each; none, or one for each matrix.
         scale: `[in]`, multiplied into the columns.
     """
-    bias = torch.cat(tuple(biases)) if biases else None
+    bias = torch.cat(tuple(biases)).to(dtype) if biases else None
     weight = _converted(matrices, dtype, scale)
-    bias = None if bias is None else bias.to(weight.dtype)
     if weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
         return _packed(weight, bias)
     return partial(F.linear, weight=weight, bias=bias)

@@ -31,7 +31,7 @@ class Job:
     def __init__(
         self,
         answer: Hashable,
-        ids: Sequence[int] | Ints,
+        ids: Sequence[int],
         max_tokens: int,
         sampler: TokenSampler,
         stop_ids: Collection[int],
@@ -129,8 +129,9 @@ class Scheduler:
 
     def publish(self, job: Job) -> None:
         """Give the tree the tokens that a running job has computed since, so that other jobs find them."""
-        if job.computed == job.published or job.node is None:
+        if job.computed == job.published:
             return
+        assert job.node is not None
         self._publications += 1
         new = slice(job.published, job.computed)
         node, tree_slots = self.radix.insert(job.node, job.ids[new], job.slots[new])

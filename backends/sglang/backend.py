@@ -38,7 +38,7 @@ from pasta_async.errors import (
 from pasta_async.protocol import DecodeRequest, Model, Piece
 from pasta_async_sglang import ON, STATE
 
-ROUTING_KEY = "X-SMG-Routing-Key"
+_ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router with `--policy manual` keeps requests together; others ignore it."""
 
 NEVER = -1e4
@@ -48,7 +48,7 @@ NEVER = -1e4
 _SPARE_TOKENS = 6
 
 
-class SGLangServerInfo(ServerInfo):
+class _ServerInfo(ServerInfo):
     """The fields of `/server_info` that are used here."""
 
     revision: str | None = None
@@ -101,7 +101,7 @@ class SGLangServerInfo(ServerInfo):
         return next((state for state in states if state != ON), ON)
 
 
-class PreferredSampling(BaseModel):
+class _PreferredSampling(BaseModel):
     """A server's default sampling (`--preferred-sampling-params`): the fields that belong to the model."""
 
     repetition_penalty: float = 1.0
@@ -115,7 +115,7 @@ class _ModelInfo(BaseModel, protected_namespaces=()):
     tokenizer_path: str | None = None
     served_model_name: str | None = None
     is_generation: bool = True
-    preferred_sampling_params: PreferredSampling | None = None
+    preferred_sampling_params: _PreferredSampling | None = None
 
 
 class _Worker(BaseModel):
@@ -148,7 +148,11 @@ class SGLangBackend(ServerBackend):
 
     Servers that were started with `--skip-tokenizer-init` work, too. A router aborts nothing, so its workers
     must be reachable, at the addresses that it knows them by. It keeps an answer on one worker under
-    `--policy manual`, by the header `X-SMG-Routing-Key`. The arguments are those of `ServerBackend`.
+    `--policy manual`, by the header `X-SMG-Routing-Key`.
+
+    Args:
+        url: The server's or the router's.
+        options: See `ServerOptions`.
     """
 
     kind = "SGLang"
@@ -157,8 +161,8 @@ class SGLangBackend(ServerBackend):
     def __init__(self, url: str, **options: Unpack[ServerOptions]) -> None:
         super().__init__(url, options)
         self._engines = [self.url]
-        self._info: SGLangServerInfo
-        self._preferred: PreferredSampling
+        self._info: _ServerInfo
+        self._preferred: _PreferredSampling
         self._request_ids = _request_ids()
         self._steps = StepTimes()
 
@@ -174,7 +178,7 @@ class SGLangBackend(ServerBackend):
                 f"{server} serves {model_info.model_path!r}, which does not generate text"
             )
         self._info = info
-        self._preferred = model_info.preferred_sampling_params or PreferredSampling()
+        self._preferred = model_info.preferred_sampling_params or _PreferredSampling()
         tokenizer = await self._find_tokenizer(
             server,
             model_info.tokenizer_path or model_info.model_path,
@@ -207,13 +211,13 @@ class SGLangBackend(ServerBackend):
             raise BackendConnectError(f"the router at {self.url} has no healthy worker")
         return healthy
 
-    async def _reachable_engine(self) -> tuple[str, SGLangServerInfo]:
+    async def _reachable_engine(self) -> tuple[str, _ServerInfo]:
         """The first engine that answers: a router lists a worker that has died until its checks fail."""
         *others, last = self._engines
         for engine in others:
             with suppress(BackendConnectError):
-                return engine, await self._check_version(SGLangServerInfo, f"{engine}/server_info")
-        return last, await self._check_version(SGLangServerInfo, f"{last}/server_info")
+                return engine, await self._check_version(_ServerInfo, f"{engine}/server_info")
+        return last, await self._check_version(_ServerInfo, f"{last}/server_info")
 
     def _notes(self) -> Iterator[str]:
         info = self._info
@@ -281,9 +285,9 @@ class _Generate(ServerRequest):
         body: Mapping[str, Any],
         request: DecodeRequest,
         model: Model,
-        info: SGLangServerInfo,
+        info: _ServerInfo,
     ) -> None:
-        super().__init__(f"{http.url}/generate", body, {ROUTING_KEY: request.answer}, request, model)
+        super().__init__(f"{http.url}/generate", body, {_ROUTING_KEY: request.answer}, request, model)
         self.id: str = body["rid"]
         self.main_of = None if request.thread else request.answer
         """The answer whose main thread this request decodes; None for other threads."""
@@ -324,7 +328,7 @@ def _request_ids() -> Iterator[str]:
     return (f"pasta-{process}-{number:012x}" for number in itertools.count())
 
 
-def _sampling_params(request: DecodeRequest, model: Model, preferred: PreferredSampling) -> dict[str, Any]:
+def _sampling_params(request: DecodeRequest, model: Model, preferred: _PreferredSampling) -> dict[str, Any]:
     sampling = request.sampling
     params: dict[str, Any] = {
         **sampling_fields(request, model),

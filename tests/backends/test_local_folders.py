@@ -14,7 +14,7 @@ import torch
 
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.local.cache import available_cores, available_memory
+from pasta_async.backends.local.machine import available_cores, available_memory
 from pasta_async.errors import UnsupportedModelError
 from tests.helpers import local_models
 from tests.helpers.engine_jobs import open_engine

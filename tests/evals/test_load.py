@@ -157,9 +157,8 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
         "written": f"A{promise('b', ' word' * 2)} c.",
     }
     documents, out = write_rows(tmp_path / "documents.jsonl", [record]), tmp_path / "rows.jsonl"
-    options = (
-        "--rounds 1 --at-once 2 --rates 50 --answers 4 --methods sequential --methods auto --methods auto"
-    )
+    methods = "--methods sequential --methods auto --methods auto"  # one that is named twice is written once
+    options = f"--rounds 1 --at-once 2 --rates 50 --answers 4 {methods}"
     run(main, f"--backend {LOCAL_TINY} --documents {documents} {options} --out {out}")
     identity, answers = read_answers(out)
     assert identity["benchmark"] == "load"

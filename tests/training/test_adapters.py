@@ -82,8 +82,11 @@ def test_a_malformed_tokenizer_of_the_base_is_refused(damage: dict[str, Any], tm
     path = run.base / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
     (run.adapter / "tokenizer.json").unlink()
+    checkpoint = open_adapter(run.adapter, open_checkpoint(run.base))
     with pytest.raises(UnsupportedModelError):
-        open_adapter(run.adapter, open_checkpoint(run.base)).tokenizer()
+        checkpoint.tokenizer()
+    with pytest.raises(UnsupportedModelError):
+        exporting.export_folder(checkpoint, tmp_path / "out", "float32")
 
 
 # Export ----------------------------------------------------------------------------------------------------
