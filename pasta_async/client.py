@@ -15,13 +15,13 @@ from typing_extensions import TypeVar  # that of `typing` has defaults from Pyth
 from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import InvalidRequestError, InvalidStateError, PastaError
-from pasta_async.events import Emit
+from pasta_async.events import Emit, Event
 from pasta_async.interpreter.admission import Admission, AnswerSlots
 from pasta_async.interpreter.runner import Prepared, Runner, with_retries
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, FillOptions, Limits, Sampling, Settings
 from pasta_async.plans.checks import InvalidPlanError, PlanReport, check_plan
-from pasta_async.plans.events import EmitFill, FillDone, Filled, ValidationFailedError
+from pasta_async.plans.events import FillDone, Filled, FillEvent, ValidationFailedError
 from pasta_async.plans.parts import Layout
 from pasta_async.plans.plan import Plan, PlanForm
 from pasta_async.plans.run import FillStream, PlanRun
@@ -118,7 +118,7 @@ class Client:
         Cancelling it is safe.
         """
         limits = self.limits
-        async with time_limit(self._clock, self._deadline(limits), limits.timeout, "connecting and encoding"):
+        async with time_limit(self._clock, self._deadline(limits), "connecting and encoding"):
             model = await self.connect()
             encode = partial(model.tokenizer.encode, text, most_tokens(model, limits))
             ids = [*model.tokenizer.opening, *await run_encoding(len(text), encode)]
@@ -249,7 +249,7 @@ class Client:
 
     def _filling(
         self, prompt: Prompt, form: Any, instruct: bool, options: FillOptions, *, streamed: bool
-    ) -> tuple[Callable[[EmitFill | None], Coroutine[Any, Any, Filled[Any]]], Observation]:
+    ) -> tuple[Callable[[Emit[FillEvent] | None], Coroutine[Any, Any, Filled[Any]]], Observation]:
         """The work of filling a form, all its options checked but the prompt, and its observers."""
         plan = Plan.of(form)
         asked = _instructed(prompt, plan) if instruct else prompt
@@ -259,7 +259,7 @@ class Client:
             raise InvalidRequestError("a plan takes no stop texts: its fields end by their form")
         most = sampling.max_tokens if "max_tokens" in sampling.model_fields_set else None
 
-        async def work(emit: EmitFill | None) -> Filled[Any]:
+        async def work(emit: Emit[FillEvent] | None) -> Filled[Any]:
             async with self._prepared(observation, plan) as prepared:
                 limits = prepared.start.limits
                 fitted, report = await _checked(plan, prepared.model, limits, most, len(prepared.prompt))
@@ -272,12 +272,12 @@ class Client:
             if isinstance(form, type):
                 filled = _validated(filled, form)
             if emit and (wait := emit([FillDone(filled)])):
-                await wait
+                wait.close()  # nothing more is decoded: no slow reader holds it up
             return filled
 
         return work, observation
 
-    async def _answer(self, observation: Observation, emit: Emit | None = None) -> Generation:
+    async def _answer(self, observation: Observation, emit: Emit[Event] | None = None) -> Generation:
         """Prepare an answer, then run it."""
         async with self._prepared(observation) as prepared:
             runner = Runner(prepared, emit)
@@ -309,7 +309,7 @@ class Client:
         limits = start.limits
         messages, ids = read_prompt(start.prompt)
         deadline = self._deadline(limits)
-        async with time_limit(self._clock, deadline, limits.timeout, "connecting and encoding"):
+        async with time_limit(self._clock, deadline, "connecting and encoding"):
             model = await with_retries(self._backend.connect, limits.retries, self._clock)
             observation.begin(model)
             began = self._clock.time()

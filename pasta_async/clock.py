@@ -48,15 +48,12 @@ REAL_CLOCK: Clock = RealClock()
 
 
 @asynccontextmanager
-async def time_limit(
-    clock: Clock, deadline: float | None, seconds: float | None, work: str
-) -> AsyncGenerator[None]:
+async def time_limit(clock: Clock, deadline: float | None, work: str) -> AsyncGenerator[None]:
     """Limit the block to a moment of a clock, as `asyncio.timeout_at` does by the loop's time.
 
     Args:
         clock: Measures the time.
         deadline: The moment; None is no limit.
-        seconds: `Limits.timeout`, for the error.
         work: The name of the block's work, for the error.
 
     Raises:
@@ -84,7 +81,7 @@ async def time_limit(
     except TimeoutError as error:
         if not limit.expired():  # the block's own
             raise
-        raise GenerationTimeoutError(f"{work} took longer than Limits.timeout = {seconds:g} s") from error
+        raise GenerationTimeoutError(f"{work} took longer than Limits.timeout allows") from error
 
 
 async def wait_out(

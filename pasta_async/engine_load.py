@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-THREADS_PER_DOUBLING = 1.25
+_THREADS_PER_DOUBLING = 1.25
 """Threads up to which parallel decoding pays, for each request that it takes to double a step's time.
 
 Counted on annotated reference answers of AlpacaEval, an answer saves 160 steps and adds 63 tokens. With n
@@ -34,7 +34,7 @@ LIGHT_THREADS = 16
 It is all the room there is while an engine has not measured its steps, or cannot be asked.
 """
 
-FULL_CACHE = 0.9
+_FULL_CACHE = 0.9
 """Share of the KV cache in use from which on further threads would evict what others need."""
 
 _ENOUGH_STEPS = 64
@@ -66,9 +66,9 @@ class EngineLoad:
 
 def room(load: EngineLoad, answers: int) -> float:
     """Threads, over so many answers in all, up to which parallel decoding pays on an engine."""
-    if load.kv_use >= FULL_CACHE:
+    if load.kv_use >= _FULL_CACHE:
         return 0.0
-    threads = THREADS_PER_DOUBLING * load.step_doubles_at
+    threads = _THREADS_PER_DOUBLING * load.step_doubles_at
     if answers <= 1 or not load.step_doubles_at:
         threads = max(LIGHT_THREADS, threads)
     return min(threads, load.capacity)

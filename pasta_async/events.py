@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -170,5 +170,7 @@ Event = Annotated[
 """Every event of an answer; match on the class or on `type`. Immutable, and `pydantic.TypeAdapter(Event)`
 makes JSON of it and reads it again."""
 
-Emit = Callable[[list[Event]], Coroutine[Any, Any, None] | None]
-"""Hands events on at once. If it returns a coroutine, that is awaited before more is decoded."""
+_E = TypeVar("_E")
+
+Emit: TypeAlias = Callable[[list[_E]], Coroutine[Any, Any, None] | None]
+"""Hands events of a kind on at once. If it returns a coroutine, that is awaited before more is decoded."""

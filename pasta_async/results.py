@@ -33,10 +33,12 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 Width = Literal["full", "limited", "one", "plain"]
 """The width at which an answer was decoded.
 
-* `full`: its threads waited for nothing but `Limits`, and the client's slots.
-* `limited`: threads of it waited for room, since its width follows the load.
+* `full`: no thread of it waited for anything but `Limits.max_threads`. In plans, and with
+  `parallel="always"`, the client's slots do not count either.
+* `limited`: threads of it waited for room on the engine, or for a slot of the client.
 * `one`: one thread at a time, as the options asked for.
-* `plain`: without tags, as the options asked for, or because the engine was full (see `Generation.notes`).
+* `plain`: without tags, as the options asked for, since the model has none, or because the engine was full
+  (see `Generation.notes`).
 """
 
 

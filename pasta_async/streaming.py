@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from pasta_async.clock import wait_out
 from pasta_async.errors import InvalidStateError
-from pasta_async.events import Event, TextDelta
+from pasta_async.events import Emit, Event, TextDelta
 from pasta_async.observers import Observation
 from pasta_async.results import Generation
 
@@ -33,7 +33,7 @@ class ResultStream(Generic[_E, _R]):
 
     def __init__(
         self,
-        run: Callable[[Callable[[list[_E]], Coroutine[Any, Any, None] | None]], Coroutine[Any, Any, _R]],
+        run: Callable[[Emit[_E]], Coroutine[Any, Any, _R]],
         observation: Observation,
     ) -> None:
         self._run = run

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-LONG_TEXT = 5_000
+_LONG_TEXT = 5_000
 """Characters; texts with more are encoded in a worker thread, so that the event loop goes on."""
 
-WORKERS = 2
+_WORKERS = 2
 """Number of worker threads of an event loop that encode at the same time."""
 
-MAX_DEPTH = 64
+_MAX_DEPTH = 64
 """Largest number of levels of lists and objects in a message."""
 
-SLACK = 16
+_SLACK = 16
 """Tokens by which a text's beginning, encoded alone, may exceed its share of the whole text's tokens."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's space
@@ -329,11 +329,11 @@ async def run_encoding(size: int, encode: Callable[[], _T]) -> _T:
 
     A cancelled caller leaves at once. The thread finishes its text, whose length a limit has to bound.
     """
-    if size <= LONG_TEXT:
+    if size <= _LONG_TEXT:
         return encode()
     limiter = _limiter.get(None)
     if limiter is None:
-        limiter = anyio.CapacityLimiter(WORKERS)
+        limiter = anyio.CapacityLimiter(_WORKERS)
         _limiter.set(limiter)
     return await anyio.to_thread.run_sync(encode, abandon_on_cancel=True, limiter=limiter)
 
@@ -367,8 +367,8 @@ def texts_in(value: Any) -> Iterator[str]:
     remaining = [(value, 0)]
     while remaining:
         value, depth = remaining.pop()
-        if depth > MAX_DEPTH:
-            raise InvalidRequestError(f"the messages are nested more than {MAX_DEPTH} deep")
+        if depth > _MAX_DEPTH:
+            raise InvalidRequestError(f"the messages are nested more than {_MAX_DEPTH} deep")
         if isinstance(value, str):
             yield value
         elif isinstance(value, Mapping):
@@ -483,13 +483,13 @@ def _check_size(text: str, limit: int | None, tokenizer: tokenizers.Tokenizer) -
     """
     if limit is None:
         return
-    beginning = text[: 8 * (limit + SLACK)]
-    if len(beginning) < len(text) and len(_token_ids(tokenizer, beginning)) > limit + SLACK:
+    beginning = text[: 8 * (limit + _SLACK)]
+    if len(beginning) < len(text) and len(_token_ids(tokenizer, beginning)) > limit + _SLACK:
         raise PromptTooLongError(f"the text has more than the {limit} tokens that fit", limit=limit)
 
 
 def _token_ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
-    if len(text) <= LONG_TEXT:
+    if len(text) <= _LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=False).ids
     # `encode` would hold the GIL until it is done, and with it every other thread.
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

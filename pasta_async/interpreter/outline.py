@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from pasta_async.lang import ChunkParser, MainParser, Promise, Reading, Sync
 
-MAX_ITEMS = 10
+_MAX_ITEMS = 10
 """Items between two joins. Then main sees them whole, and decides again whether the list goes on."""
 
 _LONGEST_HEAD = 120
@@ -187,7 +187,7 @@ class OutlineParser(MainParser):
     def _read_next(self, before: Head) -> list[Reading]:
         line = self._held.lstrip("\n")
         head = Head.read(line)
-        if head and line.startswith(before.next_lead) and self._is_new(head) and self._items < MAX_ITEMS:
+        if head and line.startswith(before.next_lead) and self._is_new(head) and self._items < _MAX_ITEMS:
             # Drop the line break after a bare head, unless this list puts items on their own lines.
             text = self._held if self.is_block else self._held.rstrip()
             self._held = ""

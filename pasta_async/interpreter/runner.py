@@ -23,7 +23,7 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
-from pasta_async.events import Emit
+from pasta_async.events import Emit, Event
 from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.state import RequestLog
@@ -164,9 +164,8 @@ async def limited_group(group: asyncio.TaskGroup, prepared: Prepared, work: str)
     """
     caller = asyncio.current_task()
     cancellations = caller.cancelling() if caller else 0
-    timeout = prepared.start.limits.timeout
     try:
-        async with group, time_limit(prepared.clock, prepared.deadline, timeout, work):
+        async with group, time_limit(prepared.clock, prepared.deadline, work):
             yield
     except BaseExceptionGroup as errors:
         # A cancellation that was requested since the group began came from outside.
@@ -182,7 +181,7 @@ class Runner:
     `emit` receives events; it may wait, and then so does the thread that emits them.
     """
 
-    def __init__(self, prepared: Prepared, emit: Emit | None) -> None:
+    def __init__(self, prepared: Prepared, emit: Emit[Event] | None) -> None:
         self.machine: Machine = Machine(
             prepared.model,
             prepared.tags,
@@ -212,22 +211,20 @@ class Runner:
                 await self._ended(0)
                 await self._settle()
         except PastaError as error:
-            error.partial = await self._finish("error")
+            error.partial = self._finish("error")
             raise
-        return await self._finish()
+        return self._finish()
 
     def partial(self) -> Generation:
         """The answer so far."""
         return self.machine.transcript.generation(self._prepared.now())
 
-    async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
+    def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
         if trouble := self._prepared.slots.trouble:
             self.machine.transcript.notes += (trouble,)
         generation = self.machine.finish(finish_reason, self._prepared.now())
-        if finish_reason is None:
-            await self._flush(0)
-        elif self._emit and (wait := self._emit(self.machine.events)):
-            wait.close()  # its time may be up, and nothing more is decoded: no slow reader holds it up
+        if self._emit and (wait := self._emit(self.machine.events)):
+            wait.close()  # nothing more is decoded: no slow reader holds it up
         return generation
 
     # Threads ----------------------------------------------------------------------------------------------

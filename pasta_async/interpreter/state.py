@@ -88,7 +88,7 @@ class Thread(RequestLog):
     cap: int = 0
     """Largest number of tokens that it may have in the document."""
     promise_end: int = 0
-    """Main's token count up to the promise, with it."""
+    """Number of main's tokens up to the end of its promise."""
     head_start: int = 0
     """In an outline: main's token count before the item's head. For main: before its current line."""
     inserted: list[int] = field(default_factory=list[int])
@@ -153,9 +153,7 @@ class TokenBudget:
         self._limits = limits
         main.cap = max_tokens
         # With fewer generated tokens than this, no limit can be reached.
-        self._smallest_limit = min(
-            max_tokens, max_tokens if limits.total_tokens is None else limits.total_tokens
-        )
+        self._smallest_limit = min(max_tokens, limits.total_tokens or max_tokens)
         self._joined_tokens = 0  # tokens of chunks that are joined
         self._earlier_chains = 0  # critical path of the rounds that are over, in tokens
 

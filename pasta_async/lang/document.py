@@ -60,7 +60,8 @@ ClosedBy = Literal["writer", "nested", "budget", "end", "interrupted"]
 """The cause of a chunk's end.
 
 * `writer`: its thread wrote `</async>`.
-* `nested`: its thread wrote a promise, a sync or the marker of a list's next item.
+* `nested`: its thread wrote a promise, a sync, or the marker of a list's next item, even in front of
+  `</async>`.
 * `budget`: its token cap.
 * `end`: the end of the text.
 * `interrupted`: a failure or a cancellation.

@@ -7,7 +7,7 @@ is the context that it takes to close a value that was cut off, which is long on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Literal
 
@@ -250,13 +250,11 @@ def _bounds(plan: Plan) -> Bounds:
         if hole.list_of:  # the item's part of the outline stands in the context once more
             seen_tokens[hole.name] += plan.by_name[hole.list_of].tokens
     return Bounds(
-        critical_path=max(length.values(), default=0),
+        critical_path=max(length.values()),
         tokens=plan.tokens,
-        width=_width(plan, copies),
+        width=_width(plan),
         joined=sum(copies[name] * tokens for name, tokens in seen_tokens.items()),
-        context=max(
-            (seen_tokens[hole.name] + fixed[hole.name] + hole.tokens for hole in plan.holes), default=0
-        ),
+        context=max(seen_tokens[hole.name] + fixed[hole.name] + hole.tokens for hole in plan.holes),
     )
 
 
@@ -267,7 +265,7 @@ def _fixed_tokens(hole: Hole, is_tagged: bool) -> int:
     return tags + len(hole.head.encode()) + key
 
 
-def _width(plan: Plan, copies: Mapping[str, int]) -> int:
+def _width(plan: Plan) -> int:
     """The most holes that may be written at once: no more than chains of holes that wait for one another.
 
     A chain counts as often as its hole with the most copies.
@@ -280,4 +278,4 @@ def _width(plan: Plan, copies: Mapping[str, int]) -> int:
             chains.append([hole.name])
         else:
             chain.append(hole.name)
-    return sum(max(copies[name] for name in chain) for chain in chains)
+    return sum(max(plan.copies[name] for name in chain) for chain in chains)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
@@ -58,9 +57,6 @@ class FillDone:
 
 FillEvent = FieldStarted | FieldDelta | FieldDone | FillDone
 """Every event of a plan that is being filled, told apart by class or by `type`."""
-
-EmitFill = Callable[[list[FillEvent]], Coroutine[Any, Any, None] | None]
-"""Hands events on. If it returns a coroutine, that is awaited before more is decoded."""
 
 
 class Filled(BaseModel, Generic[T], frozen=True):

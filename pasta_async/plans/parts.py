@@ -238,7 +238,7 @@ class Layout:
         """The text of the answer in order, up to the first part that is not written yet."""
         if self._plan.is_text:
             return self._text(parts)
-        if self._plan.holes and self._plan.holes[0].key is None:  # the whole object is one hole
+        if self._plan.holes[0].key is None:  # the whole object is one hole
             return parts[0].output.strip() if parts else ""
         written = "{"
         for number, key in enumerate(self._order):

@@ -24,20 +24,20 @@ from pasta_async.plans.schema import (
     definitions_of,
     field_settings,
     is_count,
-    most_tokens,
     object_schema,
     properties_of,
     resolved,
     schema_of,
+    token_limit,
 )
 
-LEAST_TOKENS = 8
+_LEAST_TOKENS = 8
 """Smallest token limit of a hole that nothing bounds, however few tokens are left for it."""
 
 _ENOUGH_TOKENS = 64
-"""Tokens of such a hole that a list gives items away for."""
+"""Tokens that each such hole should have: unbounded lists lose items until it has."""
 
-USUAL_ITEMS = 16
+_USUAL_ITEMS = 16
 """Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
 _MOST_FIELDS = 500  # of a plan: what is done for each, for all that it sees, has to end soon
@@ -128,7 +128,7 @@ class ItemList:
     most: int
     """Largest number of items."""
     least: int
-    """The number that `most` is not lowered below; the same if the schema bounds the list."""
+    """The smallest number that `Plan.fitted` lowers `most` to; the same if the schema bounds the list."""
     is_bounded: bool
     """False if nothing bounds the list, so that `most` is the usual number."""
     order: tuple[str, ...]
@@ -247,6 +247,8 @@ class Plan:
                     hole = _hole(name, item_fields[name], setting, item_holes, bare_definitions, key)
                     holes.append(hole)
         plan = cls._of_holes(schema, holes, lists)
+        if len(plan.by_name) < len(holes):
+            raise InvalidRequestError("a field has the name of another one's path, as `list[].field`")
         annotated = [path for key in fields for path in annotated_below(fields[key], definitions, key)]
         plan.unused = tuple(path for path in annotated if path not in plan.by_name)
         return plan
@@ -283,7 +285,7 @@ class Plan:
         """The plan, made to fit a token limit. Only what nothing bounds shrinks.
 
         First unbounded lists lose items, the longest one first, until each unbounded hole could have
-        `_ENOUGH_TOKENS`. Then these holes share what is left, each with at least `LEAST_TOKENS`.
+        `_ENOUGH_TOKENS`. Then these holes share what is left, each with at least `_LEAST_TOKENS`.
         """
         if max_tokens is None or self.tokens <= max_tokens:
             return self
@@ -312,11 +314,11 @@ class Plan:
             if most[key] < self.lists[key].most:
                 plan = plan._with_items(key, most[key])
         share = (max_tokens - limited(plan, 0).tokens) // max(1, sum(plan.copies[name] for name in usual))
-        return limited(plan, max(share, LEAST_TOKENS))
+        return limited(plan, max(share, _LEAST_TOKENS))
 
     def cut_off(self, room: int) -> Plan:
         """The plan of a whole object in sequence, which ends where the context does; any other as it is."""
-        if len(self.holes) != 1 or self.is_text or self.holes[0].key is not None:
+        if self.is_text or self.holes[0].key is not None:
             return self
         return self._with(replace(hole, tokens=max(1, min(hole.tokens, room))) for hole in self.holes)
 
@@ -521,7 +523,7 @@ def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
     order = tuple(properties_of(item))
     if most is not None:
         return ItemList(most, most, True, order)
-    return ItemList(max(USUAL_ITEMS, least), max(1, least), False, order)
+    return ItemList(max(_USUAL_ITEMS, least), max(1, least), False, order)
 
 
 def _hole(
@@ -534,7 +536,7 @@ def _hole(
 ) -> Hole:
     """The hole of a field; `hole_of` has the names of the holes that it may see, by field."""
     after, unknown = _holes_of(settings.get("after", ()), hole_of)
-    tokens, is_bounded = most_tokens(field, settings, definitions)
+    tokens, is_bounded = token_limit(field, settings, definitions)
     return Hole(
         name=f"{list_of}[].{key}" if list_of else key,
         after=after,

@@ -20,13 +20,13 @@ from pasta_async.errors import (
     PromptTooLongError,
     ThreadFailedError,
 )
+from pasta_async.events import Emit
 from pasta_async.grammar import Grammar
 from pasta_async.interpreter.runner import Prepared, limited_group, retry_delay
 from pasta_async.interpreter.state import thread_seed
 from pasta_async.lang.document import Document, Text
 from pasta_async.lang.views import Segment
 from pasta_async.plans.events import (
-    EmitFill,
     FieldDelta,
     FieldDone,
     FieldStarted,
@@ -46,7 +46,7 @@ from pasta_async.tokenizer import Detokenizer, run_encoding
 class PlanRun:
     """Fills one plan. `emit` receives events; it may wait, and then so does the hole that emits them."""
 
-    def __init__(self, prepared: Prepared, plan: Plan, emit: EmitFill | None) -> None:
+    def __init__(self, prepared: Prepared, plan: Plan, emit: Emit[FillEvent] | None) -> None:
         model = prepared.model
         self._prepared = prepared
         self._plan = plan
@@ -90,7 +90,7 @@ class PlanRun:
         records = tuple(part.record() for part in self._parts)
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         document = Document((Text(text),))
-        if self._is_complete_and_tagged:
+        if self._plan.is_tagged and self._finish_reason in ("stop", "length"):  # all is written
             document = self._layout.tagged_document(self._parts)
         now = self._prepared.now()
         return Generation(
@@ -102,15 +102,7 @@ class PlanRun:
             text_tokens=tokens,
             finish_reason=self._finish_reason,
             elapsed=now,
-            width="full",
             notes=self._prepared.notes,
-        )
-
-    @property
-    def _is_complete_and_tagged(self) -> bool:
-        """True once all holes of a template with tags are written."""
-        return self._plan.is_tagged and all(
-            any(part.hole is hole and part.done.is_set() for part in self._parts) for hole in self._plan.holes
         )
 
     def document(self) -> str:
@@ -231,7 +223,8 @@ class PlanRun:
                     break
                 except BackendError as error:
                     # What a reader has cannot be taken back.
-                    has_text = any(part.raw_values().values()) if part.hole.schema else part.output
+                    is_key = part.hole.key is not None
+                    has_text = any(part.raw_values().values()) if is_key else part.output
                     is_shown = self._emit and has_text
                     again = error.retryable and failures < self._prepared.start.limits.retries
                     if is_shown or not again or not self._has_tokens_to_retry(part):

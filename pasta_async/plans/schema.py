@@ -22,7 +22,8 @@ USUAL_TOKENS = 256
 
 _LONGEST_SCHEMA = 100_000  # characters of JSON: servers take schemas of anybody; each hole has the $defs
 _SCHEMAS_LOOKED_AT = 200  # to find the longest value of a field, whose schema may refer to itself
-_NUMBER_BYTES = 22  # of the longest number, where nothing bounds it
+_NUMBER_BYTES = 22  # of a number that its schema does not bound; a longer one is cut off
+_LARGEST_COUNT = 2**63  # of tokens, items, characters: Python writes no number of more than 4,300 digits
 _NO_MEANING = (
     *(KEY, "title", "default", "examples", "description", "deprecated", "readOnly", "writeOnly"),
     "discriminator",
@@ -39,7 +40,7 @@ class _Settings(BaseModel, extra="forbid", strict=True):
     """The object that stands under `x-pasta`."""
 
     after: list[str] = Field(default=[], fail_fast=True)
-    tokens: int = Field(default=USUAL_TOKENS, ge=1)
+    tokens: int = Field(default=USUAL_TOKENS, ge=1, lt=_LARGEST_COUNT)
     together: str = ""
 
 
@@ -253,7 +254,7 @@ def _bare(schema: Any, keep: tuple[str, ...], *, is_closed: bool) -> Any:
     return bare
 
 
-def most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema) -> tuple[int, bool]:
+def token_limit(field: Schema, settings: Mapping[str, Any], definitions: Schema) -> tuple[int, bool]:
     """The token limit of a field, and False if nothing bounds it."""
     if "tokens" in settings:
         return settings["tokens"], True
@@ -264,7 +265,7 @@ def most_tokens(field: Schema, settings: Mapping[str, Any], definitions: Schema)
 
 
 class _ValueSizes:
-    """Bytes of the longest JSON values of schemas. It looks at so many schemas: one may refer to itself."""
+    """Bytes of the longest JSON values of schemas. It looks at 200 at most, since one may refer to itself."""
 
     def __init__(self, definitions: Schema) -> None:
         self._definitions = definitions
@@ -312,4 +313,4 @@ def _number_size(schema: Schema) -> int:
 
 def is_count(value: Any) -> bool:
     """True for a number of items, characters or the like."""
-    return isinstance(value, int) and value >= 0
+    return isinstance(value, int) and 0 <= value < _LARGEST_COUNT

@@ -248,7 +248,7 @@ def _guarded(app: ASGIApp, keys: Sequence[str]) -> ASGIApp:
 
     def allows(scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        digest = hashlib.sha256(key.strip(" ").encode("latin-1")).digest()
         # Every key is compared, and all digests have one length, so that the time it takes tells nothing.
         matches = [hmac.compare_digest(digest, key_digest) for key_digest in digests]
         return _path_in_app(scope) in _OPEN_PATHS or (any(matches) and scheme.lower() == "bearer")

@@ -5,14 +5,13 @@ The engine renders and encodes the prompt itself, so it may read special tokens 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from pydantic_core import from_json
 
-from pasta_async.errors import GenerationTimeoutError
+from pasta_async.clock import REAL_CLOCK, time_limit
 from pasta_async.options import Limits
 from pasta_async.prompts import check_ids, check_json
 from pasta_async.server.errors import ApiError
@@ -62,25 +61,16 @@ class EngineReply:
             GenerationTimeoutError: The answer took too long.
             BackendError: The engine refused or failed.
         """
-        loop = asyncio.get_running_loop()
         async with (
             self._queue.enter(self._timeout) as seconds,
             aclosing(self._backend.forward(self._path, self._body)) as parts,
         ):
-            deadline = None if seconds is None else loop.time() + seconds
+            deadline = None if seconds is None else REAL_CLOCK.time() + seconds
             while True:
-                limit = asyncio.timeout_at(deadline)
-                try:
-                    async with limit:
-                        part = await anext(parts)
-                except StopAsyncIteration:
+                async with time_limit(REAL_CLOCK, deadline, "the answer"):
+                    part = await anext(parts, None)
+                if part is None:
                     return
-                except TimeoutError as error:
-                    if not limit.expired():  # the engine's own error is a `TimeoutError`, too
-                        raise
-                    raise GenerationTimeoutError(
-                        f"the answer took longer than {self._timeout:g} s"
-                    ) from error
                 yield part
 
 

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 _Form = TypeVar("_Form", bound="_Body")
 _Options = TypeVar("_Options", bound=Options)
 
-MAX_CHOICES = 16
+_MAX_CHOICES = 16
 """Largest number of answers to one request: choices of all its prompts."""
 
 MAX_MESSAGES = 2048
@@ -288,8 +288,8 @@ def check_request(request: GenerateRequest, service: Service) -> None:
         raise ApiError(message, 404, code="model_not_found", param="model")
     if not request.prompts or not all(request.prompts):
         raise ApiError("the prompt is empty", param="prompt")
-    if request.count > MAX_CHOICES:
-        raise ApiError(f"at most {MAX_CHOICES} answers for a request, not {request.count}", param="n")
+    if request.count > _MAX_CHOICES:
+        raise ApiError(f"at most {_MAX_CHOICES} answers for a request", param="n")
     if settings.max_tokens and (request.token_limit or 0) > settings.max_tokens:
         raise ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
     if request.max_tokens not in (None, request.token_limit):

@@ -128,3 +128,19 @@ async def test_a_reader_that_reads_nothing_keeps_no_answer_beyond_its_time() -> 
         assert isinstance(watch.error, GenerationTimeoutError)
         with pytest.raises(GenerationTimeoutError):
             await stream.result()
+
+
+@pytest.mark.parametrize("words", range(60, 66))  # of one of these the last event is the first without room
+async def test_the_last_event_waits_for_no_reader(words: int) -> None:
+    watch = EndWatch()
+    async with (
+        Client(ScriptedBackend("word " * words), observers=[watch]) as client,
+        client.stream("Why?") as stream,
+    ):
+        for _ in range(1000):  # a reader who begins late, and leaves at the last event
+            await asyncio.sleep(0)
+        async for event in stream:
+            if event.type == "answer.done":
+                break
+    assert (await stream.result()).finish_reason == "stop"
+    assert watch.error is None

@@ -64,8 +64,9 @@ def stalling() -> WatchedBackend:
 def test_keys_from_a_file_and_from_settings(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\n\nfirst\n second \n")
-    with running(ScriptedBackend(ANSWER), api_keys_file=keys, api_keys="schlüssel") as server:
-        assert [ask(server, key).status_code for key in ("first", "second", "schlüssel")] == [200] * 3
+    with running(ScriptedBackend(ANSWER), api_keys_file=keys, api_keys="schlüssel,voilà") as server:
+        keys_that_work = ("first", "second", "schlüssel", "voilà")
+        assert [ask(server, key).status_code for key in keys_that_work] == [200] * 4
         for key in (None, "fourth", "# ours", "firs", "first2", "schluessel"):
             reply = ask(server, key)
             assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
