@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 DType = Literal["float32", "bfloat16", "float16", "int8"]
 """A number format to compute in."""
 
+TorchDType = Literal["auto", "float32", "bfloat16"]
+"""The number format of a computation in torch that is no engine's; auto is bfloat16 on CUDA, else float32."""
+
 Count = Annotated[int, Field(ge=1)]
 
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.statistics import estimate
@@ -51,6 +52,9 @@ class TrainSettings(CommandSettings):
     out: Path = Field(description="folder of the judge; an interrupted run goes on from what it has")
     penalty: float = Field(default=10.0, gt=0, description="of large weights (ridge)")
     tokens: Count = Field(default=512, description="tokens of a prompt, and of an answer, that are read")
+    dtype: TorchDType = Field(
+        default="auto", description="that the model reads in; auto: bfloat16 on CUDA, else float32"
+    )
 
 
 class Preference(BaseModel, frozen=True):
@@ -88,12 +92,12 @@ class Reader:
         UnsupportedModelError: The folder cannot be used.
     """
 
-    def __init__(self, folder: Path, tokens: int) -> None:
+    def __init__(self, folder: Path, tokens: int, dtype: TorchDType) -> None:
         from transformers import AutoModel
 
         from pasta_async.training.likelihood import load_frozen
 
-        self._model: Any = load_frozen(AutoModel, folder)
+        self._model: Any = load_frozen(AutoModel, folder, dtype)
         self._tokenizer = Tokenizer.from_folder(folder)
         self._tokens = tokens
 
@@ -173,7 +177,8 @@ def train(settings: TrainSettings) -> dict[str, Any]:
     weights = factor * fit_weights(differences, lengths, settings.penalty)
     save_file({"weights": weights}, settings.out / "judge.safetensors")
     read_by = {"model": str(settings.model.resolve()), "digest": model_digest(settings.model)}
-    write_json(settings.out / "judge.json", {**read_by, "tokens": settings.tokens})
+    how = {"tokens": settings.tokens, "dtype": settings.dtype}
+    write_json(settings.out / "judge.json", {**read_by, **how})
     report = {"left_out": len(rows) - len(pairs), "unseen prompts": agreement(pairs, rewards)}
     write_json(settings.out / "report.json", {**settings.model_dump(mode="json"), **report})
     return report
@@ -182,10 +187,14 @@ def train(settings: TrainSettings) -> dict[str, Any]:
 def _read_answers(settings: TrainSettings, pairs: Sequence[Preference]) -> dict[tuple[str, str], Array]:
     """Features of each prompt and answer: [hidden]. Those in the journal are not computed again."""
     answers = dict.fromkeys((pair.instruction, text) for pair in pairs for text in pair.answers)
-    identity = {"model": model_digest(settings.model), "tokens": settings.tokens}
+    identity = {
+        "model": model_digest(settings.model),
+        "tokens": settings.tokens,
+        "dtype": settings.dtype,
+    }
     with Journal(settings.out / "features.jsonl", identity) as journal:
         stored = {row["key"]: row["features"] for row in journal.rows}
-        reader = Reader(settings.model, settings.tokens)
+        reader = Reader(settings.model, settings.tokens, settings.dtype)
         features: dict[tuple[str, str], Array] = {}
         with progress(len(answers), "answers") as advance:
             for prompt, text in answers:
@@ -220,7 +229,7 @@ class TrainedJudge(ModelJudge):
             raise InvalidRequestError(f"{folder} holds no trained judge ({error!r}): {advice}") from error
         if not same:
             raise InvalidRequestError(f"{folder}: the model that it reads by, {model}, is gone, or another")
-        self._reader = Reader(model, read_by["tokens"])
+        self._reader = Reader(model, read_by["tokens"], read_by["dtype"])
 
     def compute(self, messages: Sequence[Message], texts: Sequence[str]) -> list[float]:
         """Rewards of answers to one prompt."""

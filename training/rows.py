@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from pasta_async.backends.options import TorchDType
 from pasta_async.training.views import Trie
 
 _FLEX = "flex_attention"
@@ -75,10 +76,6 @@ def pack_row(trees: Sequence[Trie], length: int, device: torch.device | str = "c
         targets.append(np.stack([slots[parents], labels]))
     parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
     return Row(*(torch.as_tensor(part, device=device) for part in parts))
-
-
-TorchDType = Literal["auto", "float32", "bfloat16"]
-"""The number format of a computation in torch; auto is bfloat16 on CUDA, else float32."""
 
 
 def computes_half(dtype: TorchDType, device: torch.device) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.results import sequential_tokens
@@ -32,7 +33,6 @@ from pasta_async.training.faults import soundness
 from pasta_async.training.jobs import Journal, collect, journal_beside
 from pasta_async.training.judging import Judge, PairwiseJudge
 from pasta_async.training.model_digest import model_digest
-from pasta_async.training.rows import TorchDType
 from pasta_async.training.samples import SampledPrompt, Score, faults_of_sample, read_samples
 
 

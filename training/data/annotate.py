@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import Command, Count, command, run_coroutine
 from pasta_async.lang import Document
 from pasta_async.model_folder import write_json
@@ -32,7 +33,6 @@ from pasta_async.training.data.corpus import Record, SourceSettings, write_recor
 from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from pasta_async.training.jobs import Journal, collect
 from pasta_async.training.model_digest import model_digest
-from pasta_async.training.rows import TorchDType
 from pasta_async.training.views import text_speedup, with_blank_lines
 
 

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from pasta_async.backends.options import TorchDType
 from pasta_async.lang import Document, Promise, Sync
 from pasta_async.progress import progress
 from pasta_async.training.data.annotate_structure import is_item
 from pasta_async.training.data.corpus import Record, digest
 from pasta_async.training.jobs import Journal
 from pasta_async.training.likelihood import LanguageModel
-from pasta_async.training.rows import TorchDType
 from pasta_async.training.views import Mark, insert_tags, rough_tokens, token_spans, with_estimates
 
 _AT_ONCE = 16
