@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.lang import Promise, Sync, parse
-from pasta_async.training.data.annotate_structure import Cut, annotate_by_structure
+from pasta_async.training.data.annotate_structure import Cut, annotate_by_structure, with_bold_heads
 
 LONG = (
     "some words that go on for a while so that this is long enough to be worth a thread of its own in the end"
@@ -112,6 +112,22 @@ def test_any_text_stays_as_it_is(text: str, cut: Cut, least: int) -> None:
     document = annotate_by_structure(text, cut=cut, least=least)
     assert document.text == text
     assert not parse(document.format()).diagnostics
+    assert parse(document.format()) == document
+
+
+def test_heads_of_items_become_bold_and_topics_tell_which_items_have_one() -> None:
+    items = f"1. The history: {LONG}\n2. **taste**: {LONG}\n3. Drink it hot. {LONG}\n"
+    document = with_bold_heads(annotate_by_structure(f"See: {LONG}\n\n{items}", cut="blocks"))
+    begins = [promise.text[:16] for promise in document.promises]
+    assert begins == ["See: some words ", "**The history**:", "**taste**: some ", "Drink it hot. so"]
+    assert [promise.topic[:5] for promise in document.promises] == ["intro", "Histo", "Taste", "drink"]
+    assert parse(document.format()) == document
+
+
+@given(TEXTS)
+def test_bold_heads_only_add_stars(text: str) -> None:
+    document = with_bold_heads(annotate_by_structure(text, cut="blocks", least=0))
+    assert document.text.replace("*", "") == text.replace("*", "")
     assert parse(document.format()) == document
 
 

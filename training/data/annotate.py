@@ -28,6 +28,7 @@ from pasta_async.training.data.annotate_structure import (
     Cut,
     annotate_by_structure,
     structure_marks,
+    with_bold_heads,
 )
 from pasta_async.training.data.corpus import Record, SourceSettings, write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings
@@ -60,6 +61,9 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
     )
     blank_lines: bool = Field(
         default=False, description="end each chunk that ends a line with an empty line, also the last one"
+    )
+    bold_heads: bool = Field(
+        default=False, description="make the heads of promised items bold, and other items' topics lower case"
     )
     dtype: TorchDType = Field(
         default="auto", description="of likelihood's model; auto: bfloat16 on CUDA, else float32"
@@ -120,6 +124,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         if isinstance(document, Rejected):
             rejected.append(document)
         else:
+            document = with_bold_heads(document) if settings.bold_heads else document
             document = with_blank_lines(document) if settings.blank_lines else document
             accepted.append(_annotated(record, document, settings.annotator))
     unanswered = sum(not rejection.answered for rejection in rejected)

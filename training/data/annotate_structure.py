@@ -31,12 +31,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
-from pasta_async.lang import Chunk, Document, Promise, Sync
+from pasta_async.lang import Chunk, Document, Node, Promise, Sync, Text
 from pasta_async.training.faults import INTRODUCTION, SMALL
 from pasta_async.training.views import Mark, insert_tags, rough_tokens, with_estimates
 
@@ -47,6 +48,8 @@ LEAST = 20
 _TEXTS = ("paragraph", "list_item")
 _LINE = re.compile(r"\r\n?|\n")
 _MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+")
+_PLAIN_HEAD = re.compile(r"\A(\s*)([^\W\d_][^*:.!?\n]{1,48}):(?=\s)")
+"""The head of an item, before its colon and not bold."""
 _HEAD = re.compile(r"(.{2,80}?)(:\**|\s[-\u2013\u2014]+)\s+", re.DOTALL)
 _SENTENCE = re.compile(r".+?[.!?]+[\"'\u2019\u201d)\]*]*\s+(?=[\"'\u2018\u201c(\[*]*[A-Z0-9])", re.DOTALL)
 _CLOSING = re.compile(
@@ -128,6 +131,28 @@ def is_item(text: str, mark: Mark) -> bool:
     """True if a list marker stands before a mark."""
     line = text[text.rfind("\n", 0, mark.start) + 1 : mark.start]
     return bool(_MARKER.fullmatch(line))
+
+
+def with_bold_heads(document: Document) -> Document:
+    """The document in which heads of promised list items are bold, and topics tell which items have one.
+
+    Siblings do not see each other: where some lists have bold heads and others plain ones, each thread
+    decides for itself, and a list gets both. So a head is always bold. If an item has one, its topic, which
+    main writes in sight of the topics before it, begins with a capital: `Price` for `**Price**: ...`, but
+    `pay early` for `Pay early if you can.`
+    """
+    nodes: list[Node] = []
+    start = 0
+    for node in document.nodes:
+        end = start + len(node.text)
+        if isinstance(node, Promise) and node.chunk and is_item(document.text, Mark(start, end, node)):
+            text = _PLAIN_HEAD.sub(r"\1**\2**:", node.text)
+            has_head = text.lstrip().startswith("**")
+            topic = node.topic[:1].upper() + node.topic[1:] if has_head else node.topic.lower()
+            node = replace(node, topic=topic, source="", chunk=replace(node.chunk, nodes=(Text(text),)))
+        nodes.append(node)
+        start = end
+    return Document(tuple(nodes))
 
 
 def _blocks(text: str) -> list[_Block]:
