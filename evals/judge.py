@@ -223,13 +223,14 @@ class TrainedJudge(ModelJudge):
             read_by: dict[str, Any] = json.loads((Path(folder) / "judge.json").read_text("utf-8"))
             self._weights: Array = load_file(Path(folder) / "judge.safetensors")["weights"]
             model = Path(read_by["model"])
+            tokens, dtype = read_by["tokens"], read_by["dtype"]
             same = (model / "config.json").is_file() and model_digest(model) == read_by["digest"]
         except (OSError, ValueError, LookupError, SafetensorError) as error:
             advice = "make one with python -m pasta_async.evals.judge"
             raise InvalidRequestError(f"{folder} holds no trained judge ({error!r}): {advice}") from error
         if not same:
             raise InvalidRequestError(f"{folder}: the model that it reads by, {model}, is gone, or another")
-        self._reader = Reader(model, read_by["tokens"], read_by["dtype"])
+        self._reader = Reader(model, tokens, dtype)
 
     def compute(self, messages: Sequence[Message], texts: Sequence[str]) -> list[float]:
         """Rewards of answers to one prompt."""

@@ -48,7 +48,7 @@ NEVER = -1e4
 _SPARE_TOKENS = 6
 
 
-class _ServerInfo(ServerInfo):
+class _SGLangInfo(ServerInfo):
     """The fields of `/server_info` that are used here."""
 
     revision: str | None = None
@@ -161,7 +161,7 @@ class SGLangBackend(ServerBackend):
     def __init__(self, url: str, **options: Unpack[ServerOptions]) -> None:
         super().__init__(url, options)
         self._engines = [self.url]
-        self._info: _ServerInfo
+        self._info: _SGLangInfo
         self._preferred: _PreferredSampling
         self._request_ids = _request_ids()
         self._steps = StepTimes()
@@ -211,13 +211,13 @@ class SGLangBackend(ServerBackend):
             raise BackendConnectError(f"the router at {self.url} has no healthy worker")
         return healthy
 
-    async def _reachable_engine(self) -> tuple[str, _ServerInfo]:
+    async def _reachable_engine(self) -> tuple[str, _SGLangInfo]:
         """The first engine that answers: a router lists a worker that has died until its checks fail."""
         *others, last = self._engines
         for engine in others:
             with suppress(BackendConnectError):
-                return engine, await self._check_version(_ServerInfo, f"{engine}/server_info")
-        return last, await self._check_version(_ServerInfo, f"{last}/server_info")
+                return engine, await self._check_version(_SGLangInfo, f"{engine}/server_info")
+        return last, await self._check_version(_SGLangInfo, f"{last}/server_info")
 
     def _notes(self) -> Iterator[str]:
         info = self._info
@@ -285,7 +285,7 @@ class _Generate(ServerRequest):
         body: Mapping[str, Any],
         request: DecodeRequest,
         model: Model,
-        info: _ServerInfo,
+        info: _SGLangInfo,
     ) -> None:
         super().__init__(f"{http.url}/generate", body, {_ROUTING_KEY: request.answer}, request, model)
         self.id: str = body["rid"]
