@@ -274,8 +274,9 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
     Raises:
         InvalidRequestError: It cannot be read, or holds something else or nothing.
     """
+    lines = [row for _, row in corpus.read_lines(path, dict[str, Any])]
     try:
-        identity, *rows = (row for _, row in corpus.read_lines(path, dict[str, Any]))
+        identity, *rows = lines
         answers = answers_in(rows)
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"{path} is no file of answers: {error!r}") from error

@@ -7,7 +7,7 @@
 Bars are means over the prompts that every method answered.
 
 --scores are files of `pasta_async.training.score`, one for each model: a point for each, named as its file,
-over the prompts that all of them have.
+over the prompts to which each has an answer that no limit ended.
 """
 
 # matplotlib leaves some of its types open.
@@ -88,7 +88,9 @@ def draw_seconds(seconds: Mapping[str, list[float]], axes: Any) -> None:
 
 
 def frontier(paths: Sequence[Path]) -> tuple[int, dict[str, tuple[Estimate, Estimate]]]:
-    """The number of prompts that all files of scores have, and of each file the mean speed-up and quality.
+    """The number of prompts, and of each file of scores the mean speed-up and quality over them.
+
+    They are the prompts to which every file has an answer that no limit ended.
 
     Raises:
         InvalidRequestError: A file cannot be read, two have one name, or no prompt is in all of them.
@@ -99,21 +101,18 @@ def frontier(paths: Sequence[Path]) -> tuple[int, dict[str, tuple[Estimate, Esti
             raise InvalidRequestError(
                 f"two files of scores have the name {path.stem}: points are named by it"
             )
-        models[path.stem] = grouped(read_scores(path).values(), lambda score: score.id)
+        ended = [score for score in read_scores(path).values() if score.ended and score.speedup]
+        models[path.stem] = grouped(ended, lambda score: score.id)
     common = [prompt for prompt in models[paths[0].stem] if all(prompt in rows for rows in models.values())]
     if not common:
-        raise InvalidRequestError("no prompt is in all files of scores: they are of different prompts")
+        raise InvalidRequestError("no prompt has a whole answer in all files of scores")
     points: dict[str, tuple[Estimate, Estimate]] = {}
     for name, rows in models.items():
         scores = [score for prompt in common for score in rows[prompt]]
-        ended = [score for score in scores if score.ended and score.speedup]
+        clusters = [score.id for score in scores]
         points[name] = (
-            estimate([score.speedup for score in ended], clusters=[score.id for score in ended]),
-            estimate(
-                [score.quality for score in scores],
-                "arithmetic",
-                clusters=[score.id for score in scores],
-            ),
+            estimate([score.speedup for score in scores], clusters=clusters),
+            estimate([score.quality for score in scores], "arithmetic", clusters=clusters),
         )
     return len(common), points
 

@@ -176,23 +176,24 @@ def train(settings: TrainSettings) -> dict[str, Any]:
     factor = max(0.0, float(fit_weights(rewards[:, None], lengths, 0.1)[0]))
     weights = factor * fit_weights(differences, lengths, settings.penalty)
     save_file({"weights": weights}, settings.out / "judge.safetensors")
-    read_by = {"model": str(settings.model.resolve()), "digest": model_digest(settings.model)}
-    how = {"tokens": settings.tokens, "dtype": settings.dtype}
-    write_json(settings.out / "judge.json", {**read_by, **how})
+    identity = {"folder": str(settings.model.resolve()), **_read_by(settings)}
+    write_json(settings.out / "judge.json", identity)
     report = {"left_out": len(rows) - len(pairs), "unseen prompts": agreement(pairs, rewards)}
     write_json(settings.out / "report.json", {**settings.model_dump(mode="json"), **report})
     return report
 
 
+def _read_by(settings: TrainSettings) -> dict[str, Any]:
+    """What a feature depends on besides the text."""
+    from pasta_async.training.likelihood import read_by
+
+    return {**read_by(settings.model, settings.dtype), "tokens": settings.tokens}
+
+
 def _read_answers(settings: TrainSettings, pairs: Sequence[Preference]) -> dict[tuple[str, str], Array]:
     """Features of each prompt and answer: [hidden]. Those in the journal are not computed again."""
     answers = dict.fromkeys((pair.instruction, text) for pair in pairs for text in pair.answers)
-    identity = {
-        "model": model_digest(settings.model),
-        "tokens": settings.tokens,
-        "dtype": settings.dtype,
-    }
-    with Journal(settings.out / "features.jsonl", identity) as journal:
+    with Journal(settings.out / "features.jsonl", _read_by(settings)) as journal:
         stored = {row["key"]: row["features"] for row in journal.rows}
         reader = Reader(settings.model, settings.tokens, settings.dtype)
         features: dict[tuple[str, str], Array] = {}
@@ -220,11 +221,10 @@ class TrainedJudge(ModelJudge):
     def __init__(self, folder: Path | str, journal: Journal) -> None:
         super().__init__(journal)
         try:
-            read_by: dict[str, Any] = json.loads((Path(folder) / "judge.json").read_text("utf-8"))
+            judge: dict[str, Any] = json.loads((Path(folder) / "judge.json").read_text("utf-8"))
             self._weights: Array = load_file(Path(folder) / "judge.safetensors")["weights"]
-            model = Path(read_by["model"])
-            tokens, dtype = read_by["tokens"], read_by["dtype"]
-            same = (model / "config.json").is_file() and model_digest(model) == read_by["digest"]
+            model, tokens, dtype = Path(judge["folder"]), judge["tokens"], judge["dtype"]
+            same = (model / "config.json").is_file() and model_digest(model) == judge["model"]
         except (OSError, ValueError, LookupError, SafetensorError) as error:
             advice = "make one with python -m pasta_async.evals.judge"
             raise InvalidRequestError(f"{folder} holds no trained judge ({error!r}): {advice}") from error

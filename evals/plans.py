@@ -134,11 +134,12 @@ def read_items(folder: Path, subset: str, sample: int | None) -> list[Item]:
         fields = {key: {"type": "string"} for key in keys}
         prompt = "Write about {}: a JSON object with the keys " + ", ".join(keys) + ", each a few sentences."
         return [Item(name, prompt.format(name), fields, {}, tokens) for name in sample_of(SUBJECTS, sample)]
+    name = f"BFCL_v4_{subset}.json"
+    answers = [*read_lines(folder / "possible_answer" / name, dict[str, Any])]
+    questions = [*read_lines(folder / name, dict[str, Any])]
     try:
-        name = f"BFCL_v4_{subset}.json"
-        answers = read_lines(folder / "possible_answer" / name, dict[str, Any])
         gold = {row["id"]: row["ground_truth"][0] for _, row in answers}
-        items = [_item(row, gold[row["id"]]) for _, row in read_lines(folder / name, dict[str, Any])]
+        items = [_item(row, gold[row["id"]]) for _, row in questions]
     except (ValueError, LookupError) as error:
         raise InvalidRequestError(f"{folder} does not hold BFCL's {subset}: {error!r}") from error
     return sample_of([item for item in items if len(item.fields) > 1], sample)

@@ -34,7 +34,6 @@ from pasta_async.model_folder import write_json
 from pasta_async.progress import progress
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, count_faults, soundness
 from pasta_async.training.jobs import Journal, collect
-from pasta_async.training.model_digest import model_digest
 from pasta_async.training.samples import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 
@@ -179,10 +178,10 @@ async def likelihoods(model: Path, settings: QualitySettings, forms: Forms) -> F
 
     After a cancellation the computation under way ends by itself, unused.
     """
-    from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge
+    from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge, read_by
 
     figures: Figures = {form: [] for form in forms}
-    identity = {"judge": "likelihood", "model": model_digest(model), "dtype": settings.dtype}
+    identity = {"judge": "likelihood", **read_by(model, settings.dtype)}
     with Journal(settings.out / "bits.jsonl", identity) as journal:
         judge = LikelihoodJudge(LanguageModel(model, settings.dtype), journal)
         with progress(len(forms["baseline"]), "likelihoods") as advance:

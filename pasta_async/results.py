@@ -33,9 +33,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 Width = Literal["full", "limited", "one", "plain"]
 """The width at which an answer was decoded.
 
-* `full`: no thread of it waited for anything but `Limits.max_threads`. In plans, and with
-  `parallel="always"`, the client's slots do not count either.
-* `limited`: threads of it waited for room on the engine, or for a slot of the client.
+* `full`: no thread beside its first waited for room on the engine or a slot of the client. In plans, and
+  with `parallel="always"`, such waits do not count.
+* `limited`: threads beside its first waited for one of these.
 * `one`: one thread at a time, as the options asked for.
 * `plain`: without tags, as the options asked for, since the model has none, or because the engine was full
   (see `Generation.notes`).

@@ -15,19 +15,26 @@ from transformers import AutoModelForCausalLM
 
 from pasta_async.backends.local.checkpoint import open_folder
 from pasta_async.backends.local.machine import keep_freed_memory
+from pasta_async.backends.options import TorchDType
 from pasta_async.errors import InvalidRequestError
 from pasta_async.model_folder import TokenizerFiles
 from pasta_async.protocol import Message
 from pasta_async.tokenizer import Tokenizer
 from pasta_async.training.jobs import Journal
 from pasta_async.training.judging import ModelJudge
-from pasta_async.training.rows import TorchDType, computes_half, pack_row, row_length, target_losses
+from pasta_async.training.model_digest import model_digest
+from pasta_async.training.rows import computes_half, pack_row, row_length, target_losses
 from pasta_async.training.samples import SampledPrompt
 from pasta_async.training.views import Trie
 
 Key = TypeVar("Key", bound=Hashable)
 
 _ROW_TOKENS = 1024
+
+
+def read_by(folder: Path | str, dtype: TorchDType) -> dict[str, str]:
+    """The model and the number format that figures come from: what a journal of them is for."""
+    return {"model": model_digest(folder), "dtype": str(_numbers(dtype)).removeprefix("torch.")}
 
 
 def load_frozen(kind: Any, folder: Path | str, dtype: TorchDType = "auto") -> Any:
@@ -38,9 +45,16 @@ def load_frozen(kind: Any, folder: Path | str, dtype: TorchDType = "auto") -> An
     """
     open_folder(Path(folder))
     keep_freed_memory()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    numbers = torch.bfloat16 if computes_half(dtype, device) else torch.float32
-    return kind.from_pretrained(folder, dtype=numbers).to(device).requires_grad_(False).eval()
+    model = kind.from_pretrained(folder, dtype=_numbers(dtype)).to(_device())
+    return model.requires_grad_(False).eval()
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _numbers(dtype: TorchDType) -> torch.dtype:
+    return torch.bfloat16 if computes_half(dtype, _device()) else torch.float32
 
 
 class LanguageModel(Tokenizer):

@@ -143,14 +143,10 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
         InvalidRequestError: There is no such judge, or the journal has the replies of another one.
     """
     if settings.judge == "likelihood":
-        from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge  # needs torch
+        from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge, read_by  # needs torch
 
         model = LanguageModel(settings.judge_model, settings.dtype)
-        identity = {
-            "judge": "likelihood",
-            "model": model_digest(settings.judge_model),
-            "dtype": settings.dtype,
-        }
+        identity = {"judge": "likelihood", **read_by(settings.judge_model, settings.dtype)}
         return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
     if not settings.remote:
         arguments: list[Any] = []

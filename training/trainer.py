@@ -30,6 +30,7 @@ from pydantic import Field
 from pasta_async.backends.local.checkpoint import open_folder, read_json
 from pasta_async.backends.local.machine import keep_freed_memory
 from pasta_async.backends.local.pull import ADAPTER_CONFIG, base_path, is_adapter
+from pasta_async.backends.options import TorchDType
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError, PastaError, TrainingError
 from pasta_async.progress import progress
@@ -37,7 +38,6 @@ from pasta_async.training.model import ModelMaker, export_model, write_tokenizer
 from pasta_async.training.model_digest import model_digest
 from pasta_async.training.rows import (
     Row,
-    TorchDType,
     computes_half,
     deal_rows,
     pack_row,

@@ -77,8 +77,8 @@ class Engine:
         self.weights: int = weight_count(self.config)
         self._options = options
         self._device = _usable_device(options.get("device"))
-        cores = 1 if self.weights < _ONE_THREAD_BELOW else available_cores()
-        self._threads = options.get("threads") or cores
+        is_small = self.weights < _ONE_THREAD_BELOW
+        self._threads = options.get("threads") or (1 if is_small else available_cores())
         self.dtype: DType = choose_dtype(options.get("dtype") or "auto", self.config, self._device)
         self.slots: int = affordable_slots(
             checkpoint,

@@ -208,8 +208,8 @@ class Slot:
 
     Attributes:
         held: True while the thread has it.
-        waited: The reason why the thread had to wait for room on the engine or for a slot of the client, if
-            it had to.
+        waited: The reason why a thread beside the answer's first had to wait for room on the engine or for a
+            slot of the client, if it had to.
         needs_room: True if the thread waits until the engine has room for it.
     """
 

@@ -519,7 +519,7 @@ def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
     """
     most, least = field.get("maxItems"), field.get("minItems", 1)
     if not (most is None or is_count(most)) or not is_count(least):
-        raise InvalidRequestError(f"maxItems and minItems of {key!r} are numbers, at least 0")
+        raise InvalidRequestError(f"maxItems and minItems of {key!r} are numbers from 0 to 2**63 - 1")
     order = tuple(properties_of(item))
     if most is not None:
         return ItemList(most, most, True, order)

@@ -90,7 +90,8 @@ class PlanRun:
         records = tuple(part.record() for part in self._parts)
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         document = Document((Text(text),))
-        if self._plan.is_tagged and self._finish_reason in ("stop", "length"):  # all is written
+        whole = len(self._parts) == len(self._plan.holes) and all(part.done.is_set() for part in self._parts)
+        if self._plan.is_tagged and whole:
             document = self._layout.tagged_document(self._parts)
         now = self._prepared.now()
         return Generation(

@@ -312,5 +312,5 @@ def _number_size(schema: Schema) -> int:
 
 
 def is_count(value: Any) -> bool:
-    """True for a number of items, characters or the like."""
+    """True for a number of items, characters or the like, below 2**63."""
     return isinstance(value, int) and 0 <= value < _LARGEST_COUNT

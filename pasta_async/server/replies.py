@@ -266,6 +266,8 @@ class _FilledReply(_Reply):
             in_parallel = f'"{KEY}"' in json.dumps(schema)
         limits = (request.token_limit or service.settings.max_tokens, self._limits.total_tokens)
         limit = min(filter(None, limits), default=None)
+        if limit is not None:
+            limit = min(limit, service.model.context_length)
         self._plan = Plan.of(schema) if in_parallel else Plan.in_sequence(schema, limit)
         in_turn = self._parallel == "never"
         self.mode = "baseline" if not in_parallel else "sequential" if in_turn else "parallel"

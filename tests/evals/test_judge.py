@@ -132,6 +132,6 @@ async def test_a_folder_that_is_no_judge_is_refused(trained: Path, tmp_path: Pat
         await qualities(tmp_path / "r.jsonl", tmp_path, ["a"], "b")
     stored = json.loads((trained / "judge" / "judge.json").read_text())
     shutil.copy(trained / "judge" / "judge.safetensors", tmp_path)
-    (tmp_path / "judge.json").write_text(json.dumps({**stored, "digest": "another"}))
+    (tmp_path / "judge.json").write_text(json.dumps({**stored, "model": "another"}))
     with pytest.raises(InvalidRequestError, match="another"):
         await qualities(tmp_path / "r.jsonl", tmp_path, ["a"], "b")

@@ -27,7 +27,7 @@ START_SECONDS = 420
 """A free machine needs 15 s, one that is busy with other things far more."""
 
 FLAGS = ("--skip-server-warmup", "--enable-custom-logit-processor")
-"""No test request at the start; answers may be forced; its own endpoint tells what was cached."""
+"""No test request at the start; answers may be forced."""
 
 ENDLESS: Mapping[str, Any] = {"sampling_params": {"ignore_eos": True}}
 """`DecodeRequest.extra` of a request that goes on to its last token."""

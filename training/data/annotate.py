@@ -33,7 +33,6 @@ from pasta_async.training.data.annotate_structure import (
 from pasta_async.training.data.corpus import Record, SourceSettings, write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings
 from pasta_async.training.jobs import Journal, collect
-from pasta_async.training.model_digest import model_digest
 from pasta_async.training.views import text_speedup, with_blank_lines
 
 
@@ -109,11 +108,11 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
             Thresholds,
             annotate_by_likelihood,
         )
+        from pasta_async.training.likelihood import read_by
 
         thresholds = Thresholds(settings.tau, settings.item_slack, settings.sync_tau)
         candidates = [structure_marks(text, settings.cut, settings.least) for text in texts]
-        identity = {"model": model_digest(settings.model), "dtype": settings.dtype}
-        with Journal(journal, identity) as costs:
+        with Journal(journal, read_by(settings.model, settings.dtype)) as costs:
             documents, totals = annotate_by_likelihood(
                 records, candidates, settings.model, costs, thresholds, settings.dtype
             )

@@ -209,7 +209,7 @@ def annotate_by_likelihood(
         text = record.document.text
         item_tau = thresholds.tau + thresholds.item_slack
         # An item may cost more: what it misses is in part the form that earlier items would have shown.
-        taus = [item_tau if is_item(text, mark) else thresholds.tau for mark in marks]
+        taus = [item_tau if is_item(text, mark.start) else thresholds.tau for mark in marks]
         measured = costs.get(key)
         chosen = choose(marks, Costs(**measured), taus, thresholds.sync_tau) if measured else []
         documents.append(with_estimates(insert_tags(text, chosen), rough_tokens))

@@ -127,14 +127,16 @@ def structure_marks(text: str, cut: Cut = "points", least: int = LEAST) -> list[
     return [*marks, sync] if sync else marks
 
 
-def is_item(text: str, mark: Mark) -> bool:
-    """True if a list marker stands before a mark."""
-    line = text[text.rfind("\n", 0, mark.start) + 1 : mark.start]
+def is_item(text: str, start: int) -> bool:
+    """True if a list marker stands before a place in a text."""
+    line = text[text.rfind("\n", 0, start) + 1 : start]
     return bool(_MARKER.fullmatch(line))
 
 
 def with_bold_heads(document: Document) -> Document:
     """The document in which heads of promised list items are bold, and topics tell which items have one.
+
+    A head begins with a letter, and ends with a colon.
 
     Siblings do not see each other: where some lists have bold heads and others plain ones, each thread
     decides for itself, and a list gets both. So a head is always bold. If an item has one, its topic, which
@@ -145,7 +147,7 @@ def with_bold_heads(document: Document) -> Document:
     start = 0
     for node in document.nodes:
         end = start + len(node.text)
-        if isinstance(node, Promise) and node.chunk and is_item(document.text, Mark(start, end, node)):
+        if isinstance(node, Promise) and node.chunk and is_item(document.text, start):
             text = _PLAIN_HEAD.sub(r"\1**\2**:", node.text)
             has_head = text.lstrip().startswith("**")
             topic = node.topic[:1].upper() + node.topic[1:] if has_head else node.topic.lower()
