@@ -96,12 +96,6 @@ def test_misuse_is_told_with_its_options_and_exit_code_2(arguments: tuple[str, .
     assert not backend.requests
 
 
-def test_a_backend_that_cannot_be_named_so_is_a_misuse() -> None:
-    result = pasta("generate", "x", "--backend", "gopher:hole")
-    assert result.code == 2
-    assert "gopher:hole" in result.err
-
-
 def test_a_failure_leaves_the_text_so_far_and_words_on_stderr() -> None:
     result = generate("x", backend=scripted(Fault(0, 3, "fail")))
     assert result.code == 1

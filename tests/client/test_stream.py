@@ -37,16 +37,6 @@ async def test_the_last_event_has_the_generation_that_result_gives() -> None:
     assert [event.type for event in events].count("thread.done") == 6
 
 
-async def test_who_leaves_at_the_last_event_still_has_the_result() -> None:
-    seen: list[Event] = []
-    async with pasta_async.stream("Why?", backend=ScriptedBackend(RICH)) as stream:
-        async for event in stream:
-            seen.append(event)
-            if event.type == "answer.done":
-                break
-    assert await stream.result() is getattr(seen[-1], "generation")  # noqa: B009
-
-
 @pytest.mark.loop_matrix
 async def test_a_slow_reader_pauses_the_threads() -> None:
     backend = ScriptedBackend("word " * 2000)

@@ -227,29 +227,6 @@ async def test_a_plan_is_filled_by_the_servers_own_grammars(
     assert filled.usage.cached_tokens > 0
 
 
-async def test_leaving_an_answer_leaves_nothing_on_the_server(backend: ServerBackend, server: Server) -> None:
-    async with Client(backend) as client:
-        for prompt in PROMPTS[:5]:
-            async with client.stream(prompt) as events:
-                async for event in events:
-                    if event.type == "thread.delta":
-                        break
-            await until(server, 0)
-            begun = asyncio.Event()
-            task = asyncio.create_task(_read(client, prompt, begun))
-            await begun.wait()
-            task.cancel()
-            await asyncio.wait([task])
-            await until(server, 0)
-
-
-async def _read(client: Client, prompt: str, begun: asyncio.Event) -> None:
-    async with client.stream(prompt) as events:
-        async for event in events:
-            if event.type == "thread.delta":
-                begun.set()
-
-
 async def test_a_template_is_filled(backend: ServerBackend, local: LocalBackend) -> None:
     texts: list[str] = []
     for engine in (backend, local):

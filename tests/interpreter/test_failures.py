@@ -14,7 +14,6 @@ from pasta_async import (
     Client,
     DecodeRequest,
     Event,
-    GenerationTimeoutError,
     Limits,
     PastaError,
     Piece,
@@ -97,25 +96,6 @@ async def test_events_tell_what_is_done_about_a_failure() -> None:
                 seen.append(event)  # noqa: PERF401 - it fails on the way
     assert [(e.thread, e.action) for e in seen if e.type == "thread.failed"] == [(2, "fail")]
     assert seen[-1].type != "answer.done"
-
-
-@pytest.mark.parametrize("thread", [0, 1, 3])
-async def test_a_stalled_request_ends_with_the_time_out(thread: int) -> None:
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 1, "stall")])
-    error = await failing(backend, Limits(timeout=500.0))
-    assert isinstance(error, GenerationTimeoutError)
-    assert error.partial is not None
-    assert backend.clock.time() == 500.0
-    assert [request.thread for request in backend.aborted] == [thread]
-
-
-async def test_a_broken_stream_is_a_failure_like_any_other() -> None:
-    broken = BackendProtocolError("the stream broke off")
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(2, 1, error=broken, times=3)])
-    error = await failing(backend)
-    assert isinstance(error.__cause__, BackendProtocolError)
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(2, 1, error=broken)])
-    assert (await answer(backend)).text == parse(RICH).text
 
 
 @pytest.mark.parametrize("thread", [0, 1, 3])

@@ -24,11 +24,6 @@ from tests.helpers.language_texts import canonical_documents, texts
 CAUSES = '<promise topic="causes" tokens="60"/>'
 
 
-def test_an_empty_document_is_still_one_view() -> None:
-    (view,) = views(Document())
-    assert (view.thread, view.context, view.target, view.ends_answer) == (0, (), (), True)
-
-
 def test_segments_are_tag_tokens_and_the_text_between_them() -> None:
     assert segments(CAUSES) == (
         Segment('<promise topic="', is_tag=True),

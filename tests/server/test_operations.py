@@ -61,10 +61,5 @@ async def test_spans_continue_the_callers_trace(collected: list[bytes]) -> None:
     [answer] = [span for span in spans if span.name == "chat scripted"]
     http = by_id[answer.parent_span_id]
     assert http.parent_span_id.hex() == caller and "/v1/chat/completions" in http.name
-    requests = [span for span in spans if span.name == "text_completion scripted"]
-    assert len(requests) == 4
-    assert {by_id[by_id[span.parent_span_id].parent_span_id].name for span in requests} == {answer.name}
-    sent = {(request.headers or {})["traceparent"].split("-")[2] for request in backend.requests}
-    assert sent == {answer.span_id.hex()}
     assert not [span for _, span in named if "metrics" in span.name]
     assert not any(b"very-secret" in body for body in collected)

@@ -91,12 +91,6 @@ def reported_state(registry: Registry, scheduler: Any) -> Any:
     return reply.internal_state[STATE]
 
 
-def test_it_hooks_into_a_scheduler_that_it_knows(registry: Registry) -> None:
-    register()
-    assert set(registry.hooks) == {"get_internal_state", "handle_generate_request"}
-    assert reported_state(registry, suitable()) == ON
-
-
 # In a scheduler ---------------------------------------------------------------------------------------------
 
 

@@ -85,13 +85,6 @@ def test_a_row_that_was_cut_is_dropped_and_the_others_stay(tmp_path: Path):
         assert journal.rows == rows
 
 
-def test_a_row_is_in_the_file_as_soon_as_it_was_kept(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    with Journal(path, {"of": "x"}) as journal:
-        journal.append({"a": 1})
-        assert path.read_text() == '{"of": "x"}\n{"a": 1}\n'
-
-
 async def test_never_more_at_once_than_asked_for_and_in_order() -> None:
     started: list[int] = []
     under_way = most = 0
