@@ -93,7 +93,7 @@ def frontier(paths: Sequence[Path]) -> tuple[int, dict[str, tuple[Estimate, Esti
     They are the prompts to which every file has an answer that no limit ended.
 
     Raises:
-        InvalidRequestError: A file cannot be read, two have one name, or no prompt is in all of them.
+        InvalidRequestError: A file cannot be read, two have one name, or no prompt has a whole answer in all.
     """
     models: dict[str, dict[str, list[Score]]] = {}  # by file, then by prompt
     for path in paths:

@@ -157,12 +157,16 @@ def train(settings: TrainSettings) -> dict[str, Any]:
     """
     from sklearn.model_selection import GroupKFold
 
+    from pasta_async.training.likelihood import read_by
+
     rows = [row for path in settings.preferences for _, row in read_lines(path, Preference)]
     pairs = [row for row in rows if row.decided]
     prompts = [pair.instruction for pair in pairs]
     if len({*prompts}) < FOLDS:
         raise InvalidRequestError(f"pairs on {len({*prompts})} prompts are too few: it takes {FOLDS}")
-    features = _read_answers(settings, pairs)
+    # What a feature depends on besides the text.
+    identity = {**read_by(settings.model, settings.dtype), "tokens": settings.tokens}
+    features = _read_answers(settings, pairs, identity)
     better = [features[pair.instruction, pair.answers[0]] for pair in pairs]
     worse = [features[pair.instruction, pair.answers[1]] for pair in pairs]
     differences = np.stack(better) - np.stack(worse)
@@ -176,24 +180,18 @@ def train(settings: TrainSettings) -> dict[str, Any]:
     factor = max(0.0, float(fit_weights(rewards[:, None], lengths, 0.1)[0]))
     weights = factor * fit_weights(differences, lengths, settings.penalty)
     save_file({"weights": weights}, settings.out / "judge.safetensors")
-    identity = {"folder": str(settings.model.resolve()), **_read_by(settings)}
-    write_json(settings.out / "judge.json", identity)
+    write_json(settings.out / "judge.json", {"folder": str(settings.model.resolve()), **identity})
     report = {"left_out": len(rows) - len(pairs), "unseen prompts": agreement(pairs, rewards)}
     write_json(settings.out / "report.json", {**settings.model_dump(mode="json"), **report})
     return report
 
 
-def _read_by(settings: TrainSettings) -> dict[str, Any]:
-    """What a feature depends on besides the text."""
-    from pasta_async.training.likelihood import read_by
-
-    return {**read_by(settings.model, settings.dtype), "tokens": settings.tokens}
-
-
-def _read_answers(settings: TrainSettings, pairs: Sequence[Preference]) -> dict[tuple[str, str], Array]:
+def _read_answers(
+    settings: TrainSettings, pairs: Sequence[Preference], identity: dict[str, Any]
+) -> dict[tuple[str, str], Array]:
     """Features of each prompt and answer: [hidden]. Those in the journal are not computed again."""
     answers = dict.fromkeys((pair.instruction, text) for pair in pairs for text in pair.answers)
-    with Journal(settings.out / "features.jsonl", _read_by(settings)) as journal:
+    with Journal(settings.out / "features.jsonl", identity) as journal:
         stored = {row["key"]: row["features"] for row in journal.rows}
         reader = Reader(settings.model, settings.tokens, settings.dtype)
         features: dict[tuple[str, str], Array] = {}

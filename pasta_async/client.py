@@ -15,7 +15,7 @@ from typing_extensions import TypeVar  # that of `typing` has defaults from Pyth
 from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import InvalidRequestError, InvalidStateError, PastaError
-from pasta_async.events import Emit, Event
+from pasta_async.events import Emit, Event, emit_last
 from pasta_async.interpreter.admission import Admission, AnswerSlots
 from pasta_async.interpreter.runner import Prepared, Runner, with_retries
 from pasta_async.observers import AnswerStart, Observation, Observer
@@ -271,8 +271,7 @@ class Client:
                 observation.generation = filled.generation
             if isinstance(form, type):
                 filled = _validated(filled, form)
-            if emit and (wait := emit([FillDone(filled)])):
-                wait.close()  # nothing more is decoded: no slow reader holds it up
+            emit_last(emit, [FillDone(filled)])
             return filled
 
         return work, observation

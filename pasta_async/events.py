@@ -174,3 +174,9 @@ _E = TypeVar("_E")
 
 Emit: TypeAlias = Callable[[list[_E]], Coroutine[Any, Any, None] | None]
 """Hands events of a kind on at once. If it returns a coroutine, that is awaited before more is decoded."""
+
+
+def emit_last(emit: Emit[_E] | None, events: list[_E]) -> None:
+    """Hand on the last events, if anybody listens. No slow reader holds them up: nothing more is decoded."""
+    if emit and (wait := emit(events)):
+        wait.close()

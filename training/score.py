@@ -58,8 +58,7 @@ class JudgeSettings(EndpointSettings):
             raise ValueError("name the endpoint's model, or the model's folder, with --judge-model")
         if self.judge not in ("", "likelihood") and ":" not in self.judge:
             raise ValueError(
-                f"--judge {self.judge} is no endpoint, no package.module:name"
-                " and, for evals.quality, no folder of a trained judge"
+                f"--judge {self.judge} is no endpoint, no package.module:name, no folder that is taken here"
             )
         return self
 

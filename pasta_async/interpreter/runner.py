@@ -23,7 +23,7 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
-from pasta_async.events import Emit, Event
+from pasta_async.events import Emit, Event, emit_last
 from pasta_async.interpreter.admission import AnswerSlots, Slot
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.state import RequestLog
@@ -223,8 +223,7 @@ class Runner:
         if trouble := self._prepared.slots.trouble:
             self.machine.transcript.notes += (trouble,)
         generation = self.machine.finish(finish_reason, self._prepared.now())
-        if self._emit and (wait := self._emit(self.machine.events)):
-            wait.close()  # nothing more is decoded: no slow reader holds it up
+        emit_last(self._emit, self.machine.events)
         return generation
 
     # Threads ----------------------------------------------------------------------------------------------
