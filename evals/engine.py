@@ -95,10 +95,9 @@ class Local:
             return sum([len(piece.ids) async for piece in self._backend.decode(request)])
 
         began = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(decode(thread, ids)) for thread, ids in enumerate(prompts)]
+        counts = await asyncio.gather(*(decode(thread, ids) for thread, ids in enumerate(prompts)))
         seconds = time.perf_counter() - began
-        if any(task.result() != tokens for task in tasks):
+        if any(count != tokens for count in counts):
             raise PastaError(f"a thread decoded fewer than {tokens} tokens")
         return seconds
 

@@ -23,7 +23,6 @@
 #   PYTHON    the Python that environments are made with
 #   BIN       folder with the programs of an environment that is there already
 #   SGLANG    the command that serves a model by SGLang ("pasta-async sglang")
-#   VLLM      the command that serves a model by vLLM ("vllm serve")
 #   DEVICE    cpu: no GPU is asked for its memory
 #   DTYPE     number format of the trained model's weights
 #   LOADS     options of evals.load
@@ -107,11 +106,7 @@ serve() {
         fi ;;
     vllm) set -- "$2" --host 127.0.0.1 --port "$PORT" --enable-prompt-tokens-details
         [ "$DEVICE" = cpu ] || set -- "$@" --gpu-memory-utilization "0.$SHARE"
-        if [ -n "${VLLM:-}" ]; then
-            $VLLM "$@" >"$log" 2>&1 &
-        else
-            PATH=$OUT/vllm/bin:$PATH "$OUT/vllm/bin/vllm" serve "$@" >"$log" 2>&1 &
-        fi ;;
+        PATH=$OUT/vllm/bin:$PATH "$OUT/vllm/bin/vllm" serve "$@" >"$log" 2>&1 & ;;
     esac
     server=$!
     began=$(date +%s)
@@ -155,6 +150,7 @@ done
 [ -n "${BIN:-}" ] || "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "Python 3.11 or later is needed: name one by PYTHON"
 case $ENGINES in *sglang*) with_sglang=yes ;; *) with_sglang= ;; esac
+case $ENGINES in *vllm*) with_vllm=yes ;; *) with_vllm= ;; esac
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 if [ "$DEVICE" = cuda ]; then
@@ -180,7 +176,7 @@ if [ "$DEVICE" = cuda ]; then
     total=${told##*, }
     [ "$free" -ge "$MEMORY" ] ||
         fail "$free MiB of GPU memory are free; $MEMORY are needed, or a smaller model (LARGE, and its MEMORY)"
-    [ $((free * 100)) -ge $((total * SHARE)) ] ||
+    [ -z "$with_vllm" ] || [ $((free * 100)) -ge $((total * SHARE)) ] ||
         fail "$free of $total MiB of GPU memory are free; vLLM needs $SHARE% of all: end what else uses the GPU"
     disk=$(df -Pk "$OUT" | awk 'NR == 2 { print int($4 / 1000000) }')
     [ "$disk" -ge 80 ] || [ -e "$OUT/env/.ready" ] || fail "$disk GB of disk are free at $OUT; 80 are needed"
@@ -208,9 +204,7 @@ if [ -z "${BIN:-}" ]; then
     PATH=$BIN:$PATH    # SGLang calls ninja, which is installed there
     export PATH
 fi
-case $ENGINES in *vllm*)
-    [ -n "${VLLM:-}" ] || environment "$OUT/vllm" "vllm==$VLLM_VERSION" ;;
-esac
+if [ -n "$with_vllm" ]; then environment "$OUT/vllm" "vllm==$VLLM_VERSION"; fi
 if [ "$DEVICE" = cuda ] && [ -n "$with_sglang" ]; then
     "$BIN/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
         fail "torch sees no GPU: its driver must know CUDA 13"

@@ -27,6 +27,7 @@ from pasta_async import Backend, Client, Generation, Sampling
 from pasta_async.backends.local.machine import available_cores
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
+from pasta_async.errors import PastaError
 from pasta_async.evals.answers import Answer, cold_client, costs_of, of_method, take_turns
 from pasta_async.evals.engine import LlamaCpp
 from pasta_async.evals.forcing import (
@@ -141,6 +142,8 @@ class TimedAnswer:
                     if notify:
                         notify(written)
                 cached = cached if piece.cached_tokens is None else piece.cached_tokens
+        if written < len(target):
+            raise PastaError(f"the engine wrote {written} of {len(target)} tokens: is its context too short?")
         self.count(written, cached, len(context) - cached)
 
     def count(self, tokens: int, cached: int, prefilled: int) -> None:
@@ -150,7 +153,11 @@ class TimedAnswer:
             self.costs[name] = self.costs.get(name, 0) + value
 
     def adopt_costs(self, answer: Generation) -> int:
-        """Take over the costs of an answer of the library; returns its critical path."""
+        """Take over the costs of a whole answer of the library; returns its critical path."""
+        if answer.finish_reason != "stop":
+            raise PastaError(
+                f"the engine ended an answer of {answer.text_tokens} tokens: is its context too short?"
+            )
         self.costs = costs_of(answer)
         return answer.critical_path
 
@@ -191,13 +198,15 @@ async def time_prepared(
 # each request has. None knows the answer's text before a model would.
 
 
-def _pasta(forced: ForcedBackend, case: Case, **options: Any) -> Work:
+def _pasta(forced: ForcedBackend, case: Case, *, baseline: bool = False) -> Work:
     """PASTA (arXiv 2502.11517), as the library decodes it: main goes on, and sees chunks behind a sync."""
-    ids = forced.encode_question(case.prompt, plain="baseline" in options)
-    options = {"parallel": "always", **options}
+    ids = forced.encode_question(case.prompt, plain=baseline)
 
     async def work(timed: TimedAnswer) -> int:
-        return timed.adopt_costs(await timed.engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
+        answer = await timed.engine.client.generate(
+            ids, sampling=FORCED_SAMPLING, baseline=baseline, parallel="always"
+        )
+        return timed.adopt_costs(answer)
 
     return work
 

@@ -197,7 +197,7 @@ async def likelihoods(model: Path, settings: QualitySettings, forms: Forms) -> F
 async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
     """A judge's verdict on each answer, in percent; mostly the chance that it beats the plain answer.
 
-    At most `in_flight` answers are judged at the same time; cancelling it ends their requests. An answer that
+    At most `together` answers are judged at the same time; cancelling it ends their requests. An answer that
     the judge refuses has None, and the reason is told on stderr.
 
     Raises:
@@ -213,7 +213,7 @@ async def verdicts(settings: QualitySettings, forms: Forms) -> Figures:
                     _sampled_prompt(forms["baseline"][index]), answers[index].text
                 )
 
-            grades, failures = await collect(range(len(answers)), grade, settings.in_flight)
+            grades, failures = await collect(range(len(answers)), grade, settings.together)
             if failures:
                 first = next(iter(failures.values()))
                 reason = f"{len(failures)} of {len(answers)} answers have no verdict: {first}"

@@ -20,7 +20,7 @@ from pasta_async.training.jobs import Journal
 class EndpointSettings(CommandSettings):
     """Options of the commands that send requests; the key is in the environment, OPENAI_API_KEY."""
 
-    in_flight: int = Field(default=32, ge=1, description="requests at the same time")
+    together: int = Field(default=32, ge=1, description="requests at the same time")
     retries: int = Field(default=5, ge=0, description="of a request that fails")
     timeout: float = Field(default=600.0, gt=0, description="seconds for a request")
 

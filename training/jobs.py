@@ -130,7 +130,7 @@ async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]
     Cancelling it cancels the work that is under way.
 
     Raises:
-        PastaError: The first error of an item; work that is under way is cancelled.
+        Exception: The first error of an item; work that is under way is cancelled.
     """
     queue = iter(items)
 
@@ -142,23 +142,22 @@ async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]
         async with asyncio.TaskGroup() as tasks:
             for _ in range(at_once):
                 tasks.create_task(worker())
-    except* PastaError as failed:
-        error: BaseException = failed
+    except BaseExceptionGroup as errors:
+        error: BaseException = errors
         while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from error.__cause__  # without the group
+            error = error.exceptions[0]  # the others were cancelled because of it
+        raise error from error.__cause__
 
 
 async def collect(
     items: Collection[Item],
     work: Callable[[Item], Awaitable[Result]],
-    in_flight: int,
-    skipped: type[PastaError] = BackendError,
+    at_once: int,
 ) -> tuple[dict[Item, Result], dict[Item, str]]:
-    """Ask for something about each item, `in_flight` at a time, with a progress bar.
+    """Ask for something about each item, `at_once` at a time, with a progress bar.
 
-    An item fails by an error of the kind `skipped`. That ends the run where others would fail as well: after
-    a refusal such as that of a wrong key, a failure before any success, or ten failures in a row.
+    An item fails by a `PastaError`. That ends the run where others would fail as well: where the backend
+    refuses a wrong key, say, fails before any success, or ten times in a row.
     Cancelling it ends the requests under way.
 
     Returns:
@@ -176,7 +175,7 @@ async def collect(
             try:
                 results[item] = await work(item)
                 lost.clear()
-            except skipped as error:
+            except PastaError as error:
                 failures[item] = f"{type(error).__name__}: {error}"
                 cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
                 if isinstance(cause, BackendError):  # else it is the prompt's fault, or took too long
@@ -185,7 +184,7 @@ async def collect(
                         raise
             advance()
 
-        await for_each(items, collect_one, in_flight)
+        await for_each(items, collect_one, at_once)
     return results, failures
 
 

@@ -40,8 +40,7 @@ class Judge(ABC):
         Cancelling it ends its requests.
 
         Raises:
-            BackendError: This answer could not be judged; others may be.
-            PastaError: No answer can be.
+            PastaError: This answer could not be judged; others may be.
         """
 
 

@@ -86,11 +86,12 @@ def computes_half(dtype: TorchDType, device: torch.device) -> bool:
 def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:
     """Deal examples to rows of at most `capacity` tokens, about equally full; row r is for process r % world.
 
-    Each row has indexes into `sizes`, of which none exceeds the capacity. It may be empty: the number of rows
-    is a multiple of `world`.
+    Each row has indexes into `sizes`. An example of more tokens has a row to itself. A row may be empty: the
+    number of rows is a multiple of `world`.
     """
     largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-    rows = world * math.ceil(sum(sizes) / (capacity * world))
+    tokens = sum(min(size, capacity) for size in sizes)
+    rows = world * math.ceil(tokens / (capacity * world))
     while True:
         dealt = [list[int]() for _ in range(rows)]
         used = [0] * rows
@@ -98,7 +99,7 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
             row = used.index(min(used))
             dealt[row].append(index)
             used[row] += sizes[index]
-        if max(used) <= capacity:
+        if all(size <= capacity or len(row) == 1 for size, row in zip(used, dealt, strict=True)):
             return dealt
         rows += world
 

@@ -21,7 +21,7 @@ from pydantic import Field
 from pasta_async import Client, Limits
 from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import Command, Count, command
-from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.errors import InvalidRequestError
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.results import Generation
 from pasta_async.training.data.corpus import PartSettings, Record, digest, read_records, write_records
@@ -230,7 +230,7 @@ class Drawing:
             else:
                 await self._draw(records[number], kind)
 
-        _, failures = await collect(wanted, draw, self._settings.together, skipped=PastaError)
+        _, failures = await collect(wanted, draw, self._settings.together)
         return list(failures.values())
 
     def prompts(self, records: Sequence[Record]) -> list[SampledPrompt]:

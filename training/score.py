@@ -101,7 +101,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         judge = await open_judge(settings, journal_beside(settings.out), stack)
         qualities, failures = await collect(
-            answers, lambda answer: judge.quality(answers[answer], answer[1]), settings.in_flight
+            answers, lambda answer: judge.quality(answers[answer], answer[1]), settings.together
         )
     scores: list[Score] = []
     for prompt, sample in samples:

@@ -287,7 +287,7 @@ class Loop:
     def _rows(self, numbers: Sequence[int]) -> list[list[Trie]]:
         """This process's rows of these examples."""
         sizes = [self.sizes[number] for number in numbers]
-        capacity = max(self.settings.filled_row(self.accelerator.device.type), *sizes)
+        capacity = self.settings.filled_row(self.accelerator.device.type)
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
         dealt = deal_rows(sizes, capacity, world)[rank::world]
         return [[self.task.example(numbers[index]) for index in row] for row in dealt]

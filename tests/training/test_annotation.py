@@ -39,7 +39,7 @@ def settings(annotator: Annotator, folder: Path, *prompts: str, **more: Any) -> 
     """Settings for a run over some prompts, all with the same response."""
     data = folder / "data.jsonl"
     write_records(data, [plain_record([{"role": "user", "content": p}], RESPONSE) for p in prompts])
-    usual = {"base_url": annotator.url, "model": "annotator", "in_flight": 2, "retries": 1}
+    usual = {"base_url": annotator.url, "model": "annotator", "together": 2, "retries": 1}
     return AnnotateSettings.model_validate({"data": str(data), "out": folder / "out", **usual, **more})
 
 

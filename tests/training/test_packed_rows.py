@@ -101,6 +101,8 @@ def test_rows_are_dealt_evenly_and_completely() -> None:
         assert len(rows) % world == 0
         assert sorted(index for row in rows for index in row) == list(range(len(sizes)))
         assert max(sum(sizes[index] for index in row) for row in rows) <= 1024
+    longer = deal_rows([300, 3000, 200], 512, 1)
+    assert sorted(map(sorted, longer)) == [[0, 2], [1]]
     assert [compiled_length(used, 4096) for used in (1, 513, 4000, 4097)] == [128, 1024, 4096, 8192]
     assert [padded_length(used) for used in (0, 16, 17)] == [16, 16, 32]
 

@@ -92,7 +92,7 @@ def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_judged_harms_no_other(trouble: Trouble, tmp_path: Path) -> None:
     with judging(_known) as (judge, url):
         judge.trouble = lambda _, prompt: trouble if "bad b" in prompt else None
-        summary, qualities = scored(tmp_path, url, in_flight=1, retries=0, timeout=1)
+        summary, qualities = scored(tmp_path, url, together=1, retries=0, timeout=1)
         assert {*qualities} == {(p.id, s.number) for p in PROMPTS for s in p.samples} - {("b", 1)}
         assert sum(summary["failures"].values()) == 1
         assert summary["scored"] == 7
@@ -116,7 +116,7 @@ def test_a_judge_of_no_use_ends_the_run(trouble: Trouble, error: type[BackendErr
     with judging(_known) as (judge, url):
         judge.trouble = lambda _number, _text: trouble
         with pytest.raises(error):
-            scored(tmp_path, url, in_flight=2)
+            scored(tmp_path, url, together=2)
         assert judge.asked.total() < 9
     assert not (tmp_path / "scores.jsonl").exists()
 

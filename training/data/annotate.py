@@ -104,17 +104,20 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     if settings.by == "structure":
         documents = [annotate_by_structure(text, settings.cut, settings.least) for text in texts]
     elif settings.by == "likelihood":
-        from pasta_async.training.data.annotate_likelihood import (  # needs torch
-            Thresholds,
-            annotate_by_likelihood,
-        )
+        from pasta_async.training.data.annotate_likelihood import annotate_by_likelihood  # needs torch
         from pasta_async.training.likelihood import read_by
 
-        thresholds = Thresholds(settings.tau, settings.item_slack, settings.sync_tau)
         candidates = [structure_marks(text, settings.cut, settings.least) for text in texts]
         with Journal(journal, read_by(settings.model, settings.dtype)) as costs:
             documents, totals = annotate_by_likelihood(
-                records, candidates, settings.model, costs, thresholds, settings.dtype
+                records,
+                candidates,
+                costs,
+                folder=settings.model,
+                dtype=settings.dtype,
+                tau=settings.tau,
+                item_slack=settings.item_slack,
+                sync_tau=settings.sync_tau,
             )
     else:
         documents, totals, problems = run_coroutine(_by_endpoint(records, settings, journal))
@@ -154,7 +157,7 @@ async def _by_endpoint(
             annotator = Annotator(endpoint, settings.tries)
             numbers = range(len(records))
             outcomes, failures = await collect(
-                numbers, lambda number: annotator.annotate(records[number]), settings.in_flight
+                numbers, lambda number: annotator.annotate(records[number]), settings.together
             )
     for number, failure in failures.items():
         reasons = (f"endpoint: {failure}",)

@@ -153,34 +153,28 @@ def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
     return Costs(rows("chunks", candidates), rows("gaps", candidates + 1))
 
 
-class Thresholds(NamedTuple):
-    """The most that hiding may cost, in bits a token."""
-
-    tau: float
-    """The cost of a chunk without its siblings."""
-    item_slack: float
-    """Added to `tau` for an item of a list: each item shows the form of those behind it."""
-    sync_tau: float
-    """The cost of the text behind chunks, without a sync."""
-
-
 def annotate_by_likelihood(
     records: Sequence[Record],
     candidates: Sequence[Sequence[Mark]],
-    folder: str,
     journal: Journal,
-    thresholds: Thresholds,
-    dtype: TorchDType = "auto",
+    *,
+    folder: str,
+    dtype: TorchDType,
+    tau: float,
+    item_slack: float,
+    sync_tau: float,
 ) -> tuple[list[Document], Counter[str]]:
     """Annotate answers; tags that they have already are ignored.
 
     Args:
         records: The records with the answers.
         candidates: The tags that structure proposes, for each record.
-        folder: Folder of the model that measures.
         journal: The journal of the model's costs, which are computed once for all thresholds.
-        thresholds: The most that hiding may cost.
+        folder: Folder of the model that measures.
         dtype: Number format of the model.
+        tau: The most that a chunk may cost without its siblings, in bits a token, as all thresholds.
+        item_slack: Added to `tau` for an item of a list: each item shows the form of those behind it.
+        sync_tau: The most that the text behind chunks may cost without a sync.
 
     Returns:
         A document for each record, and the totals: answers that were measured or resumed, and those that
@@ -207,11 +201,10 @@ def annotate_by_likelihood(
     documents: list[Document] = []
     for key, record, marks in zip(keys, records, promises, strict=True):
         text = record.document.text
-        item_tau = thresholds.tau + thresholds.item_slack
         # An item may cost more: what it misses is in part the form that earlier items would have shown.
-        taus = [item_tau if is_item(text, mark.start) else thresholds.tau for mark in marks]
+        taus = [tau + item_slack if is_item(text, mark.start) else tau for mark in marks]
         measured = costs.get(key)
-        chosen = choose(marks, Costs(**measured), taus, thresholds.sync_tau) if measured else []
+        chosen = choose(marks, Costs(**measured), taus, sync_tau) if measured else []
         documents.append(with_estimates(insert_tags(text, chosen), rough_tokens))
     return documents, totals
 

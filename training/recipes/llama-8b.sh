@@ -37,7 +37,7 @@ trap 'exit 130' INT TERM
 
 # About 87,000 annotated answers; the rows behind the first 90,000 are the prompts of stage 2.
 python -m pasta_async.training.data.annotate --data Open-Orca/SlimOrca --limit 90000 --against alpaca_eval.jsonl \
-    --base-url "$ANNOTATOR" --model "$LARGE" --in-flight 128 --out "$OUT/annotated"
+    --base-url "$ANNOTATOR" --model "$LARGE" --together 128 --out "$OUT/annotated"
 python -m pasta_async.training.data.corpus --prompts-only --data Open-Orca/SlimOrca --skip 90000 --limit 16000 \
     --against alpaca_eval.jsonl --out "$OUT/fresh.jsonl"
 
@@ -71,7 +71,7 @@ for round in 1 2; do
         --out "$now/samples.jsonl"
     stop
     python -m pasta_async.training.score --samples "$now/samples.jsonl" --judge "$JUDGE" \
-        --judge-model "$LARGE" --in-flight 128 --out "$now/scores.jsonl"
+        --judge-model "$LARGE" --together 128 --out "$now/scores.jsonl"
     python -m torch.distributed.run --standalone --nproc-per-node 8 -m pasta_async.training.prefer \
         --model "$before/adapter" --samples "$now/samples.jsonl" --scores "$now/scores.jsonl" \
         --quality-weight 4 --batch 8 --lr 5e-5 --epochs 1 --row-tokens 16384 --drop-long --recompute \

@@ -77,7 +77,8 @@ learn --model "$BASE" --lora-rank 8 --lora-alpha 16 --lr 3e-4 --data "$OUT/lot1.
 
 # 60 minutes for 140 updates: lists of both lots, in which heads are bold and topics tell which items have one. The costs of this
 # annotation are in the journal of the other one. (What ships saw lists of the first lot that were drawn at random.)
-cp -r "$OUT/annotated" "$OUT/bold"
+mkdir -p "$OUT/bold"
+[ -s "$OUT/bold/journal.jsonl" ] || cp "$OUT/annotated/journal.jsonl" "$OUT/bold/"
 annotate --bold-heads --out "$OUT/bold"
 ITEM='([0-9][.)]|[-*+]) *<promise'
 grep -E "$ITEM.*$ITEM" "$OUT/bold/annotated.jsonl" | tail -n 345 >"$OUT/heads.jsonl"
