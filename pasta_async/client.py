@@ -71,9 +71,9 @@ class Client:
         self._clock = clock
         self.observers: list[Observer] = list(observers)
         """Observers of the answers that begin from now on."""
-        self._backend, self._owned = _open(backend, settings, options)
+        self.backend, self._owned = _open(backend, settings, options)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._admission = Admission(self.limits.client_threads, self._backend.load)
+        self._admission = Admission(self.limits.client_threads, self.backend.load)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -88,12 +88,7 @@ class Client:
         """Close the backend, unless it was passed in as an object. Cancelling it may leave it half closed."""
         self._closed = True
         if self._owned:
-            await self._backend.aclose()
-
-    @property
-    def backend(self) -> Backend:
-        """The source of its tokens."""
-        return self._backend
+            await self.backend.aclose()
 
     async def connect(self) -> Model:
         """Reach or load the model now rather than with the first answer. Cancelling it is safe.
@@ -103,7 +98,7 @@ class Client:
             InvalidStateError: The client was closed, or another event loop uses it.
         """
         self._check_loop()
-        return await with_retries(self._backend.connect, self.limits.retries, self._clock)
+        return await with_retries(self.backend.connect, self.limits.retries, self._clock)
 
     async def encode(self, text: str) -> list[int]:
         """Token ids of a text without a chat template, behind what its tokenizer puts in front of each.
@@ -309,7 +304,7 @@ class Client:
         messages, ids = read_prompt(start.prompt)
         deadline = self._deadline(limits)
         async with time_limit(self._clock, deadline, "connecting and encoding"):
-            model = await with_retries(self._backend.connect, limits.retries, self._clock)
+            model = await with_retries(self.backend.connect, limits.retries, self._clock)
             observation.begin(model)
             began = self._clock.time()
             # A plan has tags if it can be written with them, whatever the load.
@@ -335,7 +330,7 @@ class Client:
                     notes = (*notes, f"answered without tags: {reason}")
         check_length(ids, model, limits)
         return Prepared(
-            backend=self._backend,
+            backend=self.backend,
             clock=self._clock,
             start=start,
             observer=observation,

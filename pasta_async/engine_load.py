@@ -120,4 +120,4 @@ class StepTimes:
             return 0.0
         per_request = (products - requests * seconds) / variance
         fixed = seconds - per_request * requests
-        return max(0.0, fixed / per_request) if per_request > 0 else inf
+        return max(1.0, fixed / per_request) if per_request > 0 else inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from reprlib import repr as shortened
 from typing import Any, cast
 
@@ -43,7 +43,7 @@ def read_prompt(prompt: Prompt) -> tuple[list[Message], list[int]]:
 
 
 def _message(index: int, given: object) -> Message:
-    message = cast("dict[str, Any]", given if isinstance(given, dict) else {})
+    message = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else dict[str, Any]()
     content: Any = message.get("content", ...)
     if not isinstance(message.get("role"), str) or not isinstance(content, str | list | None):
         raise InvalidRequestError(

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -47,7 +47,7 @@ _SLACK = 16
 """Tokens by which a text's beginning, encoded alone, may exceed its share of the whole text's tokens."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece's space
-_PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
+_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _NEVER = "(?!)"  # a regular expression that matches nothing
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of added tokens
 _NO_MODEL: dict[str, Any] = {"type": "BPE", "vocab": {}, "merges": []}
@@ -381,7 +381,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 def _unused_character(texts: Iterable[str]) -> str:
     used = set[str]().union(*texts)
-    if (unused := next((chr(code) for code in _PRIVATE if chr(code) not in used), None)) is None:
+    if (unused := next((chr(code) for code in chain(*_PRIVATE) if chr(code) not in used), None)) is None:
         raise InvalidRequestError("the messages have every private-use character: leave one out")
     return unused
 

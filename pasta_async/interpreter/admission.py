@@ -19,6 +19,8 @@ from math import inf
 from pasta_async.engine_load import LIGHT_THREADS, EngineLoad, room
 from pasta_async.errors import BackendError
 
+_FULL_CACHE = "requests hold nearly all of the engine's KV cache"
+
 
 class Admission:
     """The slots of a client, and the threads that wait for one.
@@ -79,8 +81,10 @@ class Admission:
         await self._read_load(answer)
         await asyncio.sleep(0)  # answers that begin in the same moment count too
         if 2 * self._active > self._slots:
-            return f"{self._active} answers at once share the client's {self._slots} slots (client_threads)"
+            return f"{self._active} answers at once, and client_threads is {self._slots}: each would need two"
         answers = self._active + self._foreign
+        if not self._room:
+            return _FULL_CACHE
         if 2 * answers > self._room:
             return f"{answers} answers at once, and parallel decoding pays up to {int(self._room / 2)} here"
         return None
@@ -96,7 +100,8 @@ class Admission:
             if slot.needs_room and slot.answer.held and not granted.done():
                 answers = self._active + self._foreign
                 threads = min(self._slots, self._room)
-                slot.waited = f"{answers} answers at once, and room for {threads:.0f} threads"
+                full = f"{answers} answers at once, and room for {threads:.0f} threads"
+                slot.waited = full if threads else _FULL_CACHE
             await granted
         except BaseException:
             self._waiting.pop(granted, None)

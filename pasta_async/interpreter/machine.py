@@ -461,8 +461,7 @@ class Machine:
             for thread in [thread for thread in spent if thread.state != "done"]:
                 self._close(thread, "budget", now)
                 self.dropped.append(thread.number)
-        if self._visible.ready:
-            self._show(self._visible.take(), now)
+        self._show(self._visible.take(), now)
 
     def _close(self, thread: Thread, closed_by: lang.ClosedBy, now: float) -> None:
         """End a thread."""
@@ -485,17 +484,14 @@ class Machine:
     def _end_parser(self, thread: Thread, closed_by: lang.ClosedBy) -> list[lang.Reading | ReasoningRead]:
         """The text that a thread's parser held back and that belongs to the document; the rest is dropped."""
         readings: list[lang.Reading | ReasoningRead] = []
-        if closed_by != "budget":
-            cut = closed_by == "interrupted"
-        elif thread.number and thread.undecided_tokens:
-            # An item of an outline. If the answer ended, the held text belongs to the item. If the item hit
-            # its own cap, it may be the next head: drop it.
-            cut = thread.document_tokens + thread.undecided_tokens >= thread.cap
+        if closed_by == "budget":
+            # Main's unfinished tag is dropped. An item of an outline holds text back, too: at its own cap
+            # that may be the next head, and is dropped; where the answer ends, it belongs to the item.
+            cut = not thread.number or thread.document_tokens + thread.undecided_tokens >= thread.cap
             if not cut:
                 readings += thread.reader.spill()
         else:
-            # At the end of the answer drop an unfinished tag; at the end of a chunk keep it as text.
-            cut = self._budget.is_ended_by_the_answer(thread)
+            cut = closed_by == "interrupted"
         readings += thread.reader.close(cut=cut)
         # Tokens whose text was held back count if any of that text came out; else they are forgotten.
         if thread.undecided_tokens and readings:

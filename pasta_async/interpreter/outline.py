@@ -163,11 +163,6 @@ class OutlineParser(MainParser):
         self._held = ""
         self._line = " "
 
-    def close(self, *, cut: bool = False) -> list[Reading]:
-        """End the thread; text that was held back for a next head is left out."""
-        self._held = ""
-        return super().close(cut=cut)
-
     def spill(self) -> list[Reading]:
         """Read the text that was held back for a next head: no head will come."""
         text = self._held

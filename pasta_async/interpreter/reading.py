@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 from pasta_async.interpreter.outline import ItemParser, OutlineParser
@@ -101,15 +102,11 @@ class Reader:
         thinking: bool = False,
         make_parser: Callable[[], ThreadParser] | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._tag_ids = tags
-        self._is_main = main
-        self._begins_in_thinking = thinking
-        self._make_parser: Callable[[], ThreadParser] = make_parser or (MainParser if main else ChunkParser)
+        self._copy = partial(Reader, tokenizer, tags, main=main, thinking=thinking, make_parser=make_parser)
         self._tags = dict(zip(tags or (), TAG_TOKENS, strict=False))
         self._detokenizer = Detokenizer(tokenizer)
         self._thinking = ThinkingFilter(inside=thinking) if main else None
-        self.parser: ThreadParser = self._make_parser()
+        self.parser: ThreadParser = (make_parser or (MainParser if main else ChunkParser))()
         self.ids: list[int] = []
         """Ids that were read: all but end-of-text."""
         self.reasoning: list[str] = []
@@ -151,27 +148,14 @@ class Reader:
         parser = self.parser
         return parser.spill() if isinstance(parser, OutlineParser | ItemParser) else ()
 
-    def closed_prefix(self, tokens: int) -> Reader:
-        """A closed reader of the first `tokens` ids alone. Half a tag at their end is left out."""
-        reader = self.prefix(tokens)
-        reader.spill()
-        reader.close(cut=True)
-        return reader
-
     def prefix(self, tokens: int) -> Reader:
         """A reader of the first `tokens` ids alone, which may go on behind them."""
-        reader = Reader(
-            self._tokenizer,
-            self._tag_ids,
-            main=self._is_main,
-            thinking=self._begins_in_thinking,
-            make_parser=self._make_parser,
-        )
+        reader = self._copy()
         for index, token in enumerate(self.ids[:tokens]):
             if index in self._joins:
                 reader.end_list(index)
             reader.read(token)
-        if self._tag_ids:  # a tag came next, so an unfinished character was given up
+        if self._tags:  # a tag came next, so an unfinished character was given up
             reader._read_text(reader._detokenizer.flush())
         return reader
 

@@ -154,7 +154,7 @@ class Prepared:
 
 
 @asynccontextmanager
-async def limited_group(group: asyncio.TaskGroup, prepared: Prepared, work: str) -> AsyncGenerator[None]:
+async def limited_group(prepared: Prepared, work: str) -> AsyncGenerator[asyncio.TaskGroup]:
     """A group of tasks that has to be done by the deadline; `work` names it in the error.
 
     Raises:
@@ -165,8 +165,11 @@ async def limited_group(group: asyncio.TaskGroup, prepared: Prepared, work: str)
     caller = asyncio.current_task()
     cancellations = caller.cancelling() if caller else 0
     try:
-        async with group, time_limit(prepared.clock, prepared.deadline, work):
-            yield
+        async with (
+            asyncio.TaskGroup() as group,
+            time_limit(prepared.clock, prepared.deadline, work),
+        ):
+            yield group
     except BaseExceptionGroup as errors:
         # A cancellation that was requested since the group began came from outside.
         if caller and caller.cancelling() > cancellations:
@@ -193,7 +196,6 @@ class Runner:
         self._prepared = prepared
         self._emit = emit
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._group = asyncio.TaskGroup()
 
     async def run(self) -> Generation:
         """Decode the answer.
@@ -206,7 +208,7 @@ class Runner:
         Cancelling it ends every thread, aborts every open request and waits until that is done.
         """
         try:
-            async with limited_group(self._group, self._prepared, "the answer"):
+            async with limited_group(self._prepared, "the answer") as self._group:
                 self._begin(0)
                 await self._ended(0)
                 await self._settle()

@@ -52,14 +52,13 @@ class RequestLog:
 
     def end_request(self, finish_reason: FinishReason, now: float) -> None:
         """The request is over, one way or the other."""
-        self.requests[-1] = RequestRecord(
-            started=self.requests[-1].started,
-            ended=now,
-            prompt_tokens=self.requests[-1].prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            completion_tokens=self.tokens - self.tokens_before,
-            finish_reason=finish_reason,
-        )
+        further = {
+            "ended": now,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.tokens - self.tokens_before,
+            "finish_reason": finish_reason,
+        }
+        self.requests[-1] = self.requests[-1].model_copy(update=further)
 
     def record_with(self, **further: Any) -> ThreadRecord:
         """The record for users, with those of its fields that are not kept here."""
@@ -184,7 +183,8 @@ class TokenBudget:
     def may_be_at_a_limit(self) -> bool:
         """True if enough tokens were generated that some thread may be at the end of the answer.
 
-        The document cannot have more tokens than were generated, so before that nothing need be counted.
+        The document has no more tokens than were generated, but for what an outline inserts (its exact cut is
+        found at the end), so before that nothing need be counted.
         """
         return self.generated >= self._smallest_limit
 
@@ -207,12 +207,6 @@ class TokenBudget:
         else:
             tokens_left = self._max_tokens - self._document_tokens()
         return min(tokens_left, self._total_left())
-
-    def is_ended_by_the_answer(self, thread: Thread) -> bool:
-        """True if the answer's last token, rather than a chunk's cap, ends this thread."""
-        return thread.number == 0 or (
-            thread.document_tokens < thread.cap and self._left_of_chunk(thread) <= 0
-        )
 
     def threads_past_the_end(self) -> Iterator[Thread]:
         """Threads whose next token would stand behind the end of the answer."""

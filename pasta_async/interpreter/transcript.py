@@ -59,12 +59,6 @@ class Visible:
         """True once a stop text was found."""
         return self.matched_stop is not None
 
-    @property
-    def ready(self) -> bool:
-        """True if there may be something to take."""
-        front = self._lanes[0]
-        return front.done or bool(front.pending)
-
     def open(self, thread: int, promise_end: int) -> Lane:
         """A new lane for a chunk, at main's current place; main goes on in another lane behind it."""
         lane = Lane(thread, promise_end)
@@ -270,8 +264,10 @@ class Transcript:
 
 
 def _keep(thread: Thread, tokens: int) -> None:
-    """Forget what a thread wrote behind its first `tokens` tokens."""
-    thread.reader = thread.reader.closed_prefix(tokens)
+    """Forget what a thread wrote behind its first `tokens` tokens. Half a tag at their end is left out."""
+    thread.reader = thread.reader.prefix(tokens)
+    thread.reader.spill()
+    thread.reader.close(cut=True)
     thread.document_tokens = tokens
 
 

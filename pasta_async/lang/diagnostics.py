@@ -28,7 +28,7 @@ class Code(StrEnum):
         code.hint = hint
         return code
 
-    TOKENS_BAD = "tokens-bad", "tokens is no positive whole number", "write tens; the default cap is used"
+    TOKENS_BAD = "tokens-bad", "tokens is no whole number from 1 to 1,000,000", "write tens; the usual cap is used"
     TOKENS_NOT_TENS = "tokens-not-tens", "tokens is not a multiple of ten", "round the estimate up to tens"
     TOPIC_MISSING = "topic-missing", "promise without a topic", 'write topic="at most three words"'
     TOPIC_LONG = "topic-long", "topic has more than three words", "shorten it"
@@ -36,7 +36,7 @@ class Code(StrEnum):
     ATTRIBUTES_BAD = "attributes-bad", "unreadable attributes; the tag is ignored", 'write name="value" pairs'
     TAG_FORM = "tag-form", "the tag is not in its exact form", "it is read all the same"
     TAG_CUT = "tag-cut", "the text ends inside a tag, which is kept as text", "complete the tag"
-    TAG_BROKEN = "tag-broken", 'a tag that "<" or its length breaks off is text', "end it with > in good time"
+    TAG_BROKEN = "tag-broken", "a tag with another one inside, or that is too long, is text", "close it first"
     PROMISE_NESTED = "promise-nested", "promise inside a chunk; it has no thread", "write </async> before it"
     PROMISE_OPEN = "promise-open", "no chunk keeps this promise", "write <async>...</async> right behind it"
     ASYNC_STRAY = "async-stray", "<async> without a promise; it is ignored", "put a promise right before it"

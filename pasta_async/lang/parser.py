@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, Code, Diagnostic
+from pasta_async.errors import PastaError
+from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, STYLE_CODES, Code, Diagnostic
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -35,7 +36,7 @@ from pasta_async.lang.lexer import (
     split_marker,
 )
 
-__all__ = ["ChunkEnded", "ChunkParser", "MainParser", "Reading", "ThreadParser"]
+__all__ = ["ChunkEnded", "ChunkParser", "MainParser", "ParseError", "Reading", "ThreadParser", "parse"]
 
 _ignored = lru_cache(256)(Ignored)  # equal tags share one node: a hostile text may be nothing but them
 
@@ -96,9 +97,34 @@ class _Position:
 # Documents ------------------------------------------------------------------------------------------------
 
 
-def read_document(text: str) -> Document:
-    """Read a document in its written form; its `diagnostics` say what is wrong with it."""
-    return _DocumentReader().read(text)
+class ParseError(PastaError):
+    """Strict reading met a malformed document."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(str(diagnostic))
+        self.diagnostic = diagnostic
+
+
+def parse(text: str, strict: bool = False) -> Document:
+    """Read a document in its written form.
+
+    Args:
+        text: The written form; anything is accepted unless `strict`.
+        strict: Raise at the first diagnostic, except for those about style (`STYLE_CODES`).
+
+    Returns:
+        The document; its `diagnostics` (at most `MAX_DIAGNOSTICS`), in the order of the text, say what is
+        wrong with it.
+
+    Raises:
+        ParseError: In strict reading, with the diagnostic.
+    """
+    document = _DocumentReader().read(text)
+    if strict:
+        for diagnostic in document.diagnostics:
+            if diagnostic.code not in STYLE_CODES:
+                raise ParseError(diagnostic)
+    return document
 
 
 class _DocumentReader(_Nodes):
@@ -277,8 +303,7 @@ class MainParser(_ThreadNodes):
         self._position.advance(text)
         if self._values is None:
             return self._write(text)
-        self._values[-1] += text
-        return self._break_promise(Code.TAG_BROKEN) if len(promise_source(self._values)) > MAX_TAG else []
+        return self._extend_promise(self._values, text)
 
     def feed_tag(self, tag: str) -> list[Reading]:
         """Read a tag token."""
@@ -317,7 +342,7 @@ class MainParser(_ThreadNodes):
             return []
         if tag == PROMISE_TOKENS:
             self._values.append("")
-            return []
+            return self._extend_promise(self._values, "")
         values = self._values
         self._values = None
         source = promise_source(values)
@@ -330,6 +355,11 @@ class MainParser(_ThreadNodes):
         self._append(promise)
         self._open = True
         return [promise]
+
+    def _extend_promise(self, values: list[str], text: str) -> list[Reading]:
+        """Add text to the value that is coming in; a tag that is longer than `MAX_TAG` is text."""
+        values[-1] += text
+        return self._break_promise(Code.TAG_BROKEN) if len(promise_source(values)) > MAX_TAG else []
 
     def _break_promise(self, code: Code) -> list[Reading]:
         """Give up a promise that is coming in, if there is one: its values are text."""

@@ -58,7 +58,6 @@ class PlanRun:
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         # For each context that parts share: set once a part's request has computed it.
         self._computed: dict[str, asyncio.Event] = {}
-        self._group = asyncio.TaskGroup()
 
     async def run(self) -> Filled[dict[str, Any]]:
         """Fill the plan; the value is plain JSON.
@@ -70,7 +69,7 @@ class PlanRun:
         Cancelling it ends every hole, aborts every open request and waits until that is done.
         """
         try:
-            async with limited_group(self._group, self._prepared, "the plan"):
+            async with limited_group(self._prepared, "the plan") as self._group:
                 top = [hole for hole in self._plan.holes if hole.list_of is None]
                 await asyncio.wait([self._group.create_task(self._top_hole(hole)) for hole in top])
         except PastaError as error:

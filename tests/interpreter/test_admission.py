@@ -271,7 +271,8 @@ def measured(fixed: float, per_request: float, *, steps: int = 100, sizes: int =
 def test_the_batch_size_that_doubles_a_step_comes_from_its_times() -> None:
     assert measured(0.010, 0.0005).doubles_at == pytest.approx(20)
     assert measured(0.010, 0.0).doubles_at == inf
-    assert measured(0.0, 0.001).doubles_at == pytest.approx(0, abs=1e-9)
+    assert measured(0.0, 0.001).doubles_at == 1  # 0 would say that nothing was measured
+    assert measured(-0.005, 0.00375).doubles_at == 1
 
 
 def test_few_steps_or_batches_of_one_size_say_nothing() -> None:

@@ -15,6 +15,7 @@ from pasta_async.interpreter.outline import Head, ItemParser
 from pasta_async.lang import ChunkEnded, Promise, Sync, Text, parse
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.testing.tokenizer import chat_tokenizer
+from pasta_async.tokenizer import Tokenizer
 from tests.helpers.answer_runs import RICH, answer, read_by_events
 
 LIST = """\
@@ -212,23 +213,28 @@ async def test_a_model_that_writes_no_heads_alone_is_left_alone() -> None:
     assert len(backend.requests) == 4  # main, the first item, main led on in vain, main to the end
 
 
-async def test_a_head_ends_within_a_token() -> None:
-    """Heads alone stand on lines of their own, and line breaks may be part of a head's last token."""
-    text = "1. **A**: x.\n\n2. **B**:\n\n   y.\n\nEnd."
+def spanning_tokenizer(span: str) -> Tokenizer:
+    """A tokenizer with one token for this text, and one for each character besides."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     letters: list[str] = sorted(cast("Any", pre_tokenizers).ByteLevel.alphabet())
     spanning = cast("Any", pre_tokenizers).ByteLevel(add_prefix_space=False, use_regex=False)
-    head_end = spanning.pre_tokenize_str("**:\n\n")[0][0]
+    spelled = spanning.pre_tokenize_str(span)[0][0]
     model = {
         "type": "Unigram",
         "unk_id": None,
-        "vocab": [*([letter, -10.0] for letter in letters), [head_end, -1.0]],
+        "vocab": [*([letter, -10.0] for letter in letters), [spelled, -1.0]],
         "byte_fallback": False,
     }
     vocabulary = {"version": "1.0", "pre_tokenizer": byte_level, "decoder": byte_level, "model": model}
     tokenizer = chat_tokenizer(vocabulary, tags=False)
-    assert len(tokenizer.encode("**:\n\n")) == 1
-    backend = untrained(text, tokenizer=tokenizer)
+    assert len(tokenizer.encode(span)) == 1
+    return tokenizer
+
+
+async def test_a_head_ends_within_a_token() -> None:
+    """Heads alone stand on lines of their own, and line breaks may be part of a head's last token."""
+    text = "1. **A**: x.\n\n2. **B**:\n\n   y.\n\nEnd."
+    backend = untrained(text, tokenizer=spanning_tokenizer("**:\n\n"))
     generation = await outlined(backend)
     assert generation.text == text
     assert [thread.topic for thread in generation.threads] == ["", "A", "B"]
@@ -252,6 +258,16 @@ async def test_max_tokens_cuts_where_it_cuts_the_plain_answer() -> None:
             generation, shown, _ = await read_by_events(backend, parallel="outline", max_tokens=most)
             assert (generation.text, generation.finish_reason) == (plain.text, plain.finish_reason)
             assert shown == plain.text
+
+
+async def test_max_tokens_cuts_behind_a_token_that_ends_an_item() -> None:
+    text = "1. **A**: x.\n\n2. **B**: y.\n\nEnd."
+    tokenizer = spanning_tokenizer(".\n\n")
+    item = tokenizer.encode("1. **A**: x.\n\n")  # behind it the break is main's, in tokens of its own
+    for most in range(1, len(item) + 1):
+        plain = await answer(untrained(text, tokenizer=tokenizer), max_tokens=most)
+        generation = await outlined(untrained(text, tokenizer=tokenizer), max_tokens=most)
+        assert (generation.text, generation.finish_reason) == (plain.text, plain.finish_reason)
 
 
 async def test_what_main_wrote_behind_the_cut_is_discarded() -> None:

@@ -245,6 +245,7 @@ def test_a_topic_is_whatever_stands_between_the_tokens(topic: str) -> None:
         ((OPEN, "a", TOKENS), "a", ["tag-cut"]),
         ((TOKENS, "a", END), "a", []),
         ((OPEN, "a" * MAX_TAG, END), "a" * MAX_TAG, ["tag-broken"]),
+        ((OPEN, "a" * (MAX_TAG - 19), TOKENS, END), "a" * (MAX_TAG - 19), ["tag-broken"]),
         ((OPEN, "a", TOKENS, "1", TOKENS, "2", END), "", ["attributes-bad"]),
         ((OPEN, "a", END), "", []),
         ((OPEN, "a", TOKENS, END), "", []),
