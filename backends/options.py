@@ -14,7 +14,7 @@ from pasta_async.errors import InvalidRequestError
 if TYPE_CHECKING:
     import httpx
 
-DType = Literal["float32", "bfloat16", "float16", "int8"]
+DType = Literal["float32", "bfloat16", "int8"]
 """A number format to compute in."""
 
 TorchDType = Literal["auto", "float32", "bfloat16"]

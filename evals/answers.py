@@ -10,16 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, cast
 
-import httpx
 from pydantic import Field
 
 from pasta_async import Client, Generation, Limits
 from pasta_async.backends import BackendOptions
-from pasta_async.backends.http.client import http_client
 from pasta_async.backends.options import DType
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import CommandSettings, Count
-from pasta_async.errors import BackendError, InvalidRequestError, PromptTooLongError
+from pasta_async.errors import InvalidRequestError, PromptTooLongError
 from pasta_async.evals.report import environment, grouped
 from pasta_async.progress import progress
 from pasta_async.training.data import corpus
@@ -314,9 +312,6 @@ async def cold_client(
         await client.connect()
         backend = client.backend
         if isinstance(backend, SGLangBackend):
-            try:
-                async with http_client(backend.url, timeout=300, headers=backend.headers) as http:
-                    (await http.post(f"{backend.url}/flush_cache")).raise_for_status()
-            except httpx.HTTPError as error:
-                raise BackendError(f"{backend.url}/flush_cache: {error!r}. Is the server idle?") from error
+            async for _ in backend.forward("/flush_cache", {}):
+                pass
         yield client

@@ -159,8 +159,6 @@ class ServerBackend(ABC):
         self._http = HTTPClient(self.kind, url, options)
         self.url: str = self._http.url
         """Base URL of the server."""
-        self.headers: Mapping[str, str] = self._http.headers
-        """Headers of every request: the key, if there is one."""
         self._tokenizer = options.get("tokenizer")
         self._connecting = anyio.Lock()
         self._reading = anyio.Lock()

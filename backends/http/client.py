@@ -70,7 +70,10 @@ class HTTPClient:
         if api_key and not re.fullmatch(r"[!-~]+", api_key):
             raise InvalidRequestError("api_key: a header cannot hold it; does it end with a line break?")
         self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = httpx.Timeout(options.get("timeout", _DEFAULT_TIMEOUT))
+        timeout = options.get("timeout", _DEFAULT_TIMEOUT)
+        if not isinstance(timeout, httpx.Timeout):  # a number is the longest wait for a token alone
+            timeout = httpx.Timeout(**{**_DEFAULT_TIMEOUT.as_dict(), "read": timeout})
+        self._timeout: httpx.Timeout = timeout
         self._short_timeout = httpx.Timeout(self._timeout)
         self._short_timeout.read = min(self._timeout.read or _SHORT_READ, _SHORT_READ)
         self._given = options.get("client")

@@ -49,7 +49,7 @@ _IGNORED_KEYS = {
 }
 """Keys of the config that do not change the result, or that the tensors tell as well; others must be off."""
 
-_RowId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+_RowId = Annotated[int, Field(strict=True, ge=0, lt=2**20)]
 
 
 def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:

@@ -223,7 +223,7 @@ def _check_ids(request: DecodeRequest, model: Model) -> None:
     ids = request.ids
     if set(map(type, ids)) - {int} or not 0 <= min(ids, default=0) <= max(ids, default=0) < model.vocab_size:
         raise InvalidRequestError(
-            f"the context has ids that {model.name} has not (0 to {model.vocab_size - 1})"
+            f"the context has something else than ids of {model.name} (0 to {model.vocab_size - 1})"
         )
     if not ids or request.max_tokens < 1 or len(ids) + request.max_tokens > model.context_length:
         raise InvalidRequestError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,29 +24,6 @@ class Entry:
     def count(self) -> int:
         """The number of new tokens."""
         return len(self.slots) - self.start
-
-
-class RowBatch(NamedTuple):
-    """A batch for the compiled step: each row has the slots that it sees, whatever others see. All int64."""
-
-    ids: Ints  # the id of each row's token, `[rows]`
-    positions: Ints  # its position: the row sees so many slots and its own, `[rows]`
-    slots: Ints  # where the keys and values of each row go, `[rows]`
-    last: Ints  # the row of each entry's last token, `[entries]`
-    seen: Ints  # the slots of all entries, entry after entry: `[sum of their lengths]`
-    starts: Ints  # the index in `seen` of the first slot that each row sees, `[rows]`
-
-    @classmethod
-    def of(cls, entries: Sequence[Entry]) -> RowBatch:
-        """The batch of these entries, in order."""
-        counts = np.array([entry.count for entry in entries], np.int64)
-        lengths = np.array([len(entry.slots) for entry in entries], np.int64)
-        return cls(
-            *new_tokens(entries),
-            last=np.cumsum(counts, dtype=np.int64) - 1,
-            seen=np.concatenate([entry.slots for entry in entries]),
-            starts=np.repeat(np.cumsum(lengths, dtype=np.int64) - lengths, counts),
-        )
 
 
 def new_tokens(entries: Sequence[Entry]) -> tuple[Ints, Ints, Ints]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.batch import Entry, RowBatch
+from pasta_async.backends.local.batch import Entry, new_tokens
 from pasta_async.backends.local.cache import kv_shape, mapped
 from pasta_async.backends.local.checkpoint import ModelConfig
 from pasta_async.backends.local.int8 import (
@@ -108,7 +108,7 @@ class CompiledLM:
 
     def clear(self, slots: int) -> None:
         """Forget keys and values; there is room for those of so many tokens."""
-        half = kv_dtype("int8", "cpu") == "bfloat16"  # which numpy does not have: its bits are uint16
+        half = kv_dtype("int8") == "bfloat16"  # which numpy does not have: its bits are uint16
         dtype = np.dtype(np.uint16 if half else np.float32)
         shape = kv_shape(self._config, slots)
         self._kv = np.empty(0)  # before the new one is made: there may be no memory for two
@@ -120,26 +120,32 @@ class CompiledLM:
         Returns logits, float32 `[entries, vocabulary]`, of the last token of each entry.
         """
         c = self._config
-        batch = RowBatch.of(entries)
-        rows = len(batch.ids)
+        ids, positions, slots = new_tokens(entries)
+        # The row of each entry's last token; the slots of all entries; where in these each row's own begin.
+        counts = np.array([entry.count for entry in entries], np.int64)
+        lengths = np.array([len(entry.slots) for entry in entries], np.int64)
+        last = np.cumsum(counts, dtype=np.int64) - 1
+        seen = np.concatenate([entry.slots for entry in entries])
+        starts = np.repeat(np.cumsum(lengths, dtype=np.int64) - lengths, counts)
+        rows = len(ids)
         widths = (c.heads + 2 * c.kv_heads) * c.head_dim, c.heads * c.head_dim, 2 * c.intermediate
-        logits = np.empty((len(batch.last), self._outputs), np.float32)
+        logits = np.empty((len(last), self._outputs), np.float32)
         self._team.run(
             self._kernel,
             *self._shape,
             self._table,
-            self._arrays["embedding.weights"][batch.ids] * self._arrays["embedding.scales"][batch.ids],
-            self._rotations[batch.positions],
-            batch.slots,
-            batch.seen,
-            batch.starts,
-            batch.positions + 1,
+            self._arrays["embedding.weights"][ids] * self._arrays["embedding.scales"][ids],
+            self._rotations[positions],
+            slots,
+            seen,
+            starts,
+            positions + 1,
             self._kv,
             self._qk_norms,
             *self._epsilons,
             *(_room((rows, width), np.float32) for width in widths),
             *self._private(rows),
-            batch.last,
+            last,
             self._head,
             logits,
         )

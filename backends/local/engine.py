@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pasta_async.backends.local.batch import Entry, Floats
+from pasta_async.backends.local.batch import Entry
 from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, Read, expected_shapes, weight_count
 from pasta_async.backends.local.int8 import BYTES, Array, choose_dtype, kv_dtype
 from pasta_async.backends.local.machine import affordable_slots, available_cores, keep_freed_memory
@@ -34,6 +34,9 @@ from pasta_async.protocol import Piece, RequestEnd
 if TYPE_CHECKING:
     import torch
 
+    from pasta_async.backends.local.compiled import CompiledLM
+    from pasta_async.backends.local.model import CausalLM
+
 _SLOW_TO_LOAD = 10**9  # weights from which on a progress bar is shown
 _SLOW_TO_CONVERT = 10**8  # the same for weights that are converted to int8
 _ONE_THREAD_BELOW = 10**8  # weights, of which the products are too small to share between threads
@@ -46,18 +49,6 @@ class Output(NamedTuple):
     token: int | BackendError
     """The chosen token, or the reason why none could be chosen."""
     finish_reason: RequestEnd | None = None
-
-
-class EngineModel(Protocol):
-    """A model with the keys and values of what it has read: `CompiledLM` or `CausalLM`."""
-
-    def clear(self, slots: int) -> None:
-        """Forget keys and values; there is room for those of so many tokens."""
-        ...
-
-    def forward(self, entries: Sequence[Entry]) -> Floats:
-        """Read new tokens. Returns the logits of each entry's last one, `[entries, vocabulary]`."""
-        ...
 
 
 class Engine:
@@ -83,14 +74,16 @@ class Engine:
         self.slots: int = affordable_slots(
             checkpoint,
             weight_bytes=BYTES[self.dtype],
-            kv_bytes=BYTES[kv_dtype(self.dtype, self._device)],
+            kv_bytes=BYTES[kv_dtype(self.dtype)],
             wanted=options.get("slots"),
             device=self._device,
         )
         self.context_length: int = min(self.config.positions, self.slots)
         keep_freed_memory()
         compiled = self.dtype == "int8"
-        self._model: EngineModel = self._compiled(checkpoint) if compiled else self._plain(checkpoint)
+        self._model: CompiledLM | CausalLM = (
+            self._compiled(checkpoint) if compiled else self._plain(checkpoint)
+        )
         self.step_times: StepTimes = StepTimes()
         """Times of the steps that only decode."""
         self.reset()
@@ -139,7 +132,7 @@ class Engine:
             self.step_times.add(1, requests, seconds, requests**2, requests * seconds)
         return outputs
 
-    def _compiled(self, checkpoint: Checkpoint) -> EngineModel:
+    def _compiled(self, checkpoint: Checkpoint) -> CompiledLM:
         """The model for the int8 kernels; its arrays are made of the checkpoint once."""
         from pasta_async.backends.local.compiled import CompiledLM
 
@@ -152,7 +145,7 @@ class Engine:
         arrays = stored_arrays(checkpoint, make)
         return CompiledLM(self.config, arrays, self.context_length, self._threads)
 
-    def _plain(self, checkpoint: Checkpoint) -> EngineModel:
+    def _plain(self, checkpoint: Checkpoint) -> CausalLM:
         """The model in floating-point numbers, computed by torch."""
         from pasta_async.backends.local.conversion import use_threads
         from pasta_async.backends.local.model import CausalLM

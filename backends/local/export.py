@@ -44,7 +44,7 @@ def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float
         raise InvalidRequestError(f"{out} is there already: name a new folder")
     tokenizer = checkpoint.tokenizer_files()
     files = _text_files(checkpoint, tokenizer, dtype)  # raises before anything is written
-    partial_out = out.with_name(f"{out.name}.partial")
+    partial_out = out.with_name(f".{out.name}.pasta-export")
     shutil.rmtree(partial_out, ignore_errors=True)  # a process that was killed may have left it
     partial_out.mkdir(parents=True)
     try:

@@ -54,6 +54,7 @@ _FURTHER_SIZES = {  # the same for those that a file may lack
     "rope_theta": "rope.freq_base",
 }
 _ROPE_DIVISORS = "rope_freqs.weight"
+_MOST_DIVISORS = 512  # half of the largest head
 _FLOAT_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -271,6 +272,8 @@ def _raw_config(
         # The divisors that Llama 3.1's scaling comes to; a config.json can list them as "longrope".
         if kind != "none":
             raise UnusableError(f"it has {_ROPE_DIVISORS} beside other scaling")
+        if len(entry.shape) != 1 or entry.shape[0] > _MOST_DIVISORS:  # before they take memory
+            raise UnusableError(f"{_ROPE_DIVISORS} has the shape {entry.shape}")
         divisors = [*map(float, _values(data, entry))]
         lists = {"long_factor": divisors, "short_factor": divisors}
         fixed = {"attention_factor": 1.0, "original_max_position_embeddings": positions}
@@ -315,7 +318,7 @@ def _tokenizer_files(metadata: Mapping[str, Any]) -> TokenizerFiles:
         raise UnusableError(
             f"its tokenizer is of the kind {kind!r}; only 'gpt2', byte-level BPE, is supported"
         )
-    if (cut := given["pre"]) not in _CUTS:
+    if (cut := given.get("pre")) not in _CUTS:
         raise UnusableError(f"its pre-tokenizer is {cut!r}, not one of {', '.join(_CUTS)}")
     tokens: list[str] = given["tokens"]
     kinds = dict(zip(tokens, given["token_type"], strict=True))

@@ -20,7 +20,7 @@ Array: TypeAlias = NDArray[Any]
 _LOG = logging.getLogger(__name__)
 _FLOAT32_BELOW = 50_000_000  # weights: so few are fast anyway, and are computed exactly
 
-BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
 """Bytes of a number."""
 
 # CPUs -------------------------------------------------------------------------------------------------------
@@ -105,21 +105,22 @@ def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: str
         raise InvalidRequestError("dtype int8 is for CPUs; on CUDA take bfloat16")
     if name == "int8" and not computes_int8(config):
         _LOG.warning(
-            "int8 needs a CPU with AVX2, numba, and a model whose sizes are multiples of %d; "
+            "int8 needs a CPU with AVX2, numba, and a model whose sizes are multiples of %d (of its heads %d); "
             "this one is computed in float32",
             OUTPUT_GROUP,
+            LANES,
         )
         return "float32"
     return name
 
 
-def kv_dtype(name: DType, device: str) -> DType:
-    """The type of keys and values.
+def kv_dtype(name: DType) -> DType:
+    """The type of keys and values beside weights of this type.
 
-    Beside int8 weights it is bfloat16 on CPUs of the kind that has AVX512-BF16 or AMX, where attention of
-    many answers took a third of the time: there are half the bytes to read, and the products are float32
-    all the same. On others it was not measured. On a CPU float16 is ten times slower than float32.
+    Beside int8 it is bfloat16 on CPUs of the kind that has AVX512-BF16 or AMX, where attention of many
+    answers took a third of the time: there are half the bytes to read, and the products are float32 all the
+    same. On others it was not measured.
     """
-    if device != "cpu" or name not in ("int8", "float16"):
+    if name != "int8":
         return name
-    return "bfloat16" if name == "int8" and (cpu_has("avx512bf16") or cpu_has("amx-tile")) else "float32"
+    return "bfloat16" if cpu_has("avx512bf16") or cpu_has("amx-tile") else "float32"

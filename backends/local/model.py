@@ -27,7 +27,6 @@ from pasta_async.backends.local.conversion import (
     rotary_order,
     row_chunks,
 )
-from pasta_async.backends.local.int8 import kv_dtype
 from pasta_async.backends.options import DType
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -70,19 +69,18 @@ class CausalLM:
         self._rotation = torch.view_as_complex(rotations)[:, None]  # [positions, 1, head_dim / 2]
         # The norm's epsilon as a length: sqrt(|x|^2 + hidden * eps) is hypot(|x|, this).
         self._epsilon = torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=device)
-        self._kv_dtype: torch.dtype = getattr(torch, kv_dtype(dtype, device.type))
         self._kv: tuple[torch.Tensor, ...] = ()  # of each layer
 
     def clear(self, slots: int) -> None:
         """Forget keys and values; there is room for those of so many tokens."""
-        device = self._embedding.device
+        device, dtype = self._embedding.device, self._embedding.dtype
         shape = kv_shape(self._config, slots)
         self._kv = ()  # before the new ones are made: there may be no memory for both
         if device.type == "cpu":
-            memory = mapped(math.prod(shape) * self._kv_dtype.itemsize)
-            self._kv = torch.frombuffer(memory, dtype=self._kv_dtype).view(shape).unbind()
+            memory = mapped(math.prod(shape) * dtype.itemsize)
+            self._kv = torch.frombuffer(memory, dtype=dtype).view(shape).unbind()
         else:
-            self._kv = torch.zeros(shape, device=device, dtype=self._kv_dtype).unbind()
+            self._kv = torch.zeros(shape, device=device, dtype=dtype).unbind()
 
     @torch.inference_mode()
     def forward(self, entries: Sequence[Entry]) -> Floats:
@@ -160,11 +158,11 @@ class _Layer:
             qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm)
         _rotate(qk, rotation)
         # Keys and values go into the cache first: queries find those of their own tokens there as well.
-        heads = qkv.to(kv.dtype).transpose(0, 1)  # [heads, rows, head_dim]
+        heads = qkv.transpose(0, 1)  # [heads, rows, head_dim]
         kv.index_copy_(1, slots, heads[c.heads :])
         # Each sequence attends by itself: beside the weights, which all share, its keys are little to read.
         out = [_attend(heads[: c.heads, sequence.rows], kv, sequence) for sequence in sequences]
-        return self._out(torch.cat(out).to(x.dtype))
+        return self._out(torch.cat(out))
 
 
 def _attend(queries: torch.Tensor, kv: torch.Tensor, sequence: _NewRows) -> torch.Tensor:

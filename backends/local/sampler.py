@@ -134,7 +134,8 @@ def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
     if sampler.processor is not None:
         sampler.generated.append(token)
     if sampler.grammar is not None and not sampler.grammar.consume_token(token):
-        return BackendError(f"token {token} does not follow the request's grammar")
+        reason = sampler.grammar.get_error()
+        return BackendError(f"token {token} does not follow the request's grammar: {reason}")
     return token
 
 

@@ -28,7 +28,7 @@ class Code(StrEnum):
         code.hint = hint
         return code
 
-    TOKENS_BAD = "tokens-bad", "tokens is no whole number from 1 to 1,000,000", "write tens; the usual cap is used"
+    TOKENS_BAD = "tokens-bad", "tokens is no whole number from 1 to 1,000,000", "write tens; it is ignored"
     TOKENS_NOT_TENS = "tokens-not-tens", "tokens is not a multiple of ten", "round the estimate up to tens"
     TOPIC_MISSING = "topic-missing", "promise without a topic", 'write topic="at most three words"'
     TOPIC_LONG = "topic-long", "topic has more than three words", "shorten it"

@@ -298,6 +298,11 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     ),
     "an id outside the vocabulary": ({"tokenizer.ggml.eot_token_id": 10_000}, "eot_token_id is 10000"),
     "no types of tokens": ({"tokenizer.ggml.token_type": None}, "token_type"),
+    "a scaling with a long list": (
+        {"rope_freqs.weight": (np.ones(1000, np.float32), Type.F32)},
+        r"rope_freqs\.weight has the shape \(1000,\)",
+    ),
+    "no pre-tokenizer, as in early files": ({"tokenizer.ggml.pre": None}, "None, not one of gpt-2"),
     "pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, "'tekken', not one of gpt-2, smollm, llama-bpe"),
 }
 

@@ -79,6 +79,7 @@ class OddServer(httpx.AsyncBaseTransport):
         self.routes: dict[str, Answer] = {**self._usual(), **(routes or {})}
         self.log: list[tuple[str, Any]] = []
         self.headers: list[httpx.Headers] = []
+        self.timeouts: list[dict[str, float | None]] = []
         self.decoding: list[Answer] = []
         """Answers to the requests that decode, one after another."""
 
@@ -95,6 +96,7 @@ class OddServer(httpx.AsyncBaseTransport):
         body = json.loads(content) if content else None
         self.log.append((request.url.path, body))
         self.headers.append(request.headers)
+        self.timeouts.append(request.extensions["timeout"])
         if request.url.path not in self.routes:
             return httpx.Response(404, json={"detail": "Not Found"})
         return _respond(self.routes[request.url.path], body)

@@ -56,6 +56,16 @@ def test_what_is_no_url_is_refused_at_once(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+async def test_a_time_limit_is_that_of_a_token_and_no_other() -> None:
+    server = OddServer()
+    server.decoding = [good()]
+    engine = backend(server, timeout=600.0)
+    await engine.connect()
+    await pieces_of(engine)
+    assert server.timeouts[0]["read"] == 30 and server.timeouts[-1]["read"] == 600
+    assert all(waits["connect"] == 10 for waits in server.timeouts)
+
+
 class Listening(SilentHandler):
     """Counts those who ask; sends them on to `location`, if there is one."""
 
