@@ -10,6 +10,7 @@ curl -N -X POST "http://127.0.0.1:8000/review/stream?text=..."
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -50,6 +51,14 @@ async def refuse(_: Request, error: pasta_async.InvalidRequestError) -> JSONResp
     return JSONResponse({"error": str(error)}, status_code=400)
 
 
+def told(error: pasta_async.PastaError) -> str:
+    """What a user may read of an error: those of the engine name its address, and are for the log."""
+    if isinstance(error, pasta_async.InvalidRequestError):
+        return str(error)
+    logging.getLogger(__name__).error("an answer failed: %s", error)
+    return "the answer failed"
+
+
 async def sent(stream: AnswerStream | FillStream[Review]) -> AsyncGenerator[JSONServerSentEvent]:
     """The events of a stream as server-sent ones; the last one is an error if it fails."""
     try:
@@ -57,7 +66,7 @@ async def sent(stream: AnswerStream | FillStream[Review]) -> AsyncGenerator[JSON
             async for event in events:
                 yield JSONServerSentEvent(event_fields(event), event=event.type)
     except pasta_async.PastaError as error:
-        yield JSONServerSentEvent({"message": str(error)}, event="error")
+        yield JSONServerSentEvent({"message": told(error)}, event="error")
 
 
 @app.post("/ask")
@@ -80,7 +89,7 @@ async def talk(connection: WebSocket) -> None:
                     async for event in answer:
                         await connection.send_json(event_fields(event))
             except pasta_async.PastaError as error:
-                await connection.send_json({"type": "error", "message": str(error)})
+                await connection.send_json({"type": "error", "message": told(error)})
     except WebSocketDisconnect:
         pass
 

@@ -26,7 +26,7 @@ async def main(subject: str) -> None:
     """Print the report as it comes, in order."""
     async with pasta_async.Client() as client:
         async with client.fill_stream(f"Write a short report: {subject}.", plan()) as stream:
-            async for piece in stream.json_deltas():
+            async for piece in stream.text_deltas():
                 print(piece, end="", flush=True)
         filled = await stream.result()
     print(f"\n{filled.critical_path} of {filled.usage.completion_tokens} tokens one after another")

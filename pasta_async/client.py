@@ -348,7 +348,7 @@ class Client:
 async def _encode(messages: Sequence[Message], model: Model, start: AnswerStart, *, plain: bool) -> list[int]:
     """Ids of a chat; `plain` asks the model for an answer without tags."""
     kwargs = {**(_PLAIN if plain else {}), **start.chat_template_kwargs}
-    size = sum(map(len, texts_in((messages, kwargs))))
+    size = sum(len(text) + 1 for text in texts_in((messages, kwargs)))  # empty ones are work, too
     most = most_tokens(model, start.limits)
     return await run_encoding(size, partial(model.tokenizer.encode_chat, messages, kwargs, most))
 

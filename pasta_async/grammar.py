@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GrammarKind = Literal["lark", "json_schema"]
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MOST_BYTES = 100_000
+_MOST_BYTES = 5_000
 """Largest number of bytes that are added to a text that was cut off."""
 
 _ENDING = b'}],"'

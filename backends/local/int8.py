@@ -105,7 +105,7 @@ def choose_dtype(name: DType | Literal["auto"], config: ModelConfig, device: str
         raise InvalidRequestError("dtype int8 is for CPUs; on CUDA take bfloat16")
     if name == "int8" and not computes_int8(config):
         _LOG.warning(
-            "int8 needs a CPU with AVX2, numba, and a model whose sizes are multiples of %d (of its heads %d); "
+            "int8 needs AVX2, numba, and a model whose sizes are multiples of %d, and its heads of %d; "
             "this one is computed in float32",
             OUTPUT_GROUP,
             LANES,

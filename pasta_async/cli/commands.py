@@ -261,7 +261,7 @@ def sglang(arguments: Namespace) -> None:
 
 
 def check(arguments: Namespace) -> None:
-    """Print what is not well-formed in annotated answers; the exit code is 1 if anything is."""
+    """Print what is not well-formed in annotated answers (no plans); the exit code is 1 if anything is."""
     from pasta_async.lang import parse
 
     clean = True

@@ -195,7 +195,9 @@ def _advice(plan: Plan) -> Iterator[Finding]:
     """Advice: findings about a plan that can be run, but perhaps not as it is meant."""
     for hole in plan.holes:
         if not hole.is_bounded:
-            message = f"nothing bounds it, so it ends after {hole.tokens} tokens; Tokens(n) says how many"
+            message = (
+                f"it may be longer than {hole.tokens} tokens, where it is cut off; Tokens(n) sets a limit"
+            )
             yield Finding(code=PlanCode.UNBOUNDED, verdict="yes", hole=hole.name, message=message)
     for key, items in plan.lists.items():
         if not items.is_bounded:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,11 @@ class HolePart(RequestLog):
         )
 
 
+def item_path(hole: Hole, item: int | None) -> str:
+    """The path of a hole's part: for an item of a list `sections[2].text`."""
+    return hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
+
+
 class Layout:
     """The places of a plan's holes in a model's context and in the answer, for a kind of grammar.
 
@@ -162,7 +167,7 @@ class Layout:
         shared, rest = self._context(part, visible)
         return shared, (Segment(shared + rest),)
 
-    def tagged_document(self, parts: Sequence[HolePart], last: Hole | None = None) -> Document:
+    def tagged_document(self, parts: Iterable[HolePart], last: Hole | None = None) -> Document:
         """The document of a template in rounds, with the tags that main and the threads would have written.
 
         Args:
@@ -205,7 +210,8 @@ class Layout:
             return "", ""  # the whole object is one hole
         # The visible keys of the answer's object, in the order of the schema.
         keys = [key for other in visible if other.hole.list_of is None for key in other.values]
-        outer = {key: self._value(key, visible)[0] for key in self._order if key in keys}
+        by_path = {other.path: other for other in visible}
+        outer = {key: self._value(key, by_path)[0] for key in self._order if key in keys}
         if part.hole.list_of is None:
             return self._object(outer, part.hole)
         # A part of an item: the object with the list's outline in it, which the list's parts share.
@@ -234,12 +240,12 @@ class Layout:
             return f"{{{_listed(fields)}}}\n", ""
         return f"{{{_listed(fields)}, ", start.removeprefix("{")
 
-    def document(self, parts: Sequence[HolePart]) -> str:
+    def document(self, parts: Mapping[str, HolePart]) -> str:
         """The text of the answer in order, up to the first part that is not written yet."""
         if self._plan.is_text:
             return self._text(parts)
         if self._plan.holes[0].key is None:  # the whole object is one hole
-            return parts[0].output.strip() if parts else ""
+            return "".join(part.output.strip() for part in parts.values())
         written = "{"
         for number, key in enumerate(self._order):
             raw, is_whole = self._value(key, parts)
@@ -249,10 +255,9 @@ class Layout:
                 return written
         return written + "}"
 
-    def _value(self, key: str, parts: Sequence[HolePart]) -> tuple[str, bool]:
+    def _value(self, key: str, parts: Mapping[str, HolePart]) -> tuple[str, bool]:
         """The JSON text of one of the answer's keys so far, and True if that is all of it."""
-        part = next((part for part in parts if part.item is None and part.hole.key == key), None)
-        if part is None:
+        if (part := parts.get(key)) is None:
             return "", False
         if key in self._plan.lists:
             return self._list(key, part, parts)
@@ -260,21 +265,21 @@ class Layout:
             return part.values[key], True
         return part.raw_values().get(key, ""), False
 
-    def list_value(self, key: str, parts: Sequence[HolePart]) -> list[Any] | None:
+    def list_value(self, key: str, parts: Mapping[str, HolePart]) -> list[Any] | None:
         """The value of a list whose items have threads; None until all of them are written."""
         text, is_whole = self._value(key, parts)
         return json.loads(text) if is_whole else None
 
-    def _list(self, key: str, outline: HolePart, parts: Sequence[HolePart]) -> tuple[str, bool]:
+    def _list(self, key: str, outline: HolePart, parts: Mapping[str, HolePart]) -> tuple[str, bool]:
         """The text of a list: items put together from outline and parts, up to the first gap."""
         # Without the outline nothing of the list can be shown.
         if not outline.values:
             return "", False
-        holes = [hole.name for hole in self._plan.holes if hole.list_of == key]
+        holes = [hole for hole in self._plan.holes if hole.list_of == key]
         items: list[str] = []
         for number, fields in enumerate(_items(outline.values[key])):
             # The first item with an unfinished part ends the text: what follows is not in order yet.
-            item_parts = [part for part in parts if part.hole.name in holes and part.item == number]
+            item_parts = [part for hole in holes if (part := parts.get(item_path(hole, number)))]
             if len(item_parts) < len(holes) or not all(part.values for part in item_parts):
                 return "[" + "".join(f"{text}, " for text in items), False
             # The outline has some of the item's fields, each part has others; the schema says their order.
@@ -284,10 +289,10 @@ class Layout:
             items.append(f"{{{_listed({name: fields[name] for name in order})}}}")
         return f"[{', '.join(items)}]", True
 
-    def _text(self, parts: Sequence[HolePart]) -> str:
+    def _text(self, parts: Mapping[str, HolePart]) -> str:
         written = ""
         for hole in self._plan.holes:
-            part = next((part for part in parts if part.hole is hole), None)
+            part = parts.get(hole.name)
             written += hole.head + ("" if part is None else part.output)
             if part is None or not part.values:
                 return written

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from string import Formatter
-from typing import Any, cast
+from typing import Any
 
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
@@ -41,6 +41,7 @@ _USUAL_ITEMS = 16
 """Largest number of items in a list that has threads for its items, and no `maxItems`."""
 
 _MOST_FIELDS = 500  # of a plan: what is done for each, for all that it sees, has to end soon
+_MOST_LOOKED_AT = 20 * _MOST_FIELDS  # those of lists' items count, too, though most are no holes
 _MOST_CHARACTERS = 1_000_000  # of the schemas of all holes, each with the definitions: a second to compile
 
 
@@ -96,7 +97,7 @@ class Hole:
     tokens: int
     """Largest number of tokens that it may have."""
     is_bounded: bool
-    """False if nothing bounds it, so that `tokens` is the usual number."""
+    """False if its schema allows more than the usual number of tokens, and no `Tokens` sets another."""
     key_tokens: int = 0
     """The part of `tokens` that is reserved for the key, where it is written (`Plan.with_keys`)."""
     key: str | None = None
@@ -216,8 +217,12 @@ class Plan:
         if not fields:
             raise InvalidRequestError("a plan's schema is one of an object with properties")
         definitions = definitions_of(schema)
-        items = {key: item for key, field in fields.items() if (item := _item_schema(field, definitions))}
-        count = len(fields) + sum(len(properties_of(item)) for item in items.values())
+        of_items = {key: properties_of(_item_schema(field, definitions)) for key, field in fields.items()}
+        if len(fields) + sum(map(len, of_items.values())) > _MOST_LOOKED_AT:
+            raise InvalidRequestError(f"a plan has at most {_MOST_FIELDS} fields")
+        apart_of = {key: _apart(item, definitions) for key, item in of_items.items()}
+        # Only lists whose items have fields with threads of their own have holes for these.
+        count = len(fields) + sum(len(of_items[key]) for key, apart in apart_of.items() if apart)
         if count > _MOST_FIELDS:
             raise InvalidRequestError(f"a plan has at most {_MOST_FIELDS} fields")
         settings = _grouped(fields, definitions)
@@ -233,11 +238,10 @@ class Plan:
         holes: list[Hole] = []
         lists: dict[str, ItemList] = {}
         for key, field in bare_fields.items():
-            if key not in items:
+            if not (apart := apart_of[key]):
                 holes.append(_hole(key, field, settings[key], hole_of, bare_definitions))
             else:
-                lists[key] = _item_list(key, field, items[key])
-                apart = _apart(properties_of(items[key]), definitions)
+                lists[key] = _item_list(key, field, of_items[key])
                 item_fields = properties_of(resolved(field["items"], bare_definitions))
                 outline = _outline(field, item_fields, lists[key], apart)
                 holes.append(_hole(key, outline, settings[key], hole_of, bare_definitions))
@@ -491,28 +495,23 @@ def _grouped(fields: Mapping[str, Schema], definitions: Schema) -> dict[str, dic
     return grouped
 
 
-def _item_schema(field: Schema, definitions: Schema) -> Schema | None:
-    """The schema of a list's items, if some of their fields have threads of their own."""
-    items: Any = field.get("items") if field.get("type") == "array" else None
-    if not isinstance(items, Mapping):
-        return None
-    item = resolved(cast("Schema", items), definitions)
-    fields = properties_of(item)
-    apart = _apart(fields, definitions)
-    if apart and len(apart) == len(fields):
-        raise InvalidRequestError("the items of a list need a field without After: the outline")
-    return item if apart else None
+def _item_schema(field: Schema, definitions: Schema) -> Schema:
+    """The schema of a list's items; an empty one if the field is no list."""
+    return resolved(field.get("items"), definitions) if field.get("type") == "array" else {}
 
 
 def _apart(fields: Mapping[str, Schema], definitions: Schema) -> dict[str, Schema]:
     """The fields of a list's items that have threads of their own: those with an `After`."""
-    return {
+    apart = {
         name: field for name, field in fields.items() if "after" in field_settings(field, name, definitions)
     }
+    if apart and len(apart) == len(fields):
+        raise InvalidRequestError("the items of a list need a field without After: the outline")
+    return apart
 
 
-def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
-    """A list whose items are written in parallel.
+def _item_list(key: str, field: Schema, item_fields: Iterable[str]) -> ItemList:
+    """A list whose items, of these fields, are written in parallel.
 
     Raises:
         InvalidRequestError: Its `maxItems` or `minItems` is no number.
@@ -520,7 +519,7 @@ def _item_list(key: str, field: Schema, item: Schema) -> ItemList:
     most, least = field.get("maxItems"), field.get("minItems", 1)
     if not (most is None or is_count(most)) or not is_count(least):
         raise InvalidRequestError(f"maxItems and minItems of {key!r} are numbers from 0 to 2**63 - 1")
-    order = tuple(properties_of(item))
+    order = tuple(item_fields)
     if most is not None:
         return ItemList(most, most, True, order)
     return ItemList(max(_USUAL_ITEMS, least), max(1, least), False, order)

@@ -34,7 +34,7 @@ from pasta_async.plans.events import (
     FillEvent,
     T,
 )
-from pasta_async.plans.parts import HolePart, Layout, value_so_far
+from pasta_async.plans.parts import HolePart, Layout, item_path, value_so_far
 from pasta_async.plans.plan import Hole, Plan
 from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.results import FinishReason, Generation, Usage
@@ -53,7 +53,7 @@ class PlanRun:
         self._model = model
         self._emit = emit
         self._layout = Layout(plan, model.grammars)
-        self._parts: list[HolePart] = []
+        self._parts: dict[str, HolePart] = {}  # by path
         self._finish_reason: FinishReason = "abort"  # until it ends in another way
         self._written = {hole.name: asyncio.Event() for hole in plan.holes if hole.list_of is None}
         # For each context that parts share: set once a part's request has computed it.
@@ -83,15 +83,15 @@ class PlanRun:
         text = self.document()
         # Tokens on the longest chain that ends with each part; the parts that it sees come first.
         chains: dict[str, int] = {}
-        for part in sorted(self._parts, key=lambda part: len(self._plan.seen[part.hole.name])):
+        for part in sorted(self._parts.values(), key=lambda part: len(self._plan.seen[part.hole.name])):
             seen = [chains[other.path] for other in self._seen_by(part)]
             chains[part.path] = part.tokens - part.discarded + max(seen, default=0)
-        records = tuple(part.record() for part in self._parts)
+        records = tuple(part.record() for part in self._parts.values())
         tokens = len(self._model.tokenizer.encode(text)) if text else 0
         document = Document((Text(text),))
-        whole = len(self._parts) == len(self._plan.holes) and all(part.done.is_set() for part in self._parts)
-        if self._plan.is_tagged and whole:
-            document = self._layout.tagged_document(self._parts)
+        written = sum(part.done.is_set() for part in self._parts.values())
+        if self._plan.is_tagged and written == len(self._plan.holes):
+            document = self._layout.tagged_document(self._parts.values())
         now = self._prepared.now()
         return Generation(
             text=text,
@@ -115,7 +115,7 @@ class PlanRun:
         A list whose items have threads is its outline until they are written.
         """
         values: dict[str, Any] = {}
-        for part in self._parts:
+        for part in self._parts.values():
             for key, text in part.values.items():
                 values[part.key_path(key)] = text if self._plan.is_text else json.loads(text)
             if part.hole.name in self._plan.lists:
@@ -132,26 +132,25 @@ class PlanRun:
     def _filled(self) -> Filled[dict[str, Any]]:
         text = self.document()
         if self._plan.is_text:
-            value = {part.hole.name: part.values[part.hole.name] for part in self._parts}
+            value = {part.hole.name: part.values[part.hole.name] for part in self._parts.values()}
         else:
             value = json.loads(text)
-        truncated = [part.path for part in self._parts if part.was_truncated]
+        truncated = [part.path for part in self._parts.values() if part.was_truncated]
         self._finish_reason = "length" if truncated else "stop"
         return Filled(value=value, text=text, truncated=tuple(truncated), generation=self.partial())
 
     # Order ------------------------------------------------------------------------------------------------
 
     def _part(self, hole: Hole, item: int | None = None) -> HolePart:
-        name = hole.name if item is None else hole.name.replace("[]", f"[{item}]", 1)
         part = HolePart(
             number=len(self._parts) + 1,  # 0 is main, which a plan does not have
             hole=hole,
-            path=name,
+            path=item_path(hole, item),
             item=item,
             start=self._layout.start(hole),
             opened=self._prepared.now(),
         )
-        self._parts.append(part)
+        self._parts[part.path] = part
         return part
 
     async def _top_hole(self, hole: Hole) -> None:
@@ -190,7 +189,7 @@ class PlanRun:
         seen = self._plan.seen[part.hole.name]
         return [
             other
-            for other in self._parts
+            for other in self._parts.values()
             if other.hole.name in seen
             and (
                 other.hole.list_of is None
@@ -249,7 +248,7 @@ class PlanRun:
         """True if `Limits.total_tokens` lets a part begin anew, whatever the parts that are not done take."""
         total = self._prepared.start.limits.total_tokens
         most = self._plan.tokens + failed.tokens
-        for part in self._parts:
+        for part in self._parts.values():
             if part.done.is_set():
                 most += part.tokens - part.hole.tokens
             elif part is not failed:
@@ -380,8 +379,8 @@ class FillStream(ResultStream[FillEvent, Filled[T]], Generic[T]):
         """The text in order, up to the first part that is not written yet: a beginning of the final text."""
         return self._plan_run.document() if self._plan_run else ""
 
-    async def json_deltas(self) -> AsyncIterator[str]:
-        """The text in order, piece by piece: the pieces so far are always a beginning of the final JSON."""
+    async def text_deltas(self) -> AsyncIterator[str]:
+        """The text in order, piece by piece: the pieces so far are always a beginning of the final text."""
         written = 0
         async for _ in self:
             if delta := self.text[written:]:

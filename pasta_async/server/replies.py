@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pasta_async.clock import wait_out
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta, ThreadFailed
-from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan
+from pasta_async.plans import FieldDelta, FillDone, FillEvent, Plan, PlanReport
 from pasta_async.plans.schema import KEY
 from pasta_async.prompts import check_length
 from pasta_async.results import Generation
@@ -55,7 +55,8 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
     A client that goes away, or a cancellation, ends every choice with all its threads.
     """
     service = service_of(request)
-    try:
+
+    async def reply() -> Response:
         raw = await read_body(request, service.settings)
         body = parse_body(raw, form)
         check_request(body, service)
@@ -64,23 +65,37 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
             return await _streamed(request, reply, log_text=service.settings.log_text)
         content = await _unless_gone(request, reply.whole())
         return Response(content, media_type="application/json", headers={"x-pasta-mode": reply.mode})
+
+    return await _reported(service, reply())
+
+
+async def check(request: Request) -> Response:
+    """Reply with the report of `Client.check` on the plan in a schema, as JSON. It waits for its turn.
+
+    A client that goes away, or a cancellation, ends the wait.
+    """
+    service = service_of(request)
+
+    async def report(body: PlanRequest) -> PlanReport:
+        async with service.queue.enter(service.client.limits.timeout):
+            most = body.max_tokens or service.settings.max_tokens
+            return await service.client.check(body.json_schema, max_tokens=most)
+
+    async def reply() -> Response:
+        body = parse_body(await read_body(request, service.settings), PlanRequest)
+        return JSONResponse((await _unless_gone(request, report(body))).model_dump(mode="json"))
+
+    return await _reported(service, reply())
+
+
+async def _reported(service: Service, reply: Awaitable[Response]) -> Response:
+    """A reply, or in its place the one that tells the error."""
+    try:
+        return await reply
     except asyncio.CancelledError:  # by the ASGI server, which stops
         return stopping().response
     except Exception as error:
         return reported(error, log_text=service.settings.log_text).response
-
-
-async def check(request: Request) -> Response:
-    """Reply with the report of `Client.check` on the plan in a schema, as JSON. Cancelling it is safe."""
-    service = service_of(request)
-    settings = service.settings
-    try:
-        body = parse_body(await read_body(request, settings), PlanRequest)
-        most = body.max_tokens or settings.max_tokens
-        report = await service.client.check(body.json_schema, max_tokens=most)
-        return JSONResponse(report.model_dump(mode="json"))
-    except Exception as error:
-        return reported(error, log_text=settings.log_text).response
 
 
 def _reply(service: Service, body: GenerateRequest, raw: bytes) -> _Reply | EngineReply:
@@ -318,6 +333,11 @@ def event_fields(event: Event | FillEvent) -> dict[str, Any]:
     fields: Json = _EVENTS.dump_python(event, mode="json")
     if isinstance(event, ThreadFailed):
         fields["error"]["message"] = without_addresses(event.error.message)
+    elif isinstance(event, AnswerDone):
+        fields["generation"]["notes"] = [*map(without_addresses, event.generation.notes)]
+    elif isinstance(event, FillDone):
+        notes = event.filled.generation.notes
+        fields["filled"]["generation"]["notes"] = [*map(without_addresses, notes)]
     return fields
 
 

@@ -334,7 +334,7 @@ def answer_limits(request: GenerateRequest, limits: Limits) -> Limits:
     for name in values:
         most = getattr(limits, name)
         if most is not None and getattr(wanted, name) > most:
-            raise ApiError(f"at most {most}", param=f"pasta.limits.{name}")
+            raise ApiError(f"{name} is at most {most} here", param=f"pasta.limits.{name}")
     return wanted.over(limits)
 
 

@@ -80,7 +80,7 @@ class ServerSettings(Options, BaseSettings):
         """All keys, with those in the file.
 
         Raises:
-            InvalidRequestError: The file cannot be read, or holds no key.
+            InvalidRequestError: The file cannot be read, or holds no key; or a key is empty.
         """
         keys = [key.get_secret_value() for key in self.api_keys]
         if path := self.api_keys_file:
@@ -92,4 +92,6 @@ class ServerSettings(Options, BaseSettings):
             if not keys_of_file:
                 raise InvalidRequestError(f"{path} holds no key; put one on a line of its own")
             keys += keys_of_file
+        if not all(key.strip() for key in keys):
+            raise InvalidRequestError("an API key is empty: it would keep nobody out")
         return tuple(keys)

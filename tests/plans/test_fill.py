@@ -276,7 +276,7 @@ async def test_deltas_are_always_a_beginning_of_the_final_json(
 ) -> None:
     async with Client(RandomBackend(9, endless=endless, grammars=kinds)) as client:
         async with client.fill_stream("x", form) as stream:
-            pieces = [piece async for piece in stream.json_deltas()]
+            pieces = [piece async for piece in stream.text_deltas()]
         assert "".join(pieces) == (await stream.result()).text
     assert len(pieces) > 3
 

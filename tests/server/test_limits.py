@@ -147,6 +147,8 @@ def test_a_full_queue_is_told_with_429_and_when_to_come_again() -> None:
         reply = ask(server)
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert int(reply.headers["retry-after"]) >= 1
+        check = httpx.post(f"{server.url}/v1/plans/check", json={"schema": {"properties": {"a": {}}}})
+        assert check.status_code == 429
         second.close()  # leaves the queue
         while httpx.get(f"{server.url}/health").json()["queued"]:
             pass
