@@ -25,6 +25,7 @@ from pasta_async.tokenizer import Tokenizer
 from tests.helpers import local_models
 from tests.helpers.engine_jobs import open_engine, watched
 from tests.helpers.local_models import tk
+from tests.helpers.vocabularies import split
 
 Metadata = dict[str, Any]
 
@@ -173,18 +174,11 @@ CUTS: dict[str, Any] = {
 } | {
     name: tk.pre_tokenizers.Sequence(
         [
-            tk.pre_tokenizers.Split(
-                tk.Regex(
-                    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-                    + digits
-                    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-                ),
-                "isolated",
-            ),
+            split(numbers),
             tk.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    for name, digits in (("llama-bpe", "{1,3}"), ("qwen2", ""))
+    for name, numbers in (("llama-bpe", r"\p{N}{1,3}"), ("qwen2", r"\p{N}"))
 }
 TEXTS = [
     *local_models.CORPUS[:3],
