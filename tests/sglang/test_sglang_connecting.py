@@ -98,9 +98,8 @@ async def test_many_that_connect_at_once_ask_once() -> None:
 
 
 async def test_a_path_and_a_key_go_with_every_request() -> None:
-    server = OddServer()
+    server = OddServer(decoding=[good()])
     server.routes = {f"/llm/v1{path}": answer for path, answer in server.routes.items()}
-    server.decoding = [good()]
     client = server.client()
     engine = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=client)
     await pieces_of(engine)
@@ -170,8 +169,7 @@ async def test_without_a_tokenizer_the_ways_to_one_are_told(
 
 async def test_an_end_that_the_tokenizer_does_not_know_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((PASTA_TINY / "tokenizer.json").read_bytes())
-    server = OddServer()
-    server.decoding = [good()]
+    server = OddServer(decoding=[good()])
     engine = backend(server, tokenizer=tmp_path)
     assert (await engine.connect()).end_ids == ()
     [piece] = await pieces_of(engine)
