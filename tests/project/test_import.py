@@ -7,11 +7,11 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.project_files import ROOT
+
 EXTRAS = {
     "backends/local": "local",
     "pasta_async/cli": "cli",
