@@ -178,6 +178,13 @@ def _listens_to_ctrl_c() -> Iterator[None]:  # pyright: ignore[reportUnusedFunct
 
 
 @pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
 async def local() -> AsyncIterator[LocalBackend]:
     """The embedded engine with pasta-tiny, which computes in float32 as the servers of the tests do."""
     from pasta_async.backends.local import LocalBackend

@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from pasta_async.backends.local.scheduler import Scheduler
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
-from pasta_async.protocol import Backend, DecodeRequest, Piece
+from pasta_async.protocol import Backend, DecodeRequest
 from tests.helpers import local_models
 from tests.helpers.cache_checks import check_scheduler
+from tests.helpers.server_contract import ids_of, read
 
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
 
@@ -61,16 +63,8 @@ def check_idle(backend: LocalBackend) -> None:
     check_scheduler(scheduler(backend))
 
 
-async def pieces(backend: LocalBackend, asked: DecodeRequest) -> list[Piece]:
-    return [piece async for piece in backend.decode(asked)]
-
-
-def all_ids(received: list[Piece]) -> list[int]:
-    return [token for piece in received for token in piece.ids]
-
-
 async def decoded(backend: LocalBackend, asked: DecodeRequest) -> list[int]:
-    return all_ids(await pieces(backend, asked))
+    return ids_of(await read(backend, asked))
 
 
 async def test_it_is_a_backend_and_says_what_it_knows(backend: LocalBackend, folder: Path) -> None:
@@ -86,7 +80,7 @@ async def test_it_is_a_backend_and_says_what_it_knows(backend: LocalBackend, fol
 
 
 async def test_a_piece_for_each_step_with_usage(backend: LocalBackend) -> None:
-    received = await pieces(backend, request(range(30)))
+    received = await read(backend, request(range(30)))
     assert [len(piece.ids) for piece in received] == [1] * 20
     assert [piece.finish_reason for piece in received] == [None] * 19 + ["length"]
     assert [piece.cached_tokens for piece in received] == [0, *[None] * 18, 0]
@@ -146,7 +140,7 @@ async def test_stretches_of_an_answer_do_not_repeat_their_draws(backend: LocalBa
 async def test_what_cannot_work_is_refused_at_once(backend: LocalBackend, fields: dict[str, Any]) -> None:
     values: dict[str, Any] = {"answer": "a", "thread": 0, "sampling": GREEDY, "ids": (1, 2), "max_tokens": 5}
     with pytest.raises(InvalidRequestError):
-        await pieces(backend, DecodeRequest(**{**values, **fields}))
+        await read(backend, DecodeRequest(**{**values, **fields}))
 
 
 # Readers that leave, and readers that are slow ------------------------------------------------------------
@@ -162,7 +156,7 @@ async def test_closing_early_leaves_nothing_and_keeps_the_cache(backend: LocalBa
     assert len(scheduler(backend).running) <= 1  # the other one
     assert await other == expected
     check_idle(backend)
-    received = await pieces(backend, request(range(100, 140), 2))
+    received = await read(backend, request(range(100, 140), 2))
     assert received[0].cached_tokens == 39
 
 
@@ -170,11 +164,11 @@ async def test_cancelling_a_reader_leaves_nothing(backend: LocalBackend) -> None
     await backend.connect()
     started = asyncio.Event()
 
-    async def read() -> None:
+    async def reading() -> None:
         async for _ in backend.decode(request(range(40), 400)):
             started.set()
 
-    tasks = [asyncio.create_task(read()) for _ in range(3)]
+    tasks = [asyncio.create_task(reading()) for _ in range(3)]
     await started.wait()
     for task in tasks:
         task.cancel()
@@ -190,21 +184,18 @@ async def test_a_request_goes_on_while_its_reader_is_slow(backend: LocalBackend)
     assert len(fast) == 400
     check_idle(backend)  # both are decoded, though one is not read
     rest = [piece async for piece in slow]
-    assert len(all_ids([first, *rest])) == 300
+    assert len(ids_of([first, *rest])) == 300
 
 
 async def test_more_requests_than_slots_all_end_also_when_they_wait_for_each_other(folder: Path) -> None:
-    backend = LocalBackend(folder, device="cpu", slots=128)
-    try:
+    async with aclosing(LocalBackend(folder, device="cpu", slots=128)) as backend:
         requests = [request(range(i, 30 + i), 60, answer=str(i)) for i in range(8)]
         received = await asyncio.gather(*(decoded(backend, waiting) for waiting in requests))
         assert [len(ids) for ids in received] == [60] * 8
         main = backend.decode(request(range(40), 80, answer="main"))
         await anext(main)  # its reader stops until another request, which needs the same slots, has ended
         assert len(await decoded(backend, request(range(100, 140), 80, answer="other"))) == 80
-        assert len(all_ids([piece async for piece in main])) == 79
-    finally:
-        await backend.aclose()
+        assert len(ids_of([piece async for piece in main])) == 79
 
 
 # Closing, and event loops ---------------------------------------------------------------------------------
@@ -223,14 +214,10 @@ async def test_closing_the_backend_ends_open_requests_with_an_error(folder: Path
     await backend.aclose()
 
 
-@pytest.fixture
-def checkpoint(folder: Path) -> Checkpoint:
-    return open_folder(folder)
-
-
 async def test_closing_a_backend_that_loads_ends_the_loading(
-    checkpoint: Checkpoint, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checkpoint = open_folder(folder)
     loop, begun, go_on, names = asyncio.get_running_loop(), asyncio.Event(), threading.Event(), list[str]()
 
     def tensor(name: str) -> torch.Tensor:
@@ -282,7 +269,7 @@ async def test_a_failing_step_ends_every_request_and_the_engine_recovers(
         if not reset:
             patch.setattr(CausalLM, "clear", raising)
         requests = [request(range(20), 10), request(range(21), 10)]
-        results = await asyncio.gather(*(pieces(backend, sent) for sent in requests), return_exceptions=True)
+        results = await asyncio.gather(*(read(backend, sent) for sent in requests), return_exceptions=True)
     causes = [result.__cause__ for result in results if isinstance(result, BackendError)]
     assert [type(cause) for cause in causes] == [RuntimeError, RuntimeError]
     assert await decoded(backend, request(range(30))) == expected

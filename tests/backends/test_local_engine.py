@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from tests.helpers.cache_checks import check_scheduler
 from tests.helpers.engine_jobs import decoded, job, open_engine, run, watched
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([length, seed]).integers(0, 512, length).tolist()
+def prompt(length: int) -> list[int]:
+    return np.random.default_rng([length, 0]).integers(0, 512, length).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,18 @@ def folder(original: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("engine")
     original.save_pretrained(path)
     return path
+
+
+def check_decoded(original: Any, *jobs: Job) -> None:
+    """Every job has decoded what transformers does."""
+    for task in jobs:
+        ids = task.ids[: task.prompt_length].tolist()
+        assert decoded(task) == _greedy(original, tuple(ids), task.max_length - task.prompt_length)
+
+
+@cache
+def _greedy(original: Any, ids: tuple[int, ...], count: int) -> list[int]:
+    return local_models.greedy(original, [*ids], count)
 
 
 @pytest.mark.parametrize("variant", local_models.VARIANTS)
@@ -82,9 +95,7 @@ def test_a_fork_finds_what_its_running_parent_has_decoded(original: Any, folder:
     run(engine, *forks)
     assert [fork.cached for fork in forks] == [len(context) - 1] * 2  # the last token was not computed yet
     assert free - engine.scheduler.pool.free <= 2 * (2 + 20) + 40
-    for task in (parent, *forks):
-        ids = task.ids[: task.prompt_length].tolist()
-        assert decoded(task) == local_models.greedy(original, ids, task.max_length - task.prompt_length)
+    check_decoded(original, parent, *forks)
 
 
 def test_a_fork_that_waits_for_slots_adds_nothing_to_the_tree(folder: Path) -> None:
@@ -132,9 +143,7 @@ def test_a_prompt_that_comes_many_times_at_once_is_computed_once(original: Any, 
     run(engine, *jobs)
     # The second one took what was left of the step in which the first one's prompt ended: 55 of 64 tokens.
     assert [task.cached for task in jobs] == [0, 200 - 55, 200, 200]
-    for task in jobs:
-        ids = task.ids[: task.prompt_length].tolist()
-        assert decoded(task) == local_models.greedy(original, ids, 5)
+    check_decoded(original, *jobs)
 
 
 def test_started_answers_go_before_new_ones(folder: Path) -> None:
@@ -182,20 +191,7 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(
         check_scheduler(engine.scheduler)
     while engine.step() is not None:
         check_scheduler(engine.scheduler)
-    for task in alive + done:
-        assert decoded(task) == _greedy(
-            original, task.ids[: task.prompt_length].tolist(), task.max_length - task.prompt_length
-        )
-
-
-_known: dict[tuple[int, ...], list[int]] = {}
-
-
-def _greedy(original: Any, ids: list[int], count: int) -> list[int]:
-    key = (*ids, -count)
-    if key not in _known:
-        _known[key] = local_models.greedy(original, ids, count)
-    return _known[key]
+    check_decoded(original, *alive, *done)
 
 
 def _drawn(logits: torch.Tensor, count: int, **sampling: Any) -> torch.Tensor:

@@ -20,7 +20,10 @@ from pasta_async.errors import InvalidRequestError
 from tests.helpers import local_models
 from tests.helpers.engine_jobs import open_engine, watched
 
-pytestmark = pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2")
+pytestmark = [
+    pytest.mark.skipif(not AVX2, reason="the kernels need a CPU with AVX2"),
+    pytest.mark.usefixtures("own_cache"),  # models are stored there
+]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama, all biases": {"kind": "llama", "attention_bias": True, "mlp_bias": True},
@@ -38,12 +41,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of the test's own: models are stored there."""
-    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(params=SHAPES)

@@ -32,10 +32,9 @@ INT8 = EngineOptions(device="cpu", slots=256, dtype="int8", threads=1)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own; where the files are in it."""
-    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "int8"
+def cache(own_cache: Path) -> Path:
+    """Where the files are."""
+    return own_cache / "int8"
 
 
 @pytest.fixture

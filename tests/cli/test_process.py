@@ -11,31 +11,25 @@ import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.cli_program import CAUSES, INTRO
+from tests.helpers.project_files import ROOT
 
-ROOT = Path(__file__).parents[2]
-STALLING = """
+PROGRAM = """
 import pasta_async.client
 from pasta_async.cli import main
-from pasta_async.testing import Fault
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.helpers.cli_program import scripted
-pasta_async.client.open_backend = lambda *_, **__: scripted(Fault(2, 3, "stall"))
+pasta_async.client.open_backend = lambda *_, **__: {}
 main()
 """
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
 TEA = "茶葉 \x1b[2J\x9b31m\a is\b tea."
-ANSWERING = f"""
-import pasta_async.client
-from pasta_async.cli import main
-from pasta_async.clock import REAL_CLOCK
-from pasta_async.testing import ScriptedBackend
-pasta_async.client.open_backend = lambda *_, **__: ScriptedBackend({TEA!r}, clock=REAL_CLOCK)
-main()
-"""
+STALLING = PROGRAM.format('scripted(Fault(2, 3, "stall"))')
+ANSWERING = PROGRAM.format(f"ScriptedBackend({TEA!r}, clock=REAL_CLOCK)")
 SO_FAR = INTRO + CAUSES + " The outcome"
 
 

@@ -17,8 +17,8 @@ STEPS = 4
 SMALL = f"--threads 1 --threads 3 --prefix 2 --steps {STEPS} --rounds 2 --cpus 1"
 
 
-def test_engines_are_measured_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))  # for the model in int8
+@pytest.mark.usefixtures("own_cache")  # for the model in int8
+def test_engines_are_measured_side_by_side() -> None:
     settings = EngineSettings(model=str(PASTA_TINY), threads=(1, 3), prefix=2, steps=STEPS, rounds=2)
     engines = [Local(str(PASTA_TINY), "float32", 1), Local(str(PASTA_TINY), "int8", 1)]
     began = perf_counter()

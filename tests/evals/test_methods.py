@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -44,13 +44,10 @@ DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
 @asynccontextmanager
 async def recorded() -> AsyncGenerator[tuple[ForcedEngine, Recording]]:
     """An embedded engine, which is loaded anew, and what it was asked."""
-    backend = LocalBackend(PASTA_TINY)
-    recording = Recording(backend)
-    try:
+    async with aclosing(LocalBackend(PASTA_TINY)) as backend:
+        recording = Recording(backend)
         async with open_forced_engine(recording, DOCUMENTS) as engine:
             yield engine, recording
-    finally:
-        await backend.aclose()
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,12 @@ from websockets.sync.client import connect
 
 from examples.fastapi_app import Review, app
 from tests.helpers.live_server import PROMPT, running, serving
+from tests.helpers.project_files import ROOT
 from tests.helpers.trained_models import require_model
 from tests.pasta_tiny import LOCAL_TINY
 
 pytestmark = pytest.mark.timeout(400)  # the first to run the int8 kernels compiles them
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS = ["invoice", "report"]
 SERVED = ["agent_frameworks", "fastapi_app"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

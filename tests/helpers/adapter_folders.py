@@ -30,10 +30,10 @@ def random_adapter(base: ModelMaker) -> Any:
     return model
 
 
-def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: int = 2) -> AdapterRun:
+def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True) -> AdapterRun:
     """Make a base model, and an adapter and a merged model as the trainer exports them."""
     run = AdapterRun(folder / "base", folder / "run" / "model", folder / "run" / "adapter")
     base_folder(run.base, kind, tie_word_embeddings=tied)
-    base, codec = tagged(run.base, folder / "tokenizer", rank, both=True)
+    base, codec = tagged(run.base, folder / "tokenizer", 2, both=True)
     export_model(random_adapter(base), base, folder / "tokenizer", codec.end, run.model)
     return run

@@ -112,7 +112,7 @@ class Judge(ChatServer):
     def __init__(self, opinion: Opinion) -> None:
         super().__init__()
         self.opinion = opinion
-        self.trouble: Callable[[int, str], Trouble | None] = no_trouble
+        self.trouble: Callable[[int, str], Trouble | None] = lambda _number, _text: None
         """The trouble that a request has, by its number and its prompt."""
         self.asked = Counter[str]()
         """The number of times that each prompt came."""
@@ -134,15 +134,6 @@ class Judge(ChatServer):
         ]
         logprobs = {"content": [{**tops[0], "top_logprobs": tops}]}
         complete(handler, str(tops[0]["token"]), "length", logprobs=logprobs)
-
-
-def no_trouble(number: int, text: str) -> None:
-    """Nothing goes wrong."""
-
-
-def first_is_better(first: str, second: str) -> float:
-    """An opinion about positions alone."""
-    return 1.0
 
 
 @contextmanager

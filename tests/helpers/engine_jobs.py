@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 
@@ -32,10 +32,9 @@ def open_engine(path: Path, **options: Unpack[EngineOptions]) -> Engine:
     return Engine(open_checkpoint(path), options)
 
 
-def job(
-    ids: Sequence[int], count: int, *, group: object = 0, seed: int | None = None, **sampling: Any
-) -> Job:
-    return Job(group, ids, count, TokenSampler(Sampling(**sampling), seed), ())
+def job(ids: Sequence[int], count: int, *, group: object = 0) -> Job:
+    """A greedy job."""
+    return Job(group, ids, count, TokenSampler(Sampling(), None), ())
 
 
 def run(engine: Engine, *jobs: Job) -> None:

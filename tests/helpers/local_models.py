@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,12 +176,9 @@ def greedy(network: Any, ids: list[int], count: int) -> list[int]:
 
 async def engine_greedy(folder: Path, ids: list[int], count: int) -> list[int]:
     """The greedy tokens of the embedded engine."""
-    backend = LocalBackend(folder, device="cpu")
     request = DecodeRequest("a", 0, tuple(ids), count, Sampling())
-    try:
+    async with aclosing(LocalBackend(folder, device="cpu")) as backend:
         return [token async for piece in backend.decode(request) for token in piece.ids]
-    finally:
-        await backend.aclose()
 
 
 def configured(name: str, **changes: Any) -> Callable[[Path], None]:

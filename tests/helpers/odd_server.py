@@ -75,12 +75,12 @@ def good() -> httpx.Response:
 class OddServer(httpx.AsyncBaseTransport):
     """Answers as SGLang 0.5.23 does, but for the routes given."""
 
-    def __init__(self, routes: dict[str, Answer] | None = None) -> None:
+    def __init__(self, routes: dict[str, Answer] | None = None, *, decoding: Sequence[Answer] = ()) -> None:
         self.routes: dict[str, Answer] = {**self._usual(), **(routes or {})}
         self.log: list[tuple[str, Any]] = []
         self.headers: list[httpx.Headers] = []
         self.timeouts: list[dict[str, float | None]] = []
-        self.decoding: list[Answer] = []
+        self.decoding: list[Answer] = [*decoding]
         """Answers to the requests that decode, one after another."""
 
     def client(self) -> httpx.AsyncClient:

@@ -119,11 +119,9 @@ launch_command = sglang_command.server_command
 
 
 @contextmanager
-def running_server(
-    model: Path, log: Path, *flags: str, port: int | None = None
-) -> Generator[tuple[str, int]]:
+def running_server(model: Path, log: Path, *flags: str) -> Generator[tuple[str, int]]:
     """Serve a model on a CPU, with further flags; the server's URL, and the process group that it is."""
-    port = port or free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = server_command(str(model), device="cpu", port=port, extra=[*FLAGS, *flags])
 

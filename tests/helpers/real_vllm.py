@@ -64,8 +64,8 @@ class VLLMServer(NamedTuple):
 
 
 @contextmanager
-def running_vllm(model: Path, log: Path, *flags: str) -> Generator[tuple[str, int]]:
-    """Serve a model on a CPU, with further flags; the server's URL, and the process group that it is.
+def running_vllm(model: Path, log: Path) -> Generator[tuple[str, int]]:
+    """Serve a model on a CPU; the server's URL, and the process group that it is.
 
     The test is skipped where no environment for it is named.
     """
@@ -80,5 +80,5 @@ def running_vllm(model: Path, log: Path, *flags: str) -> Generator[tuple[str, in
     def ready() -> bool:
         return httpx.get(f"{url}/health", timeout=5).is_success
 
-    with running_program([*command, *served, *FLAGS, *flags], log, ready, ENVIRONMENT) as group:
+    with running_program([*command, *served, *FLAGS], log, ready, ENVIRONMENT) as group:
         yield url, group

@@ -33,9 +33,9 @@ PROMPTS = [example.prompt for example in examples()[::2]]
 PROMPT = examples("describe")[0].prompt
 
 
-async def until(server: Server, count: int, polls: int = 100) -> None:
+async def until(server: Server, count: int) -> None:
     """Wait until the server runs so many requests; one that is not aborted takes longer to end."""
-    for _ in range(polls):
+    for _ in range(100):
         if await asyncio.to_thread(server.running) == count:
             return
     pytest.fail(f"{server.running()} requests running, not {count}")

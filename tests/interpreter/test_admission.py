@@ -258,9 +258,11 @@ async def test_a_thread_that_waits_to_be_sent_again_gives_its_slot_back() -> Non
 # The room, by what an engine says of itself ---------------------------------------------------------------
 
 
-def measured(fixed: float, per_request: float, *, steps: int = 100, sizes: int = 16) -> StepTimes:
-    """Steps that take `fixed` seconds, and more for each of their 1 to `sizes` requests."""
-    times = StepTimes()
+def measured(
+    fixed: float, per_request: float, *, steps: int = 100, sizes: int = 16, times: StepTimes | None = None
+) -> StepTimes:
+    """Steps that take `fixed` seconds, and more for each of their 1 to `sizes` requests, behind `times`."""
+    times = times or StepTimes()
     for step in range(steps):
         requests = 1 + step % sizes
         seconds = fixed + per_request * requests
@@ -282,10 +284,7 @@ def test_few_steps_or_batches_of_one_size_say_nothing() -> None:
 
 def test_steps_of_long_ago_are_forgotten() -> None:
     times = measured(0.010, 0.001, steps=40_000)
-    for step in range(60_000):
-        requests = 1 + step % 16
-        seconds = 0.030 + 0.001 * requests
-        times.add(1, requests, seconds, requests**2, requests * seconds)
+    measured(0.030, 0.001, steps=60_000, times=times)
     assert times.doubles_at == pytest.approx(30, rel=0.02)
 
 

@@ -29,9 +29,11 @@ def passing() -> BackendTransportError:
     return BackendTransportError("it broke off")
 
 
-async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> PastaError:
+async def failing(
+    backend: ScriptedBackend, limits: Limits | None = None, kind: type[Exception] = PastaError
+) -> Exception:
     """The error that an answer ends with; nothing is left behind."""
-    with pytest.raises(PastaError) as caught:
+    with pytest.raises(kind) as caught:
         await answer(backend, limits=limits)
     assert not backend.open
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -64,24 +66,21 @@ async def test_else_the_answer_fails_with_the_partial_answer_on_the_error(thread
     assert error.partial.threads[thread].tokens >= (thread != 4)
 
 
-@pytest.mark.parametrize("after", range(4))
-@pytest.mark.parametrize("thread", [0, 1, 2, 5])
-async def test_a_thread_goes_on_where_it_broke_off(thread: int, after: int) -> None:
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, after, error=passing())])
+@pytest.mark.parametrize(
+    ("thread", "after", "skip"),
+    [
+        *((thread, after, 0) for thread in (0, 1, 2, 5) for after in range(4)),
+        (0, 1, 1),  # behind a join
+    ],
+)
+async def test_a_thread_goes_on_where_it_broke_off(thread: int, after: int, skip: int) -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, after, skip=skip, error=passing())])
     generation = await answer(backend)
     assert generation.document == parse(RICH)
     assert generation.usage.completion_tokens == (await answer(ScriptedBackend(RICH))).usage.completion_tokens
-    first, again = [play for play in backend.played if play.request.thread == thread][:2]
-    assert again.request.ids == (*first.request.ids, *first.ids)
-    assert not backend.aborted
-
-
-async def test_main_goes_on_where_it_broke_off_behind_a_join() -> None:
-    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(0, 1, skip=1, error=passing())])
-    generation = await answer(backend)
-    assert generation.document == parse(RICH)
-    _, broken, again, *_ = [play for play in backend.played if play.request.thread == 0]
+    broken, again = [play for play in backend.played if play.request.thread == thread][skip : skip + 2]
     assert again.request.ids == (*broken.request.ids, *broken.ids)
+    assert not backend.aborted
 
 
 async def test_events_tell_what_is_done_about_a_failure() -> None:
@@ -106,11 +105,7 @@ async def test_an_error_that_no_backend_should_raise_leaves_nothing_behind(
     thread: int, error: Exception
 ) -> None:
     backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 1, error=error)])
-    with pytest.raises(type(error)) as caught:
-        await answer(backend)
-    assert caught.value is error
-    assert not backend.open
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert await failing(backend, kind=type(error)) is error
 
 
 class Silent(ScriptedBackend):

@@ -98,8 +98,10 @@ async def test_a_chunk_over_its_cap_is_closed_and_its_closing_tag_forced() -> No
 async def test_the_cap_is_four_times_the_estimate_and_64_unless_set() -> None:
     for tokens, cap in (("20", 144), ("21", 184), ("", 512)):
         script = f'<promise topic="a" tokens="{tokens}"/><async>{"a " * 600}</async>'
-        generation = await answer(ScriptedBackend(script))
+        generation = await answer(ScriptedBackend(script, latency=1.0))
         assert generation.threads[1].tokens == cap
+        assert generation.threads[1].finish_reason == "length"
+        assert generation.finish_reason == "stop"  # it cuts no answer
 
 
 async def test_end_of_text_closes_a_chunk() -> None:

@@ -139,9 +139,3 @@ async def test_an_answer_is_cut_where_the_total_ends_a_chunk_behind_the_end_of_m
     generation = await answer(backend, limits=Limits(total_tokens=30))
     assert (generation.finish_reason, generation.well_formed) == ("length", False)
     assert [thread.finish_reason for thread in generation.threads] == ["stop", "length"]
-
-
-async def test_a_chunk_that_its_estimate_ends_cuts_no_answer() -> None:
-    generation = await answer(ScriptedBackend("Hi. " + promise("a", "word " * 200, 10), latency=1.0))
-    assert generation.finish_reason == "stop"
-    assert generation.threads[1].finish_reason == "length"

@@ -36,7 +36,6 @@ FOUND: dict[Code, tuple[int, int, list[Code]]] = {
 
 def test_the_page_has_every_code_in_order() -> None:
     assert list(EXAMPLES) == [str(code) for code in Code]
-    assert list(FOUND) == list(Code)
 
 
 @pytest.mark.parametrize("code", Code)

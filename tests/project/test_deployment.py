@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from pasta_async.backends import open_backend
 from pasta_async.backends.sglang.command import server_command
 from pasta_async.options import Settings
 from pasta_async.server.settings import ServerSettings
+from tests.helpers.project_files import ROOT
 
-ROOT = Path(__file__).parents[2]
 DOCKERFILE, COMPOSE = (ROOT / "Dockerfile").read_text(), (ROOT / "compose.yaml").read_text()
+SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
 WITH_VLLM: dict[str, Any] = yaml.safe_load((ROOT / "compose.vllm.yaml").read_text())["services"]
-
-
-@pytest.fixture
-def services() -> dict[str, Any]:
-    return yaml.safe_load(COMPOSE)["services"]
 
 
 def instructions(word: str) -> list[str]:
@@ -52,20 +46,20 @@ def test_the_variables_are_known() -> None:
     assert named and named <= variables | {f"PASTA_{name}".upper() for name in Settings.model_fields}
 
 
-def test_the_engine_has_the_flags_that_suit_pasta(services: dict[str, Any]) -> None:
-    command = services["engine"]["command"]
+def test_the_engine_has_the_flags_that_suit_pasta() -> None:
+    command = SERVICES["engine"]["command"]
     assert command[:3] == ["python3", "-m", "sglang.launch_server"]
     for flag in server_command("a/model", device="cuda").reasons:
         assert f" {flag} " in f" {' '.join(command)} "
-    assert services["engine"]["image"] == "lmsysorg/sglang:${SGLANG_TAG:-v0.5.23}"
+    assert SERVICES["engine"]["image"] == "lmsysorg/sglang:${SGLANG_TAG:-v0.5.23}"
 
 
-async def test_the_server_finds_the_engine_and_has_the_time_to_drain(services: dict[str, Any]) -> None:
-    server = services["server"]
+async def test_the_server_finds_the_engine_and_has_the_time_to_drain() -> None:
+    server = SERVICES["server"]
     url = server["environment"]["PASTA_BACKEND"].removeprefix("${PASTA_BACKEND:-").rstrip("}")
-    assert re.sub(r"^http://|:30000$", "", url) in services
+    assert re.sub(r"^http://|:30000$", "", url) in SERVICES
     await open_backend(url).aclose()
-    assert all(services[name]["healthcheck"] for name in server["depends_on"])
+    assert all(SERVICES[name]["healthcheck"] for name in server["depends_on"])
     drain = float(server["environment"]["PASTA_SERVER_DRAIN_SECONDS"])
     assert float(server["stop_grace_period"].rstrip("s")) > drain
     assert "vllm:http://engine:30000" in WITH_VLLM["server"]["environment"]["PASTA_BACKEND"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers.project_files import ROOT
 
 
 def modules() -> dict[str, Path]:

@@ -43,6 +43,11 @@ def schema_of(form: type[BaseModel]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "form", "schema": form.model_json_schema()}}
 
 
+async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:
+    create: Any = client.chat.completions.create
+    return await create(model=MODEL, messages=MESSAGES, **fields)
+
+
 @pytest.mark.parametrize(("form", "mode", "threads"), [(Form, "baseline", 1), (Parallel, "parallel", 3)])
 async def test_the_official_clients_parse_gives_an_instance(
     client: openai.AsyncOpenAI, form: type[BaseModel], mode: str, threads: int
@@ -59,14 +64,7 @@ async def test_the_official_clients_parse_gives_an_instance(
 async def test_a_request_can_say_it_too(
     client: openai.AsyncOpenAI, form: type[BaseModel], plan: bool, threads: int
 ) -> None:
-    create: Any = client.chat.completions.create
-    reply = await create(
-        model=MODEL,
-        messages=MESSAGES,
-        response_format=schema_of(form),
-        n=2,
-        extra_body={"pasta": {"plan": plan}},
-    )
+    reply = await ask(client, response_format=schema_of(form), n=2, extra_body={"pasta": {"plan": plan}})
     assert [choice["threads"] for choice in reply.pasta["choices"]] == [threads, threads]
     for choice in reply.choices:
         form.model_validate_json(choice.message.content)
@@ -74,26 +72,18 @@ async def test_a_request_can_say_it_too(
 
 @pytest.mark.parametrize("form", [Form, Parallel])
 async def test_a_stream_brings_the_same_object(client: openai.AsyncOpenAI, form: type[BaseModel]) -> None:
-    create: Any = client.chat.completions.create
-    request: Any = {
-        "model": MODEL,
-        "messages": MESSAGES,
-        "response_format": schema_of(form),
-        "temperature": 0,
-    }
-    whole = await create(**request)
-    chunks = await read(create(**request, stream=True))
+    request: Any = {"response_format": schema_of(form), "temperature": 0}
+    whole = await ask(client, **request)
+    chunks = await read(ask(client, **request, stream=True))
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 async def test_a_stream_tells_what_becomes_of_each_field(client: openai.AsyncOpenAI) -> None:
-    create: Any = client.chat.completions.create
     chunks = await read(
-        create(
-            model=MODEL,
-            messages=MESSAGES,
+        ask(
+            client,
             response_format=schema_of(Parallel),
             stream=True,
             extra_body={"pasta": {"events": True}},
@@ -125,8 +115,7 @@ async def test_what_is_cut_off_is_closed_and_says_so(client: openai.AsyncOpenAI)
     class Long(BaseModel):
         text: str
 
-    create: Any = client.chat.completions.create
-    reply = await create(model=MODEL, messages=MESSAGES, response_format=schema_of(Long), max_tokens=9)
+    reply = await ask(client, response_format=schema_of(Long), max_tokens=9)
     assert reply.choices[0].finish_reason == "length"
     Long.model_validate_json(reply.choices[0].message.content)
 
@@ -141,6 +130,5 @@ async def test_what_is_cut_off_is_closed_and_says_so(client: openai.AsyncOpenAI)
     ids=["empty", "stop text", "no schema"],
 )
 async def test_what_cannot_be_is_refused(client: openai.AsyncOpenAI, fields: dict[str, Any]) -> None:
-    create: Any = client.chat.completions.create
     with pytest.raises(openai.BadRequestError):
-        await create(model=MODEL, messages=MESSAGES, **fields)
+        await ask(client, **fields)

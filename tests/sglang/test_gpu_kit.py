@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.project_files import ROOT
 from tests.helpers.real_server import free_port, require_sglang
 from tests.pasta_tiny import PASTA_TINY, examples
-
-ROOT = Path(__file__).parents[2]
 
 OF_LARGE = ("large-invoices", "large-profiles", "large-speed")
 TABLES = ("trained-speed", "methods", "load", "speed-without-plug-in", *OF_LARGE)

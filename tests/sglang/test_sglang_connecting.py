@@ -57,8 +57,7 @@ def test_what_is_no_url_is_refused_at_once(url: str) -> None:
 
 
 async def test_a_time_limit_is_that_of_a_token_and_no_other() -> None:
-    server = OddServer()
-    server.decoding = [good()]
+    server = OddServer(decoding=[good()])
     engine = backend(server, timeout=600.0)
     await engine.connect()
     await pieces_of(engine)
@@ -108,9 +107,8 @@ async def test_many_that_connect_at_once_ask_once() -> None:
 
 
 async def test_a_path_and_a_key_go_with_every_request() -> None:
-    server = OddServer()
+    server = OddServer(decoding=[good()])
     server.routes = {f"/llm/v1{path}": answer for path, answer in server.routes.items()}
-    server.decoding = [good()]
     client = server.client()
     engine = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=client)
     await pieces_of(engine)
@@ -180,8 +178,7 @@ async def test_without_a_tokenizer_the_ways_to_one_are_told(
 
 async def test_an_end_that_the_tokenizer_does_not_know_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((PASTA_TINY / "tokenizer.json").read_bytes())
-    server = OddServer()
-    server.decoding = [good()]
+    server = OddServer(decoding=[good()])
     engine = backend(server, tokenizer=tmp_path)
     assert (await engine.connect()).end_ids == ()
     [piece] = await pieces_of(engine)

@@ -40,8 +40,8 @@ ONE = DecodeRequest("a", 0, (11,), 50, Sampling())
 
 
 async def test_everything_a_server_could_default_is_spelled_out() -> None:
-    server = OddServer()
-    server.decoding = [stream([sse([event([CLOSE], finish_reason={"type": "stop", "matched": CLOSE})])])]
+    closed = event([CLOSE], finish_reason={"type": "stop", "matched": CLOSE})
+    server = OddServer(decoding=[stream([sse([closed])])])
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
     engine = backend(server)
     await pieces_of(engine, sampling=sampling, seed=7, stop_ids=(CLOSE,), banned_ids=(13, CLOSE))
@@ -64,8 +64,8 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
 
 
 async def test_a_server_with_seeds_gets_one_each_time_and_no_min_p() -> None:
-    server = OddServer({"/server_info": ABOUT | {"enable_deterministic_inference": True}})
-    server.decoding = [good() for _ in range(4)]
+    about = ABOUT | {"enable_deterministic_inference": True}
+    server = OddServer({"/server_info": about}, decoding=[good() for _ in range(4)])
     engine = backend(server)
     for seed in (7, None, None, None):
         await pieces_of(engine, seed=seed)
@@ -84,14 +84,13 @@ async def test_the_drafts_of_speculative_decoding_take_room_of_the_context() -> 
 
 
 async def test_what_the_server_prefers_for_its_model_holds_unless_a_request_says_otherwise() -> None:
-    server = OddServer()
+    server = OddServer(decoding=[good(), good()])
     server.routes["/model_info"]["preferred_sampling_params"] = {
         "repetition_penalty": 1.1,
         "temperature": 2,
         "logit_bias": {"20": -5.0, "21": 1.0},
     }
     engine = backend(server)
-    server.decoding = [good(), good()]
     for sampling in (Sampling(), Sampling(repetition_penalty=1)):
         await pieces_of(engine, sampling=sampling, banned_ids=(21,))
     first, second = (body["sampling_params"] for body in server.sent("/generate"))
@@ -100,8 +99,7 @@ async def test_what_the_server_prefers_for_its_model_holds_unless_a_request_says
 
 
 async def test_extra_fields_of_a_request_are_merged_into_its_body() -> None:
-    server = OddServer()
-    server.decoding = [good()]
+    server = OddServer(decoding=[good()])
     await pieces_of(backend(server), extra={"priority": 3, "sampling_params": {"min_new_tokens": 2}})
     [body] = server.sent("/generate")
     assert (body["priority"], body["input_ids"]) == (3, [11, 12, 13])
@@ -110,10 +108,9 @@ async def test_extra_fields_of_a_request_are_merged_into_its_body() -> None:
 
 @pytest.mark.parametrize("ranks", [{"dp_size": 4}, {"dp_size": 1, "attn_dp_size": 4}], ids=str)
 async def test_all_threads_of_an_answer_meet_one_cache(ranks: dict[str, int]) -> None:
-    server = OddServer({"/server_info": ABOUT | ranks})
-    answers = [f"answer {number}" for number in range(20)]
-    server.decoding = [good() for _ in range(60)]
+    server = OddServer({"/server_info": ABOUT | ranks}, decoding=[good() for _ in range(60)])
     engine = backend(server)
+    answers = [f"answer {number}" for number in range(20)]
     for thread in range(3):
         for answer in answers:
             await pieces_of(engine, answer=answer, thread=thread)
@@ -141,8 +138,9 @@ async def test_both_forms_of_streams_read_the_same_in_chunks_of_any_size(
 ) -> None:
     events = [event([40]), event([40]), event([41, SYNC]), event([42, END], finish_reason=STOP)]
     content = b": still there\n\n" + sse(events if incremental else cumulative(events))
-    server = OddServer({"/server_info": ABOUT | {"incremental_streaming_output": incremental}})
-    server.decoding = [stream([content[i : i + size] for i in range(0, len(content), size)])]
+    about = ABOUT | {"incremental_streaming_output": incremental}
+    chunks = [content[i : i + size] for i in range(0, len(content), size)]
+    server = OddServer({"/server_info": about}, decoding=[stream(chunks)])
     pieces = await pieces_of(backend(server))
     assert [piece.ids for piece in pieces] == [(40,), (40,), (41, SYNC), (42, END)]
     assert pieces[-1] == Piece((42, END), "stop", 1)
@@ -170,8 +168,7 @@ async def test_both_forms_of_streams_read_the_same_in_chunks_of_any_size(
 async def test_what_is_wrong_with_an_answer_is_told(
     answer: httpx.Response, kind: type[BackendError], status: int | None
 ) -> None:
-    server = OddServer()
-    server.decoding = [answer]
+    server = OddServer(decoding=[answer])
     with pytest.raises(kind) as caught:
         await pieces_of(backend(server))
     assert getattr(caught.value, "status", None) == status
@@ -196,8 +193,7 @@ BROKEN = [
 
 @pytest.mark.parametrize("failure", [*REFUSED, *BROKEN], ids=str)
 async def test_a_request_is_sent_once_and_aborted_only_if_the_server_may_have_it(failure: Any) -> None:
-    server = OddServer()
-    server.decoding = [failure, good()]
+    server = OddServer(decoding=[failure, good()])
     with pytest.raises(BackendError) as caught:
         await pieces_of(backend(server))
     [rid] = [body["rid"] for body in server.sent("/generate")]
@@ -206,8 +202,7 @@ async def test_a_request_is_sent_once_and_aborted_only_if_the_server_may_have_it
 
 
 async def test_a_retry_after_is_handed_on() -> None:
-    server = OddServer()
-    server.decoding = [httpx.Response(429, headers={"retry-after": "7"}), REFUSED[1]]
+    server = OddServer(decoding=[httpx.Response(429, headers={"retry-after": "7"}), REFUSED[1]])
     for seconds in (7.0, None):
         with pytest.raises(BackendStatusError) as caught:
             await pieces_of(backend(server))
@@ -245,8 +240,7 @@ BEGUN = sse([event([A])], done=False)
 
 async def test_closing_early_aborts_the_request_and_reads_it_to_its_end() -> None:
     answer = Endless(BEGUN)
-    server = OddServer({"/abort_request": answer.abort})
-    server.decoding = [stream(answer)]
+    server = OddServer({"/abort_request": answer.abort}, decoding=[stream(answer)])
     pieces = backend(server).decode(ONE)
     assert (await anext(pieces)).ids == (A,)
     await pieces.aclose()
@@ -262,8 +256,7 @@ async def test_closing_early_aborts_the_request_and_reads_it_to_its_end() -> Non
 )
 async def test_cancelling_aborts_the_request_and_stays_a_cancellation(first: bytes, abort: Any) -> None:
     answer = Endless(first)
-    server = OddServer({"/abort_request": abort})
-    server.decoding = [stream(answer)]
+    server = OddServer({"/abort_request": abort}, decoding=[stream(answer)])
     engine = backend(server)
     task = asyncio.create_task(pieces_of(engine))
     await answer.reading.wait()
@@ -276,8 +269,7 @@ async def test_cancelling_aborts_the_request_and_stays_a_cancellation(first: byt
 
 async def test_closing_ends_what_is_open_and_what_comes_after() -> None:
     answer, waiting = Endless(BEGUN), Endless()
-    server = OddServer({"/abort_request": answer.abort})
-    server.decoding = [stream(answer), stream(waiting)]
+    server = OddServer({"/abort_request": answer.abort}, decoding=[stream(answer), stream(waiting)])
     engine = backend(server)
     idle = engine.decode(ONE)
     await anext(idle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -43,19 +44,13 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: P
     require_sglang()
     prompts = PROMPTS if name == "pasta-qwen" else FEW
     out = export_model(name, tmp_path / name)
-    local = LocalBackend(name, device="cpu", dtype="float32")
-    try:
+    async with aclosing(LocalBackend(name, device="cpu", dtype="float32")) as local:
         expected = await answered(Unconstrained(local), prompts)  # as SGLang is
-    finally:
-        await local.aclose()
     with running_server(out, tmp_path / "log", *SMALL_CACHE) as (url, _):
-        served = SGLangBackend(url)
-        try:
+        async with aclosing(SGLangBackend(url)) as served:
             served_answers = await answered(served, prompts)
             alone, *_ = await penalised(served, PROMPTS[:1])
             beside, *_ = await penalised(served, PROMPTS[:4])
-        finally:
-            await served.aclose()
     for prompt, ours, theirs in zip(prompts, expected, served_answers, strict=True):
         assert theirs.document.format() == ours.document.format(), prompt
     assert beside == alone  # the penalty counts every token, whoever is prefilled meanwhile

@@ -33,12 +33,8 @@ class Lines:
         return [record for record in self.records if record["text"] == text]
 
 
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Lines:
-    return Lines(caplog)
-
-
-async def test_an_answer_in_figures_and_text_only_if_asked_for(lines: Lines) -> None:
+async def test_an_answer_in_figures_and_text_only_if_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    lines = Lines(caplog)
     client = Client(ScriptedBackend(DOCUMENT), observers=[Logs()])
     generation = await client.generate("a secret")
     [ended] = lines.with_text("answer ended")
@@ -53,7 +49,8 @@ async def test_an_answer_in_figures_and_text_only_if_asked_for(lines: Lines) -> 
     assert lines.with_text("answer begins")[-1]["prompt"] == "a secret"
 
 
-async def test_failures_are_warnings_and_refusals_are_none(lines: Lines) -> None:
+async def test_failures_are_warnings_and_refusals_are_none(caplog: pytest.LogCaptureFixture) -> None:
+    lines = Lines(caplog)
     backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1)])
     client = Client(backend, observers=[Logs()])
     with pytest.raises(ThreadFailedError):

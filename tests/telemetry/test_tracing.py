@@ -34,11 +34,6 @@ class Traces:
         return [span for span in self.spans(name) if span.parent and span.parent.span_id == parent_id]
 
 
-@pytest.fixture
-def traces() -> Traces:
-    return Traces()
-
-
 def context(span: ReadableSpan) -> SpanContext:
     span_context = span.get_span_context()
     assert span_context
@@ -49,7 +44,8 @@ def attributes(span: ReadableSpan) -> Any:
     return dict(span.attributes or {})
 
 
-async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> None:
+async def test_an_answer_has_threads_and_they_have_requests() -> None:
+    traces = Traces()
     client = Client(ScriptedBackend(DOCUMENT), observers=[Tracing(traces.provider)])
     generation = await client.generate("a secret")
     [answer] = traces.spans("chat scripted")
@@ -77,9 +73,9 @@ async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> N
     assert "secret" not in everything and "chunks" not in everything and '"one"' not in everything
 
 
-async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None:
-    server = odd_server.OddServer()
-    server.decoding = [odd_server.good()]
+async def test_a_server_over_http_gets_the_trace_context() -> None:
+    traces = Traces()
+    server = odd_server.OddServer(decoding=[odd_server.good()])
     async with server.client() as http:
         backend = SGLangBackend("http://odd", client=http)
         await Client(backend, observers=[Tracing(traces.provider)]).generate("x", baseline=True)
@@ -89,7 +85,8 @@ async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None
     assert [header.rpartition("-")[0] for header in sent] == [expected]
 
 
-async def test_a_failure_marks_its_request_and_its_answer(traces: Traces) -> None:
+async def test_a_failure_marks_its_request_and_its_answer() -> None:
+    traces = Traces()
     backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1)])
     with pytest.raises(ThreadFailedError):
         await Client(backend, observers=[Tracing(traces.provider)]).generate("x")

@@ -99,20 +99,15 @@ def test_what_stays_wrong_is_put_aside_with_its_reason(annotator: Annotator, tmp
     assert "four words and more" in row["reply"]
 
 
-def test_short_answers_stay_plain_without_a_request(annotator: Annotator, tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", ["Short.", '<promise topic="a" tokens="10"/><async>Short.</async>'])
+def test_short_answers_stay_plain_without_a_request(
+    annotator: Annotator, tmp_path: Path, written: str
+) -> None:
     run_settings = settings(annotator, tmp_path)
-    write_records(Path(run_settings.data), [plain_record([{"role": "user", "content": "one"}], "Short.")])
-    summary = annotate(run_settings)
-    assert (summary["accepted"], summary["unasked"], annotator.requests) == (1, 1, [])
-    assert next(read_records(tmp_path / "out" / "annotated.jsonl")).document.promises == ()
-
-
-def test_an_answer_that_had_tags_and_is_short_stays_plain(annotator: Annotator, tmp_path: Path) -> None:
-    run_settings = settings(annotator, tmp_path)
-    written = '<promise topic="a" tokens="10"/><async>Short.</async>'
     record = Record(id="one", messages=({"role": "user", "content": "one"},), written=written)
     write_records(Path(run_settings.data), [record])
-    annotate(run_settings)
+    summary = annotate(run_settings)
+    assert (summary["accepted"], summary["unasked"], annotator.requests) == (1, 1, [])
     [annotated] = read_records(tmp_path / "out" / "annotated.jsonl")
     assert (annotated.document.promises, annotated.document.text) == ((), "Short.")
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from pasta_async.lang import Chunk, Document, Promise, Sync, Text, parse
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.model_folder import TokenizerFiles
 from pasta_async.tokenizer import Tokenizer as PastaTokenizer
 from pasta_async.training.views import Codec, encode_views, pack_plain, pack_views
+from tests.helpers.vocabularies import split
 
 CORPUS = [
     "Here are the two things:\n\n1. **Tea**: It is green.\n\n2. **Coffee**: It is brown.\n\nSo take the tea.",
@@ -25,8 +26,6 @@ CORPUS = [
 ] * 20
 WORDS = "Tea,tea,the, the,It is ,1. ,- ,12,2024,**,:,., ,   ,<sync/>".split(",")
 _OTHERS = [".\n\n", "\n", "\n\n", "\t", "\r", "\u201c", "\u6f22\u5b57", "\u00e9", "e\u0301", "\U0001f389"]
-LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def byte_level(*before: Any, regex: bool = False, normalizer: Any = None) -> Tokenizer:
@@ -40,10 +39,6 @@ def byte_level(*before: Any, regex: bool = False, normalizer: Any = None) -> Tok
     trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
-
-
-def split(numbers: str) -> Any:
-    return pre_tokenizers.Split(Regex(LETTERS + numbers + REST), behavior="isolated")
 
 
 def sentencepiece() -> Tokenizer:

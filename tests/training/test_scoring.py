@@ -15,10 +15,8 @@ from pasta_async.training.score import ScoreSettings, main, score
 from tests.helpers.chat_server import (
     Trouble,
     failing,
-    first_is_better,
     forbidding,
     judging,
-    no_trouble,
     not_json,
     silent,
     talkative,
@@ -83,7 +81,7 @@ def _known(first: str, second: str) -> float:
 
 
 def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
-    with judging(first_is_better) as (_, url):
+    with judging(lambda _first, _second: 1.0) as (_, url):
         _, qualities = scored(tmp_path, url)
     assert {*qualities.values()} == {0.5}
 
@@ -97,7 +95,7 @@ def test_an_answer_that_cannot_be_judged_harms_no_other(trouble: Trouble, tmp_pa
         assert sum(summary["failures"].values()) == 1
         assert summary["scored"] == 7
         before = judge.asked.total()
-        judge.trouble = no_trouble
+        judge.trouble = lambda _number, _text: None
         again, qualities = scored(tmp_path, url)
     assert len(qualities) == 8
     assert again["resumed"] == 8

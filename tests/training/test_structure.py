@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,16 +126,6 @@ def test_bold_heads_only_add_stars(text: str) -> None:
     document = with_bold_heads(annotate_by_structure(text, cut="blocks", least=0))
     assert document.text.replace("*", "") == text.replace("*", "")
     assert parse(document.format()) == document
-
-
-def test_neither_torch_nor_a_client_is_needed() -> None:
-    program = (
-        "import sys, pasta_async.training.data.annotate, pasta_async.training.data.corpus\n"
-        "heavy = {'torch', 'transformers', 'openai', 'datasets', 'numpy'}\n"
-        "print(sorted(heavy & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_siblings_have_different_topics() -> None:
