@@ -16,9 +16,9 @@ from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import *
 from pasta_async.events import *
 from pasta_async.grammar import Grammar
+from pasta_async.lang.checks import ParseError
 from pasta_async.lang.diagnostics import Code, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
-from pasta_async.lang.parser import ParseError
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer, ThreadState
 from pasta_async.options import AnswerOptions, FillOptions, Limits, Parallel, Sampling
 from pasta_async.plans import *

@@ -17,7 +17,7 @@ from pydantic import (
 
 from pasta_async.lang.diagnostics import STYLE_CODES, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
-from pasta_async.lang.parser import parse
+from pasta_async.lang.parser import read_document
 
 __all__ = ["FinishReason", "Generation", "RequestRecord", "ThreadRecord", "Usage", "Width"]
 
@@ -192,7 +192,7 @@ class Generation(_Record):
         given = {**cast("dict[str, Any]", data)}
         given.pop("text_speedup", None)
         diagnostics = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
-        return {**given, "document": Document(parse(given["document"]).nodes, diagnostics)}
+        return {**given, "document": Document(read_document(given["document"]).nodes, diagnostics)}
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Show the text and a few figures in a notebook, not every record."""

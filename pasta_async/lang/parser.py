@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from pasta_async.errors import PastaError
-from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, STYLE_CODES, Code, Diagnostic
+from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, Code, Diagnostic
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -36,7 +35,7 @@ from pasta_async.lang.lexer import (
     split_marker,
 )
 
-__all__ = ["ChunkEnded", "ChunkParser", "MainParser", "ParseError", "Reading", "ThreadParser", "parse"]
+__all__ = ["ChunkEnded", "ChunkParser", "MainParser", "Reading", "ThreadParser"]
 
 _ignored = lru_cache(256)(Ignored)  # equal tags share one node: a hostile text may be nothing but them
 
@@ -97,34 +96,9 @@ class _Position:
 # Documents ------------------------------------------------------------------------------------------------
 
 
-class ParseError(PastaError):
-    """Strict reading met a malformed document."""
-
-    def __init__(self, diagnostic: Diagnostic) -> None:
-        super().__init__(str(diagnostic))
-        self.diagnostic = diagnostic
-
-
-def parse(text: str, strict: bool = False) -> Document:
-    """Read a document in its written form.
-
-    Args:
-        text: The written form; anything is accepted unless `strict`.
-        strict: Raise at the first diagnostic, except for those about style (`STYLE_CODES`).
-
-    Returns:
-        The document; its `diagnostics` (at most `MAX_DIAGNOSTICS`), in the order of the text, say what is
-        wrong with it.
-
-    Raises:
-        ParseError: In strict reading, with the diagnostic.
-    """
-    document = _DocumentReader().read(text)
-    if strict:
-        for diagnostic in document.diagnostics:
-            if diagnostic.code not in STYLE_CODES:
-                raise ParseError(diagnostic)
-    return document
+def read_document(text: str) -> Document:
+    """Read a document in its written form; its `diagnostics` say what is wrong with it."""
+    return _DocumentReader().read(text)
 
 
 class _DocumentReader(_Nodes):

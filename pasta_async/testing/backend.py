@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.engine_load import EngineLoad
 from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.lang.checks import parse
 from pasta_async.lang.document import Document
-from pasta_async.lang.parser import parse
 from pasta_async.lang.views import views
 from pasta_async.protocol import DecodeRequest, Model, Piece, RequestEnd
 from pasta_async.results import FinishReason
