@@ -15,8 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pasta_async.errors import InvalidRequestError
 
 Parallel = Literal["always", "auto", "never", "outline"]
-"""The width of an answer: full whatever the load, by the load, one thread at a time, or by the load with an
-outline."""
+"""The width of an answer. `always`: full, whatever the load. `auto`: by the load. `never`: one thread at a
+time. `outline`: by the load, and the items of an untrained model's lists are threads."""
 
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 80

@@ -43,7 +43,7 @@ class TagRule(NamedTuple):
     """Ids that may not be chosen next."""
 
     excluded: tuple[int, ...] | None
-    """Ids; None for all but `instead`."""
+    """Ids that are excluded; None: every id except `instead`."""
     instead: int | None = None
     """The id that gets the highest logit among the excluded ids: it closes the tag or chunk correctly."""
 
