@@ -71,6 +71,8 @@ class Client:
         self._clock = clock
         self.observers: list[Observer] = list(observers)
         """Observers of the answers that begin from now on."""
+        self.backend: Backend
+        """The source of its tokens."""
         self.backend, self._owned = _open(backend, settings, options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admission = Admission(self.limits.client_threads, self.backend.load)

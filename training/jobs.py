@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from pasta_async.errors import (
     BackendError,
@@ -143,7 +143,7 @@ async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]
             for _ in range(at_once):
                 tasks.create_task(worker())
     except BaseExceptionGroup as errors:
-        error: BaseException = errors
+        error = cast("BaseException", errors)
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]  # the others were cancelled because of it
         raise error from error.__cause__

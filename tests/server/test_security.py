@@ -143,7 +143,20 @@ def assert_refused(reply: httpx.Response, status: int = 400) -> None:
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-BAD_PROMPTS = [[-1], [2**40], [2**70], [1.5], [True], ["12", 5], [[1], [-1]], [[]], [], "", ["a", ""], None]
+BAD_PROMPTS: list[Any] = [
+    [-1],
+    [2**40],
+    [2**70],
+    [1.5],
+    [True],
+    ["12", 5],
+    [[1], [-1]],
+    [[]],
+    [],
+    "",
+    ["a", ""],
+    None,
+]
 MESSAGE = {"role": "user", "content": "x"}
 BAD: list[tuple[str, dict[str, Any]]] = [
     *((COMPLETIONS, {"prompt": prompt}) for prompt in BAD_PROMPTS),

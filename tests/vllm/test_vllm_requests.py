@@ -55,11 +55,15 @@ def event(ids: list[int], reason: str | None = None) -> dict[str, Any]:
 def served(*replies: Any, **routes: Any) -> OddServer:
     """A server with these replies to requests that decode."""
     rest = [*replies]
+
+    def next_reply(_: Any) -> Any:
+        return rest.pop(0)
+
     usual: dict[str, Any] = {
         "/version": {"version": "0.32.0"},
         "/v1/models": {"data": [CARD, ADAPTER]},
         "/metrics": metrics(),
-        "/v1/completions": lambda _: rest.pop(0),
+        "/v1/completions": next_reply,
     }
     return OddServer(usual | {f"/{name}": route for name, route in routes.items()})
 
