@@ -143,10 +143,16 @@ async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]
             for _ in range(at_once):
                 tasks.create_task(worker())
     except BaseExceptionGroup as errors:
-        error = cast("BaseException", errors)
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]  # the others were cancelled because of it
+        error = _first(errors)  # the others were cancelled because of it
         raise error from error.__cause__
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group, of groups in it, too."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return _first(group.exceptions[0])
 
 
 async def collect(
