@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from pasta_async.backends.local.checkpoint import ModelConfig, Read
-from pasta_async.backends.local.int8 import OUTPUT_GROUP, PANEL, PRODUCT_ARRAYS, Array
+from pasta_async.backends.local.int8 import OUTPUT_GROUP, PANEL, PRODUCT_ARRAYS, PRODUCTS, Array
 
 Part: TypeAlias = list[tuple[str, Array]]  # arrays with their names
 
@@ -98,11 +98,31 @@ def quantised(
 # What every number format needs -----------------------------------------------------------------------------
 
 
-def matrices_and_biases(
-    read: Read, names: list[str], bias: bool
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Matrices, and their biases if they have any."""
-    return [read(name + ".weight") for name in names], [read(name + ".bias") for name in names if bias]
+class Product(NamedTuple):
+    """Matrices that have the same input."""
+
+    matrices: list[torch.Tensor]
+    """`[out, in]` each; queries and keys have their rows in `rotary_order`."""
+    biases: list[torch.Tensor]
+    """`[out]` each; none, or one for each matrix."""
+    scale: torch.Tensor | None
+    """Factors `[in]` of the norm in front; None for a product that writes into the hidden states."""
+
+
+def layer_product(config: ModelConfig, read: Read, prefix: str, name: str) -> Product:
+    """One of a layer's `PRODUCTS`, of the tensors whose names begin with `prefix`."""
+    parts, has_bias, norm = {
+        "qkv": ([f"self_attn.{part}_proj" for part in "qkv"], config.qkv_bias, "input_layernorm"),
+        "out": (["self_attn.o_proj"], config.out_bias, None),
+        "gate_up": (["mlp.gate_proj", "mlp.up_proj"], config.mlp_bias, "post_attention_layernorm"),
+        "down": (["mlp.down_proj"], config.mlp_bias, None),
+    }[name]
+    matrices = [read(f"{prefix}{part}.weight") for part in parts]
+    biases = [read(f"{prefix}{part}.bias") for part in parts if has_bias]
+    if name == "qkv":
+        for tensors in (matrices, biases):  # queries and keys are rotated, values are not
+            tensors[:2] = [rotary_order(tensor, config.head_dim) for tensor in tensors[:2]]
+    return Product(matrices, biases, norm_scale(read(f"{prefix}{norm}.weight")) if norm else None)
 
 
 def qk_norm(config: ModelConfig, read: Read, attention: str) -> torch.Tensor:
@@ -182,33 +202,15 @@ def _head(config: ModelConfig, read: Read, basis: Basis) -> Part:
 
 @torch.inference_mode()
 def _layer(config: ModelConfig, read: Read, number: int, basis: Basis) -> Part:
-    c = config
     prefix = f"model.layers.{number}."
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
-
-    # Ways to read: rows in rotary order (values are not rotated), and outputs in the new basis.
-    def rotated(name: str) -> torch.Tensor:
-        values = read(name)
-        return values if "v_proj" in name else rotary_order(values, c.head_dim)
-
-    def written(name: str) -> torch.Tensor:
-        return basis.outputs(read(name))
-
-    def product(name: str, take: Read, parts: list[str], bias: bool, norm: str | None = None) -> Part:
-        matrices, biases = matrices_and_biases(take, parts, bias)
-        scale = norm_scale(read(prefix + norm)) if norm else None
-        return _product(f"{number}.{name}", matrices, biases, scale, basis if norm else None)
-
-    qkv = [f"{attention}{part}_proj" for part in "qkv"]
-    gate_up = [mlp + "gate_proj", mlp + "up_proj"]
-    arrays = [
-        *product("qkv", rotated, qkv, c.qkv_bias, "input_layernorm.weight"),
-        *product("out", written, [attention + "o_proj"], c.out_bias),
-        *product("gate_up", read, gate_up, c.mlp_bias, "post_attention_layernorm.weight"),
-        *product("down", written, [mlp + "down_proj"], c.mlp_bias),
-    ]
-    if c.qk_norm:
-        arrays.append((f"{number}.qk_norm", qk_norm(c, read, attention).numpy()))
+    arrays: Part = []
+    for name in PRODUCTS:
+        matrices, biases, scale = layer_product(config, read, prefix, name)
+        if scale is None:  # what it writes into the hidden states is in the new basis, as what others read
+            matrices, biases = ([*map(basis.outputs, tensors)] for tensors in (matrices, biases))
+        arrays += _product(f"{number}.{name}", matrices, biases, scale, None if scale is None else basis)
+    if config.qk_norm:
+        arrays.append((f"{number}.qk_norm", qk_norm(config, read, f"{prefix}self_attn.").numpy()))
     return arrays
 
 

@@ -21,12 +21,12 @@ from pasta_async.backends.local.batch import Entry, Floats, new_tokens
 from pasta_async.backends.local.cache import kv_shape, mapped
 from pasta_async.backends.local.checkpoint import ModelConfig, Read
 from pasta_async.backends.local.conversion import (
-    matrices_and_biases,
+    layer_product,
     norm_scale,
     qk_norm,
-    rotary_order,
     row_chunks,
 )
+from pasta_async.backends.local.int8 import PRODUCTS
 from pasta_async.backends.options import DType
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -120,18 +120,10 @@ class _Layer:
     def __init__(self, config: ModelConfig, read: Read, prefix: str, dtype: torch.dtype) -> None:
         c = config
         self._config = config
-        norm1 = norm_scale(read(prefix + "input_layernorm.weight"))
-        norm2 = norm_scale(read(prefix + "post_attention_layernorm.weight"))
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv, biases = matrices_and_biases(read, [f"{attention}{name}_proj" for name in "qkv"], c.qkv_bias)
-        for parts in (qkv, biases):  # queries and keys are rotated, values are not
-            parts[:2] = [rotary_order(part, c.head_dim) for part in parts[:2]]
-        self._qkv = linear(dtype, qkv, biases, norm1)
-        gate_up = matrices_and_biases(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
-        self._gate_up = linear(dtype, *gate_up, norm2)
-        self._out = linear(dtype, *matrices_and_biases(read, [attention + "o_proj"], c.out_bias))
-        self._down = linear(dtype, *matrices_and_biases(read, [mlp + "down_proj"], c.mlp_bias))
-        self._qk_norm = qk_norm(c, read, attention).to(dtype) if c.qk_norm else None
+        self._qkv, self._out, self._gate_up, self._down = (
+            linear(dtype, *layer_product(c, read, prefix, name)) for name in PRODUCTS
+        )
+        self._qk_norm = qk_norm(c, read, f"{prefix}self_attn.").to(dtype) if c.qk_norm else None
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The layer's second half: the change of the states."""
