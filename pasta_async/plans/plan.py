@@ -251,8 +251,10 @@ class Plan:
                     hole = _hole(name, item_fields[name], setting, item_holes, bare_definitions, key)
                     holes.append(hole)
         plan = cls._of_holes(schema, holes, lists)
-        if len(plan.by_name) < len(holes):
-            raise InvalidRequestError("a field has the name of another one's path, as `list[].field`")
+        if any(key.startswith(f"{name}[") for name in lists for key in fields):
+            raise InvalidRequestError(
+                "a field is named like a path in one of the plan's lists, `list[0].field`"
+            )
         annotated = [path for key in fields for path in annotated_below(fields[key], definitions, key)]
         plan.unused = tuple(path for path in annotated if path not in plan.by_name)
         return plan

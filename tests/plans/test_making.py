@@ -248,6 +248,7 @@ def _list_of(**keywords: Any) -> dict[str, Any]:
         lambda: Plan.of({"properties": {f"f{i}": {} for i in range(501)}}),
         lambda: Plan.of({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"const": "x" * 10**5}}}),
         lambda: Plan.of({"properties": {**_list_of(maxItems=2)["properties"], "a[].body": {}}}),
+        lambda: Plan.of({"properties": {**_list_of(maxItems=2)["properties"], "a[0].body": {}}}),
         lambda: Plan.in_sequence({"properties": {"a": {}}}, tokens=0),
         lambda: Tokens(0),
         lambda: After(3),  # pyright: ignore[reportArgumentType]
