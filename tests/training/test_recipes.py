@@ -66,8 +66,10 @@ def test_pasta_smol_from_the_prompts_to_the_folder_that_ships(
 def commands(recipe: Path, folder: Path) -> list[list[str]]:
     """The arguments of every `python` that a recipe calls, none of which is run."""
     out = folder / "runs" / recipe.stem
-    (out / "annotated").mkdir(parents=True)
-    for name in ("ours", "plain", "annotated/annotated"):  # which a recipe takes lines of
+    for name in ("annotated", "bold"):
+        (out / name).mkdir(parents=True)
+    # Files that a recipe takes lines of, or copies.
+    for name in ("ours", "plain", "annotated/annotated", "annotated/journal", "bold/annotated"):
         (out / f"{name}.jsonl").write_text('{"id":"tips/1"}\n{"id":"story/1", "written": "<promise/>"}\n')
     log = folder / "calls"
     environment = variables(folder, f'printf "%s\\n" "$@" "" >> {shlex.quote(str(log))}')
