@@ -6,7 +6,8 @@ good. Their lists of words are English.
 - malformed: it did not end by itself, or its tags are wrong
 - loop: the text repeats itself (`repeats_itself`)
 - runaway: more than 20 promises or items of one list; or more than 10 in a malformed answer
-- miscount: the prompt asks for a number of things (`asked_count`), and the answer's list or promises differ
+- miscount: the prompt asks for a number of things (`asked_count`), and the answer's longest list, or in an
+  answer without lists the number of promises, is another
 - formless: the prompt's record names a form (a title, bullet points, JSON), and the text lacks it
 - unfinished: it ends with a colon, and what it announces is missing
 - same_topic: a promise whose topic has the same words as an earlier one's
@@ -159,11 +160,13 @@ def count_faults(
     promises = document.promises
     chunks = [promise.chunk.text if promise.chunk else "" for promise in promises]
     parts = sum(promise.topic != INTRODUCTION for promise in promises)
-    items = max(parts, _longest_list(document.text))
+    listed = _longest_list(document.text)
+    # "Three advantages and three drawbacks" are two lists of three, with six promises.
+    items = listed if listed > 1 else parts
     counts = Counter(
         malformed=int(not well_formed),
         loop=int(repeats_itself(document.text)),
-        runaway=int(items > (_RUNAWAY if well_formed else _RUNAWAY_CUT)),
+        runaway=int(max(parts, listed) > (_RUNAWAY if well_formed else _RUNAWAY_CUT)),
         miscount=int(items > 1 and items != (asked_count(prompt) or items)),
         formless=int(lacks_form(form, document.text)),
         unfinished=int(document.text.rstrip("* \n").endswith(":")),

@@ -113,6 +113,9 @@ def test_a_list_of_another_length_than_was_asked_for_is_a_miscount() -> None:
     assert not faults(*three, prompt="Give three tips.").counts["miscount"]
     assert not faults(*three, prompt="Give some tips.").counts["miscount"]
     assert not faults("Just one: drink tea.", prompt="Give five tips.").counts["miscount"], "no list"
+    both = ("1. " + promise("Tea", TEA), "2. " + promise("Coffee", COFFEE))
+    twice = faults("Good:", *both, "Bad:", *both, prompt="Give two advantages and two drawbacks.")
+    assert not twice.counts["miscount"]
     introduced = faults(promise("introduction", "Here they come."), *three, prompt="Give three tips.")
     assert introduced == Faults(4, Counter())
 
