@@ -82,7 +82,7 @@ def test_a_web_backend_fills_a_form(monkeypatch: pytest.MonkeyPatch) -> None:
         filled = httpx.post(f"{url}/review", params={"text": "Clean."}, timeout=60).json()
         events = events_of(httpx.post(f"{url}/review/stream", params={"text": "Clean."}, timeout=60))
     value = {event["path"]: event["value"] for event in events if event["type"] == "field.done"}
-    # The second field begins when the first one's request has computed what both see, maybe after a first delta.
+    # The second field begins when the first one has computed what both see, maybe after its first delta.
     before = events[: [event["type"] for event in events].index("field.done")]
     begun = {event["path"] for event in before if event["type"] == "field.started"}
     assert begun == {"strengths", "weaknesses"}
