@@ -52,7 +52,7 @@ async def refuse(_: Request, error: pasta_async.InvalidRequestError) -> JSONResp
 
 
 def told(error: pasta_async.PastaError) -> str:
-    """What a user may read of an error: those of the engine name its address, and are for the log."""
+    """The message of an error for users: those of the engine name its address, and are for the log."""
     if isinstance(error, pasta_async.InvalidRequestError):
         return str(error)
     logging.getLogger(__name__).error("an answer failed: %s", error)
