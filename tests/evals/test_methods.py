@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pasta_async.backends.local import LocalBackend
+from pasta_async.errors import PastaError
 from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.methods import (
     METHODS,
@@ -104,6 +105,16 @@ async def test_every_method_writes_the_whole_text():
             text = "".join(map(tokenizer.decode, written))
             assert text.count("word") == 62, name
             assert text.count("So it is.") == 1, name
+
+
+@pytest.mark.parametrize("name", ["sequential", "pasta"])
+async def test_an_answer_that_the_context_cuts_is_no_fast_one(name: str) -> None:
+    async with (
+        aclosing(LocalBackend(PASTA_TINY, slots=64)) as backend,
+        open_forced_engine(backend, DOCUMENTS) as engine,
+    ):
+        with pytest.raises(PastaError):
+            await time_answer(engine, METHODS[name], Case(0, "many", DOCUMENTS["many"]))
 
 
 async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_one():
