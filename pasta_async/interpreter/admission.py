@@ -19,7 +19,7 @@ from math import inf
 from pasta_async.engine_load import LIGHT_THREADS, EngineLoad, room
 from pasta_async.errors import BackendError
 
-_FULL_CACHE = "requests hold nearly all of the engine's KV cache"
+_CACHE_IS_FULL = "requests hold nearly all of the engine's KV cache"
 
 
 class Admission:
@@ -84,7 +84,7 @@ class Admission:
             return f"{self._active} answers at once, and client_threads is {self._slots}: each would need two"
         answers = self._active + self._foreign
         if not self._room:
-            return _FULL_CACHE
+            return _CACHE_IS_FULL
         if 2 * answers > self._room:
             return f"{answers} answers at once, and parallel decoding pays up to {int(self._room / 2)} here"
         return None
@@ -101,7 +101,7 @@ class Admission:
                 answers = self._active + self._foreign
                 threads = min(self._slots, self._room)
                 full = f"{answers} answers at once, and room for {threads:.0f} threads"
-                slot.waited = full if threads else _FULL_CACHE
+                slot.waited = full if threads else _CACHE_IS_FULL
             await granted
         except BaseException:
             self._waiting.pop(granted, None)

@@ -165,10 +165,7 @@ async def limited_group(prepared: Prepared, work: str) -> AsyncGenerator[asyncio
     caller = asyncio.current_task()
     cancellations = caller.cancelling() if caller else 0
     try:
-        async with (
-            asyncio.TaskGroup() as group,
-            time_limit(prepared.clock, prepared.deadline, work),
-        ):
+        async with asyncio.TaskGroup() as group, time_limit(prepared.clock, prepared.deadline, work):
             yield group
     except BaseExceptionGroup as errors:
         # A cancellation that was requested since the group began came from outside.

@@ -56,7 +56,7 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
     """
     service = service_of(request)
 
-    async def reply() -> Response:
+    async def answered() -> Response:
         raw = await read_body(request, service.settings)
         body = parse_body(raw, form)
         check_request(body, service)
@@ -66,7 +66,7 @@ async def respond(request: Request, form: type[GenerateRequest]) -> Response:
         content = await _unless_gone(request, reply.whole())
         return Response(content, media_type="application/json", headers={"x-pasta-mode": reply.mode})
 
-    return await _reported(service, reply())
+    return await _reported(service, answered())
 
 
 async def check(request: Request) -> Response:
@@ -81,11 +81,11 @@ async def check(request: Request) -> Response:
             most = body.max_tokens or service.settings.max_tokens
             return await service.client.check(body.json_schema, max_tokens=most)
 
-    async def reply() -> Response:
+    async def answered() -> Response:
         body = parse_body(await read_body(request, service.settings), PlanRequest)
         return JSONResponse((await _unless_gone(request, report(body))).model_dump(mode="json"))
 
-    return await _reported(service, reply())
+    return await _reported(service, answered())
 
 
 async def _reported(service: Service, reply: Awaitable[Response]) -> Response:
@@ -264,7 +264,7 @@ class _Reply:
             fields: Json = {"index": index, "threads": len(generation.threads)}
             include = None if self._options.record else _SUMMARY
             fields |= generation.model_dump(mode="json", include=include)
-            described.append({**fields, "notes": [*map(without_addresses, generation.notes)]})
+            described.append({**fields, "notes": _public_notes(generation)})
         return {"mode": self.mode, "choices": described}
 
 
@@ -334,11 +334,15 @@ def event_fields(event: Event | FillEvent) -> dict[str, Any]:
     if isinstance(event, ThreadFailed):
         fields["error"]["message"] = without_addresses(event.error.message)
     elif isinstance(event, AnswerDone):
-        fields["generation"]["notes"] = [*map(without_addresses, event.generation.notes)]
+        fields["generation"]["notes"] = _public_notes(event.generation)
     elif isinstance(event, FillDone):
-        notes = event.filled.generation.notes
-        fields["filled"]["generation"]["notes"] = [*map(without_addresses, notes)]
+        fields["filled"]["generation"]["notes"] = _public_notes(event.filled.generation)
     return fields
+
+
+def _public_notes(generation: Generation) -> list[str]:
+    """An answer's notes, without the engine's address."""
+    return [*map(without_addresses, generation.notes)]
 
 
 class _EventResponse(StreamingResponse):
