@@ -3,11 +3,11 @@
 #
 #   sh evals/gpu.sh
 #
-# It takes Linux, Python 3.11 or later with venv and headers (python3-dev), a C++ compiler, a driver for CUDA 13 and, for
-# SGLang, CUDA's toolkit of that version, a network, a GPU of 24 GiB that nobody else uses, and 80 GB of disk for OUT and the
-# caches of the home folder. It makes environments with a stock SGLang and a stock vLLM, serves pasta-qwen and an instruct
-# model that nobody trained, and writes OUT/results.md and OUT/results.json. What is done already is skipped: after
-# Ctrl-C or an error run it again.
+# It takes Linux, Python 3.11 or 3.12 with venv and headers (python3-dev), a C++ compiler, libnuma, a driver for CUDA 13 (580
+# or later), the toolkit of CUDA 13, a network, a GPU of 24 GB that nobody else uses, and 80 GB of disk for OUT, in which
+# caches are, too. It makes environments with a stock SGLang and a stock vLLM, serves pasta-qwen and an instruct model that
+# nobody trained, and writes OUT/results.md and OUT/results.json. What is done already is skipped: after Ctrl-C or an error
+# run it again. If one engine fails, ENGINES names the other one.
 #
 # It has not run on CUDA yet. A test runs it on a CPU, with SGLang and a tiny model (tests/sglang/test_gpu_kit.py).
 #
@@ -20,7 +20,7 @@
 #   PROMPTS   prompts with answers, JSON lines of `instruction` and `output`; AlpacaEval's are fetched
 #   SAMPLE    prompts of each timing; 200 for narrow intervals
 #   ENGINES   of sglang and vllm
-#   PYTHON    the Python that environments are made with
+#   PYTHON    the Python that environments are made with; python3.12, python3.11 or python3
 #   BIN       folder with the programs of an environment that is there already
 #   SGLANG    the command that serves a model by SGLang ("pasta-async sglang")
 #   DEVICE    cpu: no GPU is asked for its memory
@@ -32,7 +32,7 @@ cd "$(dirname "$0")/.."
 
 OUT=${OUT:-runs/gpu}
 LARGE=${LARGE:-Qwen/Qwen2.5-7B-Instruct}    # as large as a GPU of 24 GiB holds, and free to fetch
-MEMORY=${MEMORY:-20500}
+MEMORY=${MEMORY:-22000}
 TRAINED=${TRAINED:-pasta-qwen}
 SAMPLE=${SAMPLE:-20}
 ENGINES=${ENGINES:-sglang vllm}
@@ -40,10 +40,12 @@ DTYPE=${DTYPE:-bfloat16}
 LOADS=${LOADS:---at-once 4 --at-once 16 --at-once 64 --rounds 1}
 DEVICE=${DEVICE:-cuda}
 PORT=${PORT:-31000}
+PYTHON=${PYTHON:-$(command -v python3.12 || command -v python3.11 || echo python3)}
 URL=http://127.0.0.1:$PORT
 SGLANG_VERSION=0.5.23    # that the tests ran with; the plug-in stays off with another one
 VLLM_VERSION=0.32.0
-SHARE=85    # percent of the GPU's memory that vLLM takes
+SHARE=85    # percent of the GPU's memory that a server takes; by its own choice SGLang leaves no KV cache on 24 GB
+CONTEXT=8192    # tokens, of vLLM, which wants room for one whole context
 START_SECONDS=1200    # of a server; the first one compiles kernels
 server=
 
@@ -63,20 +65,27 @@ stop() {
         server=
     fi
 }
-trap stop EXIT
-trap 'exit 130' INT TERM
+trap 'stop; page' EXIT
+trap 'exit 130' INT TERM HUP
 
-# environment FOLDER REQUIREMENT...: make a virtual environment, once.
+# page: write what is measured so far.
+page() {
+    if ls "$OUT"/*.md >/dev/null 2>&1 && [ -x "${BIN:-}/python" ]; then "$BIN/python" -m pasta_async.evals.report "$OUT"; fi
+}
+
+# environment FOLDER REQUIREMENT...: make a virtual environment, once for these requirements; torch has to see the GPU.
 environment() {
     folder=$1
     shift
-    if [ ! -e "$folder/.ready" ]; then
-        "${PYTHON:-python3}" -m venv "$folder"
+    if [ "$(cat "$folder/.ready" 2>/dev/null)" != "$*" ]; then
+        "$PYTHON" -m venv --clear "$folder"
         # Python's own pip may take minutes longer to resolve SGLang's requirements.
         "$folder/bin/python" -m pip install --quiet --upgrade --constraint constraints.txt pip
-        "$folder/bin/python" -m pip install "$@"
-        "$folder/bin/python" -m pip freeze >"$folder/.partial"
-        mv "$folder/.partial" "$folder/.ready"
+        TMPDIR=$folder "$folder/bin/python" -m pip install "$@"
+        "$folder/bin/python" -m pip freeze >"$folder/packages.txt"
+        [ "$DEVICE" = cpu ] || "$folder/bin/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+            fail "torch of $folder sees no GPU"
+        echo "$*" >"$folder/.ready"
     fi
 }
 
@@ -96,17 +105,21 @@ serve() {
     log=$OUT/$1.log
     ! listening || fail "something listens on port $PORT already: end it, or choose another PORT, and another OUT"
     echo "$(date +%H:%M:%S) starting $engine on $2"
+    # A server ends with this script, however that ends.
     case $engine in
     # Forced answers need the flag.
     sglang) set -- "$2" --port "$PORT" --enable-custom-logit-processor
+        # Parallel answers are more requests than plain ones: all are to decode by CUDA graphs.
+        [ "$DEVICE" = cpu ] || set -- "$@" --mem-fraction-static "0.$SHARE" --chunked-prefill-size 2048 \
+            --cuda-graph-max-bs-decode 256
         if [ -n "${SGLANG:-}" ]; then
-            $SGLANG "$@" >"$log" 2>&1 &
+            setpriv --pdeathsig TERM $SGLANG "$@" >"$log" 2>&1 &
         else
-            "$BIN/pasta-async" sglang "$@" --device "$DEVICE" >"$log" 2>&1 &
+            setpriv --pdeathsig TERM "$BIN/pasta-async" sglang "$@" --device "$DEVICE" >"$log" 2>&1 &
         fi ;;
     vllm) set -- "$2" --host 127.0.0.1 --port "$PORT" --enable-prompt-tokens-details
-        [ "$DEVICE" = cpu ] || set -- "$@" --gpu-memory-utilization "0.$SHARE"
-        PATH=$OUT/vllm/bin:$PATH "$OUT/vllm/bin/vllm" serve "$@" >"$log" 2>&1 & ;;
+        [ "$DEVICE" = cpu ] || set -- "$@" --gpu-memory-utilization "0.$SHARE" --max-model-len "$CONTEXT"
+        PATH=$OUT/vllm/bin:$PATH setpriv --pdeathsig TERM "$OUT/vllm/bin/vllm" serve "$@" >"$log" 2>&1 & ;;
     esac
     server=$!
     began=$(date +%s)
@@ -147,37 +160,45 @@ timed() {
 for engine in $ENGINES; do
     case $engine in sglang | vllm) ;; *) fail "ENGINES: there is no $engine" ;; esac
 done
-[ -n "${BIN:-}" ] || "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    fail "Python 3.11 or later is needed: name one by PYTHON"
+# A requirement of SGLang (outlines_core) has no wheels for later ones.
+[ -n "${BIN:-}" ] || "$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' ||
+    fail "Python 3.11 or 3.12 is needed: name one by PYTHON"
 case $ENGINES in *sglang*) with_sglang=yes ;; *) with_sglang= ;; esac
-case $ENGINES in *vllm*) with_vllm=yes ;; *) with_vllm= ;; esac
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
+# Downloads and what is compiled lie there, too, so that one folder needs the room.
+export HF_HOME="${HF_HOME:-$OUT/cache/huggingface}" PIP_CACHE_DIR="${PIP_CACHE_DIR:-$OUT/cache/pip}"
+export PASTA_ASYNC_CACHE="${PASTA_ASYNC_CACHE:-$OUT/cache/pasta_async}"
 if [ "$DEVICE" = cuda ]; then
-    # Both servers compile at their start: Triton needs Python's headers, and SGLang a C++ compiler and nvcc, which it
-    # looks for in this order (sglang/kernels/jit/utils/compile/toolchain.py).
+    # Both servers compile at their start: Triton needs Python's headers, FlashInfer's kernels a C++ compiler and nvcc, which
+    # SGLang looks for in this order (sglang/kernels/jit/utils/compile/toolchain.py).
     if [ -z "${BIN:-}" ]; then
-        headers=$("${PYTHON:-python3}" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+        headers=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("include"))')
         [ -e "$headers/Python.h" ] || fail "$headers has no Python.h: install Python's headers (python3-dev)"
     fi
     command -v "${CXX:-c++}" >/dev/null || fail "there is no C++ compiler: install one (g++), or name it by CXX"
-    if [ -n "$with_sglang" ]; then
-        if [ -n "${CUDA_HOME:-${CUDA_PATH:-}}" ]; then
-            nvcc=${CUDA_HOME:-$CUDA_PATH}/bin/nvcc
-        else
-            nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-        fi
-        [ -x "$nvcc" ] || fail "there is no $nvcc: SGLang needs the toolkit of CUDA 13, on PATH or at CUDA_HOME"
+    if [ -n "${CUDA_HOME:-${CUDA_PATH:-}}" ]; then
+        nvcc=${CUDA_HOME:-$CUDA_PATH}/bin/nvcc
+    else
+        nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
     fi
+    toolkit=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+    [ "${toolkit:-0}" -ge 13 ] ||
+        fail "$nvcc is not there, or older than 13: the toolkit of CUDA 13 is needed, on PATH or at CUDA_HOME"
+    [ -z "$with_sglang" ] || "$PYTHON" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
+        fail "there is no libnuma.so.1, which SGLang's kernels need: install libnuma1"
     gpu=${CUDA_VISIBLE_DEVICES:-0}
-    told=$(nvidia-smi --id="${gpu%%,*}" --query-gpu=memory.free,memory.total --format=csv,noheader,nounits) ||
+    told=$(nvidia-smi --id="${gpu%%,*}" --query-gpu=memory.free,memory.total,driver_version --format=csv,noheader,nounits) ||
         fail "nvidia-smi says nothing: this needs an NVIDIA GPU and its driver"
     free=${told%%,*}
+    driver=${told##*, }
+    told=${told%,*}
     total=${told##*, }
+    [ "${driver%%.*}" -ge 580 ] || fail "the driver is $driver: CUDA 13 needs 580 or later"
     [ "$free" -ge "$MEMORY" ] ||
         fail "$free MiB of GPU memory are free; $MEMORY are needed, or a smaller model (LARGE, and its MEMORY)"
-    [ -z "$with_vllm" ] || [ $((free * 100)) -ge $((total * SHARE)) ] ||
-        fail "$free of $total MiB of GPU memory are free; vLLM needs $SHARE% of all: end what else uses the GPU"
+    [ $((free * 100)) -ge $((total * SHARE)) ] ||
+        fail "$free of $total MiB of GPU memory are free; servers take $SHARE% of all: end what else uses the GPU"
     disk=$(df -Pk "$OUT" | awk 'NR == 2 { print int($4 / 1000000) }')
     [ "$disk" -ge 80 ] || [ -e "$OUT/env/.ready" ] || fail "$disk GB of disk are free at $OUT; 80 are needed"
 fi
@@ -204,11 +225,6 @@ if [ -z "${BIN:-}" ]; then
     PATH=$BIN:$PATH    # SGLang calls ninja, which is installed there
     export PATH
 fi
-if [ -n "$with_vllm" ]; then environment "$OUT/vllm" "vllm==$VLLM_VERSION"; fi
-if [ "$DEVICE" = cuda ] && [ -n "$with_sglang" ]; then
-    "$BIN/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
-        fail "torch sees no GPU: its driver must know CUDA 13"
-fi
 
 # Models and prompts.
 if [ ! -d "$OUT/trained" ]; then
@@ -222,7 +238,7 @@ if [ -z "${PROMPTS:-}" ]; then
 import json, sys
 from huggingface_hub import hf_hub_download
 
-rows = json.load(open(hf_hub_download("tatsu-lab/alpaca_eval", "alpaca_eval.json", repo_type="dataset")))
+rows = json.load(open(hf_hub_download("tatsu-lab/alpaca_eval", "alpaca_eval_gpt4_baseline.json", repo_type="dataset")))
 open(sys.argv[1], "w").writelines(json.dumps({key: row[key] for key in ("instruction", "output")}) + "\n" for row in rows)
 PYTHON
         mv "$PROMPTS.partial" "$PROMPTS"
@@ -235,7 +251,11 @@ if [ ! -s "$DOCUMENTS" ]; then
 fi
 
 for engine in $ENGINES; do
-    case $engine in sglang) backend=$URL ;; vllm) backend=vllm:$URL ;; esac
+    case $engine in
+    sglang) backend=$URL ;;
+    vllm) backend=vllm:$URL
+        environment "$OUT/vllm" "vllm==$VLLM_VERSION" ;;
+    esac
 
     # The trained model: plain and in parallel, and on SGLang other methods, and load.
     if due "$engine-trained-speed" ||
@@ -267,11 +287,8 @@ for engine in $ENGINES; do
         fi
         serve "$engine-large" "$large"
         timed "$engine-large-speed"
-        for form in invoices profiles; do
-            measure "$engine-large-$form" plans --subset "$form"
-        done
+        measure "$engine-large-invoices" plans --subset invoices
+        measure "$engine-large-profiles" plans --subset profiles --sample $(((SAMPLE + 1) / 2))    # they are long
         stop
     fi
 done
-
-"$BIN/python" -m pasta_async.evals.report "$OUT"
