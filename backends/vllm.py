@@ -90,7 +90,7 @@ class VLLMBackend(ServerBackend):
         metrics: _Metrics = {}
         with suppress(BackendError):  # a proxy may not pass them on
             metrics = await self._metrics()
-        caches = _labels(metrics, "cache_config_info")
+        caches = _caches(metrics)
         self._engines = max(1, len(caches))
         # With drafts it refuses every request with a bias (sampling_params.py), also one that bans tags.
         self._takes_bias = not any(name.startswith("spec_decode") for name in metrics)
@@ -131,7 +131,7 @@ class VLLMBackend(ServerBackend):
         running = int(_sum(metrics, "num_requests_running"))
         queued = int(_sum(metrics, "num_requests_waiting"))
         self._count_steps(metrics)
-        blocks = [cache.get("num_gpu_blocks", "") for cache in _labels(metrics, "cache_config_info")]
+        blocks = [cache.get("num_gpu_blocks", "") for cache in _caches(metrics)]
         return EngineLoad(
             # vLLM does not tell --max-num-seqs. If requests wait, no more can run than do. Otherwise the KV
             # cache is the limit, in which each request holds at least one block.
@@ -158,8 +158,9 @@ class VLLMBackend(ServerBackend):
             self._steps.add(steps, requests, steps * step_seconds, requests * batch, requests * step_seconds)
 
 
-def _labels(metrics: _Metrics, name: str) -> list[dict[str, str]]:
-    return [labels for labels, _ in metrics.get(name, [])]
+def _caches(metrics: _Metrics) -> list[dict[str, str]]:
+    """The labels that describe the KV cache of each engine."""
+    return [labels for labels, _ in metrics.get("cache_config_info", [])]
 
 
 def _sum(metrics: _Metrics, name: str) -> float:

@@ -105,20 +105,13 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
 
 
 def row_length(used: int, capacity: int, device: torch.device) -> int:
-    """Tokens of a row that holds `used` ones, for the attention that a device computes (`target_losses`)."""
-    return compiled_length(used, capacity) if device.type == "cuda" else padded_length(used)
+    """Tokens of a row that holds `used` ones, for the attention that a device computes (`target_losses`).
 
-
-def padded_length(used: int) -> int:
-    """Tokens of a row that holds `used` ones: the next multiple of 16."""
-    return max(16, 16 * math.ceil(used / 16))
-
-
-def compiled_length(used: int, capacity: int) -> int:
-    """Tokens of a row that holds `used` ones, for a kernel that is compiled for each length.
-
-    So there are few lengths: the capacity, its double (a large tree may need more), its half, and so on.
+    CUDA's kernel is compiled for each length. So there are few: the capacity, its double (a large tree may
+    need more), its half, and so on. Others take the next multiple of 16.
     """
+    if device.type != "cuda":
+        return max(16, 16 * math.ceil(used / 16))
     while capacity < used:
         capacity *= 2
     while capacity % 256 == 0 and capacity // 2 >= used:

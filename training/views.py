@@ -183,25 +183,20 @@ def encode_views(codec: Codec, document: Document) -> list[EncodedView]:
     return encoded_views
 
 
-class TokenSpans(NamedTuple):
-    """A text as ids, and where its chunks are in them."""
+def token_spans(
+    tokenizer: Tokenizer, text: str, marks: Iterable[Mark]
+) -> tuple[list[int], list[tuple[int, int]]] | None:
+    """The ids of a text, and the first index and the end of each promise's chunk in them.
 
-    ids: list[int]
-    chunks: list[tuple[int, int]]
-    """The first index of each chunk and its end."""
-
-
-def token_spans(tokenizer: Tokenizer, text: str, marks: Iterable[Mark]) -> TokenSpans | None:
-    """The ids of a text, and where the chunks of these promises are in them; tags move as in `encode_views`.
-
-    None if the ids do not decode to the text, which a vocabulary may not be able to write.
+    Tags move as in `encode_views`. None if the ids do not decode to the text, which a vocabulary may not be
+    able to write.
     """
     ids = tokenizer.encode(text)
     cuts = _cuts(tokenizer, text, ids)
     if not cuts:
         return None
     moved = marks_of(_move_tags(insert_tags(text, marks), [*cuts]))
-    return TokenSpans(ids, [(cuts[mark.start], cuts[mark.end]) for mark in moved])
+    return ids, [(cuts[mark.start], cuts[mark.end]) for mark in moved]
 
 
 def _cuts(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> dict[int, int]:

@@ -15,6 +15,7 @@ import psutil
 from pasta_async.backends.local.checkpoint import Checkpoint, expected_shapes
 from pasta_async.errors import UnsupportedModelError
 
+_ROOT = Path("/")  # the folder with `proc` and `sys`
 _CACHE_BYTES = 2**30
 _MAX_SLOTS = 32768
 _MIN_SLOTS = 1024
@@ -73,50 +74,41 @@ def affordable_slots(
     return slots
 
 
-def available_memory(device: str, root: Path = Path("/")) -> int:
-    """Bytes that this process can still take without pushing others out.
-
-    Args:
-        device: The device whose memory is meant.
-        root: The folder with `proc` and `sys`, for the limits of control groups.
-    """
+def available_memory(device: str) -> int:
+    """Bytes that this process can still take of a device's memory without pushing others out."""
     if device != "cpu":
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    return min([psutil.virtual_memory().available, *_group_rooms(root)])
+    return min([psutil.virtual_memory().available, *_group_rooms()])
 
 
-def _group_rooms(root: Path) -> Iterator[int]:
+def _group_rooms() -> Iterator[int]:
     """Bytes that each control group above this process leaves; cached files do not count as used."""
-    for group in _control_groups(root):
+    for group in _control_groups():
         with suppress(OSError, ValueError):  # no limit, or a file that may not be read
             room = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
             statistics = dict(map(str.split, (group / "memory.stat").read_text().splitlines()))
             yield room + sum(int(statistics.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
-def available_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use. A second thread on a core would gain nothing: the kernels fill it.
-
-    Args:
-        root: The folder with `proc` and `sys`, for the quotas of control groups, as containers have them.
-    """
+def available_cores() -> int:
+    """Cores that this process may use. A second thread on a core would gain nothing: the kernels fill it."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     cores = [allowed, psutil.cpu_count(logical=False) or allowed]
-    for group in _control_groups(root):
+    for group in _control_groups():
         with suppress(OSError, ValueError):  # "max": no quota
             quota, period = map(int, (group / "cpu.max").read_text().split())
             cores.append(max(1, quota // period))
     return min(cores)
 
 
-def _control_groups(root: Path) -> Iterator[Path]:
+def _control_groups() -> Iterator[Path]:
     """The folders of the control groups above this process."""
-    top = root / "sys/fs/cgroup"
+    top = _ROOT / "sys/fs/cgroup"
     lines: list[str] = []
     with suppress(OSError):
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (_ROOT / "proc/self/cgroup").read_text().splitlines()
     names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]  # cgroup v2
     for folder in (top / name.strip("/") for name in names):
         # In a container the group may stand at the top, under another name.

@@ -180,7 +180,8 @@ def attention_scores(
         last = b.sub(count, _I64(1))
         with _Loop(b, b.add(b.lshr(last, _I64(2)), _I64(1)), []) as loop:
             four = [b.add(b.shl(loop.index, _I64(2)), _I64(j)) for j in range(4)]
-            some = [_cached(b, keys, slots, _smaller(b, j, last), vectors, half) for j in four]
+            shown = [b.select(b.icmp_signed("<", j, last), j, last) for j in four]
+            some = [_cached(b, keys, slots, j, vectors, half) for j in shown]
             for h in range(heads):
                 products = [_product(b, q[h], key) for key in some]
                 address = b.add(b.add(out, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(16)))
@@ -385,10 +386,6 @@ def _add_scaled(b: Any, sums: list[Any], first: int, some: list[Any], factor: An
     factors = _spread(b, factor, _FLOATS)
     for at, vector in enumerate(some, first):
         sums[at] = b.fadd(sums[at], b.fmul(factors, vector, flags=_FAST), flags=_FAST)
-
-
-def _smaller(b: Any, left: Any, right: Any) -> Any:
-    return b.select(b.icmp_signed("<", left, right), left, right)
 
 
 def _product(b: Any, left: list[Any], right: list[Any]) -> Any:

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic_core import from_json
 
@@ -248,14 +247,14 @@ class Layout:
             return "".join(part.output.strip() for part in parts.values())
         written = "{"
         for number, key in enumerate(self._order):
-            raw, is_whole = self._value(key, parts)
+            raw, is_whole = self.value(key, parts)
             if raw:
                 written += f"{', ' if number else ''}{json.dumps(key, ensure_ascii=False)}: {raw}"
             if not is_whole:
                 return written
         return written + "}"
 
-    def _value(self, key: str, parts: Mapping[str, HolePart]) -> tuple[str, bool]:
+    def value(self, key: str, parts: Mapping[str, HolePart]) -> tuple[str, bool]:
         """The JSON text of one of the answer's keys so far, and True if that is all of it."""
         if (part := parts.get(key)) is None:
             return "", False
@@ -264,11 +263,6 @@ class Layout:
         if part.values:
             return part.values[key], True
         return part.raw_values().get(key, ""), False
-
-    def list_value(self, key: str, parts: Mapping[str, HolePart]) -> list[Any] | None:
-        """The value of a list whose items have threads; None until all of them are written."""
-        text, is_whole = self._value(key, parts)
-        return json.loads(text) if is_whole else None
 
     def _list(self, key: str, outline: HolePart, parts: Mapping[str, HolePart]) -> tuple[str, bool]:
         """The text of a list: items put together from outline and parts, up to the first gap."""

@@ -66,17 +66,9 @@ const pasta = (() => {
   }
 
   function rowsOf(answer, baseline) {
-    const rows = answer.threads.map((record) => ({
-      key: record.thread,
-      name: nameOf(record),
-      record,
-      stretches: stretchesOf(record, answer),
-      tokens: record.tokens,
-    }));
-    if (baseline) {
-      const record = baseline.threads[0];
-      rows.push({ key: "baseline", name: "baseline", record, stretches: stretchesOf(record, baseline), tokens: record.tokens });
-    }
+    const row = (key, name, record, whole) => ({ key, name, record, stretches: stretchesOf(record, whole) });
+    const rows = answer.threads.map((record) => row(record.thread, nameOf(record), record, answer));
+    if (baseline) rows.push(row("baseline", "baseline", baseline.threads[0], baseline));
     return rows;
   }
 
@@ -150,7 +142,7 @@ const pasta = (() => {
     rows.forEach((row, index) => {
       const name = make("span", { class: "timeline-name", title: row.name }, row.name);
       const spoken = make("span", { class: "unseen" }, `: ${inWords(row)}, `);
-      const count = make("span", { class: "timeline-tokens" }, spoken, tokens(row.tokens));
+      const count = make("span", { class: "timeline-tokens" }, spoken, tokens(row.record.tokens));
       const item = tint(make("li", {}, name, trackOf(row, answer, rounds, at), count), row.key);
       for (const [column, child] of [...item.children].entries()) {
         child.style.gridArea = `${index + 1} / ${column + 1}`;

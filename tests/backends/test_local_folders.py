@@ -155,10 +155,11 @@ def test_available_memory_is_the_least_that_anybody_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path / "proc"))
+    monkeypatch.setattr("pasta_async.backends.local.machine._ROOT", tmp_path)
     for name, content in MACHINE.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert available_memory("cpu", tmp_path) == 1_024_000
-    assert available_cores(tmp_path) == 1
+    assert available_memory("cpu") == 1_024_000
+    assert available_cores() == 1
     shutil.rmtree(tmp_path / "sys")
-    assert available_memory("cpu", tmp_path) == 4096 * 1024
+    assert available_memory("cpu") == 4096 * 1024

@@ -15,16 +15,17 @@ from pasta_async.lang import parse
 from pasta_async.training.rows import (
     Row,
     block_mask,
-    compiled_length,
     deal_rows,
     pack_row,
-    padded_length,
+    row_length,
     target_losses,
 )
 from pasta_async.training.trainer import Schedule, TrainerSettings
 from pasta_async.training.views import Codec, Trie, encode_views, pack_views
 from tests.helpers.adapter_folders import random_adapter
 from tests.helpers.finetune_folders import ANSWERS, base_folder, tagged
+
+CPU = torch.device("cpu")
 
 
 def alone(model: Any, codec: Codec, prompt: list[int], written: str) -> torch.Tensor:
@@ -48,7 +49,7 @@ def test_a_packed_row_trains_as_each_view_alone(kind: str, tied: bool, tmp_path:
     model: Any = base.make()
     prompt = codec.prompt([{"role": "user", "content": "Tell me of both wars."}])
     trees = [pack_views(codec, prompt, parse(written)) for written in ANSWERS]
-    row = pack_row(trees, padded_length(sum(map(len, trees))))
+    row = pack_row(trees, row_length(sum(map(len, trees)), 4096, CPU))
     losses = torch.split(target_losses(model, row), [len(tree.targets) for tree in trees])
     together = -torch.stack([part.mean() for part in losses])
     single = torch.stack([alone(model, codec, prompt, written) for written in ANSWERS])
@@ -103,8 +104,9 @@ def test_rows_are_dealt_evenly_and_completely() -> None:
         assert max(sum(sizes[index] for index in row) for row in rows) <= 1024
     longer = deal_rows([300, 3000, 200], 512, 1)
     assert sorted(map(sorted, longer)) == [[0, 2], [1]]
-    assert [compiled_length(used, 4096) for used in (1, 513, 4000, 4097)] == [128, 1024, 4096, 8192]
-    assert [padded_length(used) for used in (0, 16, 17)] == [16, 16, 32]
+    gpu = torch.device("cuda")
+    assert [row_length(used, 4096, gpu) for used in (1, 513, 4000, 4097)] == [128, 1024, 4096, 8192]
+    assert [row_length(used, 4096, CPU) for used in (0, 16, 17)] == [16, 16, 32]
 
 
 def test_every_epoch_holds_every_example_once() -> None:
@@ -125,7 +127,7 @@ def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:
     base, codec = tagged(folder_of_base, folder / "tokenizer", lora_rank=2)
     prompt = codec.prompt([{"role": "user", "content": "Tell"}])
     trees = [pack_views(codec, prompt, parse(written)) for written in ANSWERS]
-    return random_adapter(base), pack_row(trees, padded_length(sum(map(len, trees))) + 16)
+    return random_adapter(base), pack_row(trees, row_length(sum(map(len, trees)), 4096, CPU) + 16)
 
 
 def peft_losses(model: Any, row: Row) -> torch.Tensor:

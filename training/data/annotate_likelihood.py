@@ -97,11 +97,12 @@ class LikelihoodModel(LanguageModel):
         spans = token_spans(self, record.document.text, marks)
         if spans is None:
             return []
-        chunks = [spans.ids[start:end] for start, end in spans.chunks]
+        ids, places = spans
+        chunks = [ids[start:end] for start, end in places]
         # Main's texts before, between and behind the chunks.
-        behind = [0, *(end for _, end in spans.chunks)]
-        before = [*(start for start, _ in spans.chunks), len(spans.ids)]
-        gaps = [spans.ids[start:end] for start, end in zip(behind, before, strict=True)]
+        behind = [0, *(end for _, end in places)]
+        before = [*(start for start, _ in places), len(ids)]
+        gaps = [ids[start:end] for start, end in zip(behind, before, strict=True)]
         # What main writes in front of a chunk that is hidden, and behind all.
         shown = [*map(self._without_marker, gaps[:-1]), gaps[-1]]
         parts: list[_Part] = []

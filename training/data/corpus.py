@@ -187,12 +187,10 @@ def explain(error: ValidationError) -> str:
 _ROLES = {"human": "user", "gpt": "assistant"}
 
 
-def _speaker(role: Any) -> Any:
-    return _ROLES.get(str(role), role)
-
-
 class _Turn(BaseModel):
-    role: Annotated[str, BeforeValidator(_speaker)] = Field(validation_alias=AliasChoices("role", "from"))
+    role: Annotated[str, BeforeValidator(lambda role: _ROLES.get(str(role), role))] = Field(
+        validation_alias=AliasChoices("role", "from")
+    )
     content: str = Field(validation_alias=AliasChoices("content", "value"))
 
 
