@@ -57,7 +57,8 @@ def command(
         program: Name of the command, for the help.
         description: The module's docstring, for the help.
         positional: See `add_options`.
-        resumes: True if the same command goes on where Ctrl-C ended it, which the message then says.
+        resumes: True if the same command goes on where Ctrl-C ended it, which the message then says; where
+            settings have an optional `out`, only with it.
     """
 
     def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,7 +69,8 @@ def command(
         add_options(parser, settings, positional)
         parser.set_defaults(parser=parser)
         options = settings_of(settings, parser.parse_args(arguments))
-        with reported_errors(program, "interrupted; the same command goes on" if resumes else "interrupted"):
+        goes_on = resumes and getattr(options, "out", "") is not None
+        with reported_errors(program, "interrupted; the same command goes on" if goes_on else "interrupted"):
             result = work(options)
             if inspect.iscoroutine(result):
                 result = run_coroutine(result)

@@ -120,3 +120,21 @@ def test_ctrl_c_is_130_and_tells_if_the_same_command_goes_on(
 ) -> None:
     assert run(lambda _: os.kill(os.getpid(), signal.SIGINT), "there", resumes=resumes) == 130
     assert ("goes on" in capsys.readouterr().err) == resumes
+
+
+class Measurement(BaseModel):
+    """Settings of a command that keeps its work in a file, if it is given one."""
+
+    out: Path | None = None
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_command_without_its_file_does_not_claim_to_go_on(
+    kept: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: Measurement) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(SystemExit):
+        command(Measurement, interrupted, "measure", None, resumes=True)(["--out", "file"] if kept else [])
+    assert ("goes on" in capsys.readouterr().err) == kept
