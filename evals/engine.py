@@ -20,9 +20,9 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from pasta_async import Sampling
 from pasta_async.backends.local import LocalBackend
@@ -43,17 +43,38 @@ _CONTEXT = 4096  # tokens of context of llama.cpp, of all sequences
 _SEQUENCES = 17  # the prefix and 16 threads
 
 
+def _of_distinct_names(files: tuple[Path, ...]) -> tuple[Path, ...]:
+    if len({path.stem for path in files}) < len(files):
+        raise ValueError("two files have one name, and rows are named by it: rename one, or link to it")
+    return files
+
+
+LlamaCppFiles = Annotated[tuple[Path, ...], AfterValidator(_of_distinct_names)]
+"""GGUF files, each of which is measured under its name."""
+
+
 class EngineSettings(CommandSettings):
     """Settings of a measurement."""
 
     model: str = Field(description="what stands behind `local:`: a folder, a GGUF file, a name")
     dtypes: tuple[DType, ...] = Field(default=("int8",), description="number formats of the embedded engine")
-    llama_cpp: tuple[Path, ...] = Field(default=(), description="GGUF files for llama.cpp")
+    llama_cpp: LlamaCppFiles = Field(default=(), description="GGUF files for llama.cpp")
     threads: tuple[Count, ...] = Field(default=(1, 2, 4, 8, 16), description="threads that decode at once")
     prefix: Count = Field(default=256, description="tokens that they share")
     steps: Count = Field(default=32, description="tokens that each decodes")
     rounds: Count = Field(default=10, description="number of times that everything is measured")
     cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all cores")
+
+    @model_validator(mode="after")
+    def _fits_llama_cpp(self) -> Self:
+        threads = max(self.threads)
+        if self.llama_cpp and threads >= _SEQUENCES:
+            raise ValueError(f"llama.cpp is measured with at most {_SEQUENCES - 1} threads")
+        if self.llama_cpp and self.prefix + threads * self.steps > _CONTEXT:
+            raise ValueError(
+                f"llama.cpp is measured with at most {_CONTEXT} tokens, of the prefix and all threads"
+            )
+        return self
 
 
 class Local:
@@ -142,8 +163,6 @@ class LlamaCpp:
 
     def threads(self, starts: Sequence[int], steps: int) -> float:
         """See `Local`."""
-        if len(starts) >= _SEQUENCES:
-            raise PastaError(f"llama.cpp is measured with at most {_SEQUENCES - 1} threads")
         api = self._api
         sequences = range(1, len(starts) + 1)  # sequence 0 has the prefix
         tokens = list(starts)
@@ -188,10 +207,6 @@ class LlamaCpp:
         return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last]
 
 
-def _ignore(*_: Any) -> None:
-    pass
-
-
 @cache
 def _quiet_llama_cpp() -> Any:
     """The module, told not to print hundreds of lines."""
@@ -199,7 +214,7 @@ def _quiet_llama_cpp() -> Any:
         api: Any = importlib.import_module("llama_cpp")
     except ImportError as error:
         raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
-    api.pasta_async_log = api.llama_log_callback(_ignore)  # C calls it as long as the process lives
+    api.pasta_async_log = api.llama_log_callback(lambda *_: None)  # C calls it as long as the process lives
     api.llama_log_set(api.pasta_async_log, None)
     api.llama_backend_init()
     return api
@@ -240,7 +255,7 @@ def table(rows: Sequence[Row]) -> str:
 def _run(settings: EngineSettings) -> str:
     cpus = settings.cpus or available_cores()
     makers = [
-        *(partial(Local, settings.model, dtype) for dtype in settings.dtypes),
+        *(partial(Local, settings.model, dtype) for dtype in dict.fromkeys(settings.dtypes)),
         *(partial(LlamaCpp, path) for path in settings.llama_cpp),
     ]
     with ExitStack() as stack:

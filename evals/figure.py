@@ -141,7 +141,13 @@ def _run(settings: FigureSettings) -> str:
     figure = Figure(layout="constrained")
     axes = figure.subplots()
     if settings.answers:
-        seconds = seconds_by_method(read_answers(settings.answers)[1])
+        measured, answers = read_answers(settings.answers)
+        if measured.get("benchmark", "speed") not in ("speed", "methods") or measured.get("together", 1) > 1:
+            raise InvalidRequestError(
+                f"{settings.answers} times no answers alone: draw a file of `methods`, or of `speed` without "
+                "--together"
+            )
+        seconds = seconds_by_method(answers)
         figure.set_size_inches(8, 0.6 + 0.5 * len(seconds))
         draw_seconds(seconds, axes)
     else:

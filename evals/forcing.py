@@ -7,6 +7,7 @@ depend on what the weights know.
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import unicodedata
@@ -159,7 +160,8 @@ class ForcedBackend(WrappingBackend):
         Cancelling it leaves the inner backend as it says there.
 
         Raises:
-            InvalidRequestError: The inner backend is another server than SGLang.
+            InvalidRequestError: The inner backend is another server than SGLang, or its context cannot hold a
+                document.
             UnsupportedModelError: The tags, or an end-of-text, are not in its model's vocabulary.
         """
         if isinstance(self.inner, ServerBackend) and not isinstance(self.inner, SGLangBackend):
@@ -174,6 +176,14 @@ class ForcedBackend(WrappingBackend):
         for prompt, document in self._documents.items():
             if prompt not in self._views:
                 self._views[prompt] = self._encode_views(document)
+            encoded = itertools.chain(*self._views[prompt].values())
+            longest = max(len(context) + len(target) for context, target in encoded)
+            length = len(self.encode_question(prompt)) + longest
+            if length > self.model.context_length:
+                raise InvalidRequestError(
+                    f"the answer to {prompt!r:.80} has {length} tokens with its prompt, and the model's "
+                    f"context holds {self.model.context_length}: leave it out"
+                )
         return self.model
 
     @property

@@ -35,7 +35,7 @@ from pasta_async.evals.methods import (
     warm_up,
 )
 from pasta_async.evals.report import grouped, markdown_table
-from pasta_async.evals.speed import mean_by_prompt
+from pasta_async.evals.speed import grouped_mean
 from pasta_async.progress import progress
 from pasta_async.training.jobs import Journal, for_each
 
@@ -96,7 +96,8 @@ class LoadSettings(ForcedSettings):
     def loads(self) -> list[Load]:
         """All loads, closed loops first."""
         at_once = self.at_once or (() if self.rates else (1, 4, 16, 64))
-        return [*(Load(count) for count in at_once), *(Load(0, rate) for rate in self.rates)]
+        loads = (*(Load(count) for count in at_once), *(Load(0, rate) for rate in self.rates))
+        return [*dict.fromkeys(loads)]
 
 
 async def measure(
@@ -136,7 +137,8 @@ async def measure(
 def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row for each load and method, over all rounds: latencies in seconds, answers a second.
 
-    `times sooner` compares the answers with those in sequence to the same prompts in the same round.
+    `times sooner` compares the answers with those in sequence to the same prompts in the same round. Answers
+    of a round wait for each other on one engine, so its interval is over rounds.
     """
     rows: list[dict[str, Any]] = []
     names = dict.fromkeys(answer.method for answer in answers)
@@ -150,8 +152,8 @@ def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
             row = {"load": load, "method": name, "answers": len(mine), "p50 s": p50, "p99 s": p99}
             row["answers a second"] = len(mine) / _busy_seconds(mine)
             # Without answers in sequence there is nothing to pair, and this is None.
-            row["times sooner than in sequence"] = mean_by_prompt(
-                (answer.prompt, other.seconds / answer.seconds)
+            row["times sooner than in sequence"] = grouped_mean(
+                (answer.number, other.seconds / answer.seconds)
                 for answer, other in zip(mine, methods.get(SEQUENTIAL, ()), strict=False)
             )
             rows.append(row)

@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from uuid import uuid4
 
@@ -29,7 +28,7 @@ from pasta_async.cli.command import Command, Count, command
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import PastaError
 from pasta_async.evals.answers import Answer, cold_client, costs_of, of_method, take_turns
-from pasta_async.evals.engine import LlamaCpp
+from pasta_async.evals.engine import LlamaCpp, LlamaCppFiles
 from pasta_async.evals.forcing import (
     FORCED_LIMITS,
     FORCED_SAMPLING,
@@ -40,7 +39,7 @@ from pasta_async.evals.forcing import (
     texts_of,
 )
 from pasta_async.evals.report import markdown_table
-from pasta_async.evals.speed import describe_costs, mean_by_prompt, pairs, speedup
+from pasta_async.evals.speed import describe_costs, grouped_mean, pairs, speedup
 from pasta_async.lang import Document, Promise, Sync, Text, parse
 from pasta_async.plans import After, Plan, Tokens
 from pasta_async.protocol import DecodeRequest
@@ -433,7 +432,7 @@ def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
                 "method": name,
                 "prompts": len({answer.prompt for answer, _ in both}),
                 "times sooner": speedup(rows, name, SEQUENTIAL),
-                "by counting": mean_by_prompt(
+                "by counting": grouped_mean(
                     (answer.prompt, other.critical_path / answer.critical_path) for answer, other in both
                 ),
                 "pasta is times sooner": speedup(rows, "pasta", name) if "pasta" in names else None,
@@ -446,7 +445,7 @@ def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
 class MethodSettings(ForcedSettings):
     """Settings of a comparison."""
 
-    llama_cpp: tuple[Path, ...] = Field(
+    llama_cpp: LlamaCppFiles = Field(
         default=(),
         description="GGUF files of models of the same shape and vocabulary, for llama.cpp",
     )

@@ -20,7 +20,7 @@ from itertools import combinations, compress
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import DirectoryPath, Field, model_validator
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import BackendError, InvalidRequestError
@@ -55,7 +55,9 @@ class QualitySettings(JudgeSettings):
 
     answers: Path = Field(description="file of answers that evals.speed wrote")
     original: Path | None = Field(default=None, description="the same of another model: its plain answers")
-    likelihood: Path | None = Field(default=None, description="folder of a model: bits a token of answers")
+    likelihood: DirectoryPath | None = Field(
+        default=None, description="folder of a model: bits a token of answers"
+    )
     ifeval: Path | None = Field(default=None, description="IFEval's file: instructions that are followed")
     judge: str = Field(
         default="", description="folder of a trained judge, or as for pasta_async.training.score"
@@ -235,18 +237,20 @@ async def measure(settings: QualitySettings) -> dict[str, Any]:
     identity, forms = read_forms(settings)
     # The figures that were asked for, and the counted ones: together a row for each answer.
     parts: list[Figures] = []
-    if settings.judge:
-        parts.append(await verdicts(settings, forms))
     if settings.ifeval:
         parts.append(check_answers(settings.ifeval, forms))
+    if settings.judge:
+        parts.append(await verdicts(settings, forms))
     if settings.likelihood:
         parts.append(await likelihoods(settings.likelihood, settings, forms))
     parts.append({form: fault_figures(answers) for form, answers in forms.items()})
     figures: Figures = {form: [{} for _ in answers] for form, answers in forms.items()}
     for part in parts:
-        for form, rows in part.items():
-            for row, more in zip(figures[form], rows, strict=True):
-                row.update(more)
+        # A prompt counts if every form has its figure: a judge may refuse long answers, mostly of one form.
+        for index, of_prompt in enumerate(zip(*part.values(), strict=True)):
+            missing = {name for row in of_prompt for name, value in row.items() if value is None}
+            for form, row in zip(part, of_prompt, strict=True):
+                figures[form][index] |= {name: None if name in missing else row[name] for name in row}
     answers = [answer for rows in forms.values() for answer in rows]
     result = {
         "benchmark": "quality",

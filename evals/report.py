@@ -1,7 +1,7 @@
 """Tables and result files: `python -m pasta_async.evals.report FOLDER` makes one page of those of a folder.
 
 Each FOLDER/NAME.md is the table of a measurement; FOLDER/results.md gets them all, FOLDER/results.json their
-cells, and both where they were measured.
+cells, and both where they were measured, as FOLDER/NAME.jsonl, the answers, say.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.statistics import Difference, Estimate
 from pasta_async.model_folder import write_json
+from pasta_async.training.data import corpus
 
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)
@@ -74,11 +75,20 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell(value: object) -> str:
-    """A value of a table: an estimate, a float with three digits, an integer in groups, None as a dash."""
+    """A value of a table: a float with three digits, an integer in groups, None as a dash.
+
+    An estimate is `51.2 (47.9 to 54.4)`, a difference `+1.2 (-0.4 to +2.9), at least -0.1`.
+    """
     if value is None:
         return "-"
     if isinstance(value, dict):
-        return format_estimate(cast("Estimate | Difference", value))
+        figure = cast("Estimate | Difference", value)
+        sign = "+" if "bound" in figure else ""
+        shown = digits(figure["value"], sign)
+        if figure["low"] is not None and figure["high"] is not None:
+            shown += f" ({digits(figure['low'], sign)} to {digits(figure['high'], sign)})"
+        bound = figure.get("bound")
+        return shown if bound is None else f"{shown}, at least {digits(bound, sign)}"
     if isinstance(value, float):
         return digits(value)
     return f"{value:,}" if type(value) is int else str(value)
@@ -87,16 +97,6 @@ def cell(value: object) -> str:
 def digits(value: float, sign: Literal["", "+"] = "") -> str:
     """A number with three significant digits, or all of them before the point."""
     return f"{value:{sign}.0f}" if abs(value) >= 999.5 else f"{value:{sign}.3g}"
-
-
-def format_estimate(figure: Estimate | Difference) -> str:
-    """An estimate for a table: `51.2 (47.9 to 54.4)`; a difference: `+1.2 (-0.4 to +2.9), at least -0.1`."""
-    sign = "+" if "bound" in figure else ""
-    shown = digits(figure["value"], sign)
-    if figure["low"] is not None and figure["high"] is not None:
-        shown += f" ({digits(figure['low'], sign)} to {digits(figure['high'], sign)})"
-    bound = figure.get("bound")
-    return shown if bound is None else f"{shown}, at least {digits(bound, sign)}"
 
 
 def transposed(columns: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -136,10 +136,19 @@ def write_page(settings: ReportSettings) -> str:
     tables = {name: rows for name, text in texts.items() if (rows := _read_table(text))}
     if not tables:
         raise InvalidRequestError(f"{folder} has no table: NAME.md, as the commands of evals print them")
-    where = environment()
-    write_json(folder / "results.json", {"environment": where, "tables": tables})
-    machine = [{"": name, "value": value} for name, value in where.items()]
-    parts = ["# Results", markdown_table(machine), *(f"## {name}\n\n{text}" for name, text in texts.items())]
+    # A resumed run has several environments: the last one counts.
+    answers = {name: file for name in tables if (file := folder / f"{name}.jsonl").exists()}
+    where = {
+        name: row["environment"]
+        for name, file in answers.items()
+        for _, row in corpus.read_lines(file, dict[str, Any])
+        if "environment" in row
+    }
+    write_json(folder / "results.json", {"environments": where, "tables": tables})
+    parts = ["# Results", *(f"## {name}\n\n{text}" for name, text in texts.items())]
+    if where:
+        machines = [{"table": name, **measured} for name, measured in where.items()]
+        parts.append(f"## where they were measured\n\n{markdown_table(machines)}")
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return f"{page} and {folder / 'results.json'} have {len(tables)} tables"
 

@@ -119,23 +119,26 @@ def pairs(rows: Sequence[Answer], method: str, base: str) -> list[tuple[Answer, 
     ]
 
 
-def mean_by_prompt(values: Iterable[tuple[int, float]]) -> Estimate | None:
-    """Geometric mean over prompts of values, each with its prompt; a prompt has the mean of its passes."""
-    by_prompt = grouped(values, lambda value: value[0])
-    means = [geometric_mean(value for _, value in pairs_of_prompt) for pairs_of_prompt in by_prompt.values()]
+def grouped_mean(values: Iterable[tuple[int, float]]) -> Estimate | None:
+    """Geometric mean over groups, prompts for instance, of values, each with its group's number.
+
+    A group has the geometric mean of its own values, a prompt that of its passes.
+    """
+    groups = grouped(values, lambda value: value[0]).values()
+    means = [geometric_mean(value for _, value in group) for group in groups]
     return estimate(means) if means else None
 
 
 def speedup(rows: Sequence[Answer], method: str, base: str = "baseline") -> Estimate | None:
     """Seconds of the base / seconds of the method, prompt by prompt; None where no pair can be compared."""
-    return mean_by_prompt(
+    return grouped_mean(
         (answer.prompt, other.seconds / answer.seconds) for answer, other in pairs(rows, method, base)
     )
 
 
 def counted_speedup(rows: Sequence[Answer]) -> Estimate | None:
     """The theoretical speed-up: geometric mean over prompts of `sequential_tokens` / critical path."""
-    return mean_by_prompt(
+    return grouped_mean(
         (answer.prompt, sequential_tokens(answer.text_tokens, other.tokens) / answer.critical_path)
         for answer, other in pairs(rows, "parallel", "baseline")
     )
@@ -177,15 +180,18 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
     )
     whole = [row for row in answers if not row.ended_by_length]
     # The pace of plain answers: seconds for a token. Short answers, which are mostly prefill, count little.
-    pace = sum(row.seconds for row in plain) / max(1, sum(row.critical_path for row in plain))
+    paced = [row for row in plain if not row.ended_by_length]
+    pace = sum(row.seconds for row in paced) / max(1, sum(row.critical_path for row in paced))
     plain_costs = describe_costs(plain)
     prompts = [row.prompt for row in answers]
 
     def ratio(value: Callable[[Answer], float], rows: Sequence[Answer] = whole) -> Estimate | None:
-        return mean_by_prompt((row.prompt, value(row)) for row in rows if row.critical_path)
+        return grouped_mean((row.prompt, value(row)) for row in rows)
 
-    def token_ms(row: Answer) -> float:
-        return 1000 * row.seconds / row.critical_path
+    def token_ms(rows: Sequence[Answer]) -> Estimate | None:
+        """Milliseconds for a token behind the first one, which waits for the prompt's prefill."""
+        longer = [row for row in rows if row.critical_path > 1]
+        return ratio(lambda row: 1000 * (row.seconds - row.first_token) / (row.critical_path - 1), longer)
 
     def answers_that(holds: Callable[[Answer], bool]) -> Estimate | None:
         return percentage([holds(row) for row in answers], clusters=prompts) if answers else None
@@ -196,12 +202,12 @@ def describe(rows: Sequence[Answer]) -> dict[str, Any]:
         SAME_ANSWER: ratio(lambda row: (row.text_tokens + 1) * pace / row.seconds) if pace else None,
         "times sooner than the plain answer": speedup(rows, "parallel"),
         "tokens of its text / critical path": ratio(lambda row: (row.text_tokens + 1) / row.critical_path),
-        "tokens of the plain answer / critical path": mean_by_prompt(
+        "tokens of the plain answer / critical path": grouped_mean(
             (row.prompt, other.tokens / row.critical_path)
             for row, other in pairs(rows, "parallel", "baseline")
         ),
-        "ms a token of the critical path": ratio(token_ms, answers),
-        "ms a token, plain": ratio(token_ms, plain),
+        "ms a token of the critical path": token_ms(answers),
+        "ms a token, plain": token_ms(plain),
         **describe_costs(answers),
         "seconds, plain": plain_costs["seconds"],
         "first token ms, plain": plain_costs["first token ms"],

@@ -10,6 +10,13 @@ from collections.abc import Hashable, Sequence
 from statistics import fmean, geometric_mean
 from typing import Any, Literal, TypedDict
 
+from pasta_async.errors import missing_extra
+
+try:
+    from scipy.stats import binomtest, bootstrap, norm, t
+except ModuleNotFoundError as _error:
+    raise missing_extra("evals", "evals", _error) from _error
+
 MIN_SAMPLE = 10
 """Fewer observations get no bootstrap interval: resampling so few says nothing about others."""
 
@@ -48,7 +55,8 @@ def estimate(
         confidence: Confidence of the interval; with 0.9 each of its ends is a one-sided bound of 95%.
 
     Returns:
-        Without an interval if there are fewer than `MIN_SAMPLE` values, or clusters.
+        Without an interval if there are fewer than `MIN_SAMPLE` values, or clusters, or if all values are the
+        same: every draw would be alike, and say nothing about others.
 
     Raises:
         ValueError: There is no value, or none above 0 for a geometric mean.
@@ -66,16 +74,20 @@ def estimate(
     for cluster, observed in zip(clusters or range(len(values)), values, strict=True):
         sums[cluster] += observed
         counts[cluster] += 1
-    if len(sums) < MIN_SAMPLE:
+    n = len(sums)
+    if n < MIN_SAMPLE or len({*values}) == 1:
         return {"value": value, "low": None, "high": None}
-    from scipy.stats import bootstrap
+
+    # Draws from few values spread too little: by sqrt((n - 1) / n), and they lack the tails of Student's t.
+    # The expanded percentile interval (Hesterberg 2015, The American Statistician 69) takes percentiles further out.
+    tail = norm.cdf(math.sqrt(n / (n - 1)) * t.ppf((1 - confidence) / 2, n - 1))
 
     def statistic(sums: Any, counts: Any, axis: int) -> Any:
         return sums.sum(axis=axis) / counts.sum(axis=axis)
 
     options: dict[str, Any] = {"n_resamples": _RESAMPLES, "method": "percentile", "paired": True, "rng": 0}
     drawn: Any = bootstrap(
-        ([*sums.values()], [*counts.values()]), statistic, confidence_level=confidence, **options
+        ([*sums.values()], [*counts.values()]), statistic, confidence_level=1 - 2 * tail, **options
     )
     low, high = (scale(float(end)) for end in drawn.confidence_interval)
     return {"value": value, "low": low, "high": high}
@@ -93,8 +105,6 @@ def percentage(verdicts: Sequence[bool], *, clusters: Sequence[Hashable] = ()) -
     Where some verdicts share a cluster (`estimate`) it is the bootstrap's; but where all are the same, every
     draw is alike, so that it is Wilson's over the clusters.
     """
-    from scipy.stats import binomtest
-
     if len({*clusters}) < len(clusters):
         if len({*verdicts}) > 1:
             return estimate([100.0 * holds for holds in verdicts], "arithmetic", clusters=clusters)

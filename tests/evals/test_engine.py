@@ -10,7 +10,7 @@ import pytest
 
 from pasta_async.evals.engine import EngineSettings, Local, main, measure, table
 from pasta_async.tokenizer import Tokenizer
-from tests.helpers.commands_run import failed
+from tests.helpers.commands_run import failed, status
 from tests.pasta_tiny import PASTA_TINY
 
 STEPS = 4
@@ -48,6 +48,18 @@ def test_an_end_of_text_ends_no_measurement_early() -> None:
 
 def test_an_engine_that_cannot_load_the_model_says_so(tmp_path: Path) -> None:
     assert "config.json is missing" in failed(main, f"{tmp_path} {SMALL}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--llama-cpp a/model.gguf --llama-cpp b/model.gguf",  # rows have their names
+        "--llama-cpp a.gguf --threads 17",
+        "--llama-cpp a.gguf --threads 16 --steps 250",
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_a_model_is_loaded(arguments: str) -> None:
+    assert status(main, f"no-folder {arguments}") == 2
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is not None, reason="llama-cpp-python is there")

@@ -34,6 +34,9 @@ def test_seconds_are_drawn(tmp_path: Path) -> None:
     drawn = picture.read_text()
     assert all(text in drawn for text in ("quiet", "PASTA", "in sequence", "4 s", "11 prompts"))
     assert failed(main, "--answers", tmp_path / "none.jsonl", "--out", picture)
+    for untimed in ({"together": 64}, {"benchmark": "load"}):
+        write_rows(file, [untimed, *map(asdict, answers())])
+        assert "times no answers alone" in failed(main, "--answers", file, "--out", picture)
 
 
 def write_scores(path: Path, prompts: range, **score: float) -> Path:

@@ -82,6 +82,8 @@ async def test_what_cannot_be_forced_is_refused(local: LocalBackend):
         ForcedBackend(local, {"Well?": parse('<promise topic="a" tokens="10"/>')})
     with pytest.raises(InvalidRequestError):
         await forced(VLLMBackend("http://127.0.0.1:1")).connect()
+    with pytest.raises(InvalidRequestError, match="leave it out"):
+        await ForcedBackend(local, {"Well?": parse("word " * 10_000)}).connect()
     with pytest.raises(UnsupportedModelError, match="tag tokens"):
         await forced(ScriptedBackend("", trained=False)).connect()
     async with Client(forced(local)) as client:

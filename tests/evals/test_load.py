@@ -127,7 +127,8 @@ async def test_rounds_go_on_with_the_next_documents_and_the_same_answers_are_com
             (2, n) for n in range(5)
         ]
     sooner = summarise(answers)[1]["times sooner than in sequence"]
-    assert 1 < sooner["low"] <= sooner["value"] <= sooner["high"], "ten prompts"
+    assert sooner["value"] > 1
+    assert sooner["low"] is None, "three rounds"
 
 
 def answered(method: str, load: str, *seconds: float) -> list[Answer]:
@@ -158,10 +159,11 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
     }
     documents, out = write_rows(tmp_path / "documents.jsonl", [record]), tmp_path / "rows.jsonl"
     methods = "--methods sequential --methods auto --methods auto"  # one that is named twice is written once
-    options = f"--rounds 1 --at-once 2 --rates 50 --answers 4 {methods}"
+    options = f"--rounds 1 --at-once 2 --at-once 2 --rates 50 --answers 4 {methods}"
     run(main, f"--backend {LOCAL_TINY} --documents {documents} {options} --out {out}")
     identity, answers = read_answers(out)
     assert identity["benchmark"] == "load"
+    assert len(answers) == 2 * 2 * 4, "a load that is named twice is measured once"
     assert {(answer.load, answer.method) for answer in answers} == {
         (load, method) for load in ("2 at once", "50 a second") for method in ("sequential", "auto")
     }

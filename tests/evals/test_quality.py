@@ -66,8 +66,8 @@ def test_each_form_is_compared_with_the_others(tmp_path: Path, capsys: pytest.Ca
         ("parallel - original", 100),
         ("baseline - original", 50),
     ]
-    assert figures["parallel - baseline"]["judge, %"]["bound"] == 50
-    assert "| judge, % | 100 (75.8 to 100) | 50 (50 to 50) |" in capsys.readouterr().out
+    assert figures["parallel - baseline"]["judge, %"]["bound"] is None, "no two prompts differ"
+    assert "| judge, % | 100 (75.8 to 100) | 50 |" in capsys.readouterr().out
     for form, text in {**texts, "original": "Tea."}.items():
         exported = json.loads((tmp_path / "out" / "alpaca" / f"{form}.json").read_text())
         assert exported[7] == {"instruction": "Prompt 7", "output": text, "generator": form}
@@ -84,7 +84,9 @@ def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
     rows[1] = Answer(0, "parallel", text="Coffee is much older.")
     result = judged(tmp_path, rows, f"--judge {__name__}:Longer")
     assert "BackendStatusError: it is too long" in capsys.readouterr().err
-    assert result["figures"]["parallel - baseline"]["judge, %"]["value"] == 50
+    figures = result["figures"]
+    assert figures["parallel - baseline"]["judge, %"]["value"] == 50
+    assert figures["baseline"]["judge, %"]["value"] == 50
     write_rows(
         tmp_path / "b.jsonl", [{"made": "up"}, *(asdict(Answer(0, form, text="Coffee!")) for form in texts)]
     )

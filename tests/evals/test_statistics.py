@@ -5,7 +5,7 @@ from statistics import NormalDist, mean, stdev
 
 import pytest
 
-from pasta_async.evals.report import format_estimate
+from pasta_async.evals.report import cell
 from pasta_async.evals.statistics import (
     MIN_SAMPLE,
     Estimate,
@@ -15,12 +15,11 @@ from pasta_async.evals.statistics import (
 )
 
 
-def test_equal_values_have_an_interval_without_width_and_few_have_none():
-    assert [*estimate([2.0] * MIN_SAMPLE).values()] == pytest.approx([2, 2, 2])
-    for few in ([2.0], [1.0, 4.0] * 4):
+def test_equal_values_have_no_interval_and_few_have_none():
+    for few in ([2.0], [1.0, 4.0] * 4, [2.0] * MIN_SAMPLE):
         estimated = estimate(few)
         assert estimated == {"value": pytest.approx(2), "low": None, "high": None}
-        assert format_estimate(estimated) == "2"
+        assert cell(estimated) == "2"
         assert mean_difference(few)["bound"] is None
 
 
@@ -52,10 +51,16 @@ def test_a_bootstrap_of_a_mean_agrees_with_the_normal_interval_and_repeats():
     assert estimated == estimate(values, "arithmetic")
 
 
+def test_an_interval_of_few_values_is_as_wide_as_students():
+    values = [8.0, 9.0, 9.5, 10.0, 10.0, 10.2, 10.5, 11.0, 11.3, 12.0]
+    half = 2.262 * stdev(values) / 10**0.5
+    assert width(estimate(values, "arithmetic")) == pytest.approx(2 * half, rel=0.08)
+
+
 def test_wilsons_interval_of_a_share():
     assert [*percentage([True] * 9 + [False]).values()] == pytest.approx([90, 59.58, 98.21], abs=0.1)
     assert percentage([True] * 8)["low"] == pytest.approx(67.6, abs=0.1)
-    assert format_estimate(percentage([True] * 8)) == "100 (67.6 to 100)"
+    assert cell(percentage([True] * 8)) == "100 (67.6 to 100)"
     assert percentage([True] * 80, clusters=[*range(8)] * 10) == percentage([True] * 8), "ten draws of eight"
 
 
