@@ -60,7 +60,7 @@ class ServerSettings(Options, BaseSettings):
     max_queue: int = Field(default=256, ge=0)
     """Requests that wait for their turn; more are refused with 429."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that a request may ask for; default: the length of the model's context."""
+    """Tokens that a request may ask for, and has if it asks for none."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1)
     """Bytes of a request's body."""
     body_timeout: float = Field(default=30.0, gt=0)
