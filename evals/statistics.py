@@ -78,8 +78,8 @@ def estimate(
     if n < MIN_SAMPLE or len({*values}) == 1:
         return {"value": value, "low": None, "high": None}
 
-    # Draws from few values spread too little: by sqrt((n - 1) / n), and they lack the tails of Student's t.
-    # The expanded percentile interval (Hesterberg 2015, The American Statistician 69) takes percentiles further out.
+    # Draws from few values spread too little, by sqrt((n - 1) / n), and lack the tails of Student's t: so the
+    # expanded percentile interval is taken (Hesterberg 2015, The American Statistician 69).
     tail = norm.cdf(math.sqrt(n / (n - 1)) * t.ppf((1 - confidence) / 2, n - 1))
 
     def statistic(sums: Any, counts: Any, axis: int) -> Any:
