@@ -35,8 +35,6 @@ class Model:
     vocab_size: int
     """Number of ids: an id at or above this is refused before it is sent."""
     honours_seeds: bool
-    dtype: str | None = None
-    """The number format that the engine computes in, where it is known."""
     grammars: frozenset[GrammarKind] = frozenset()
     """Kinds of grammars that its requests may have."""
     takes_min_p: bool = True

@@ -172,7 +172,6 @@ class _LoadedModel:
             context_length=self.engine.context_length,
             vocab_size=self.engine.config.vocab_size,
             honours_seeds=True,
-            dtype=self.engine.dtype,
             # A grammar ends an output by end-of-text.
             grammars=frozenset(get_args(GrammarKind) if tokenizer.end_ids else ()),
         )
