@@ -210,7 +210,7 @@ class Layout:
         # The visible keys of the answer's object, in the order of the schema.
         keys = [key for other in visible if other.hole.list_of is None for key in other.values]
         by_path = {other.path: other for other in visible}
-        outer = {key: self._value(key, by_path)[0] for key in self._order if key in keys}
+        outer = {key: self.value(key, by_path)[0] for key in self._order if key in keys}
         if part.hole.list_of is None:
             return self._object(outer, part.hole)
         # A part of an item: the object with the list's outline in it, which the list's parts share.

@@ -107,14 +107,14 @@ async def test_every_method_writes_the_whole_text():
             assert text.count("So it is.") == 1, name
 
 
-@pytest.mark.parametrize("name", ["sequential", "pasta"])
-async def test_an_answer_that_the_context_cuts_is_no_fast_one(name: str) -> None:
+async def test_an_answer_that_the_context_cuts_is_no_fast_one() -> None:
+    slots = 318  # the document's tokens with its question, without the number in front
     async with (
-        aclosing(LocalBackend(PASTA_TINY, slots=64)) as backend,
+        aclosing(LocalBackend(PASTA_TINY, slots=slots)) as backend,
         open_forced_engine(backend, DOCUMENTS) as engine,
     ):
         with pytest.raises(PastaError):
-            await time_answer(engine, METHODS[name], Case(0, "many", DOCUMENTS["many"]))
+            await time_answer(engine, METHODS["pasta"], Case(0, "many", DOCUMENTS["many"]))
 
 
 async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_one():
