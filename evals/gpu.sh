@@ -28,6 +28,7 @@
 #   LOADS     options of evals.load
 #   PORT      where the servers listen
 set -eu
+unset CDPATH    # else cd prints
 cd "$(dirname "$0")/.."
 
 OUT=${OUT:-runs/gpu}
@@ -46,11 +47,12 @@ SGLANG_VERSION=0.5.23    # that the tests ran with; the plug-in stays off with a
 VLLM_VERSION=0.32.0
 SHARE=85    # percent of the GPU's memory that a server takes; by its own choice SGLang leaves no KV cache on 24 GB
 CONTEXT=8192    # tokens, of vLLM, which wants room for one whole context
+tied="setpriv --pdeathsig TERM"    # what runs by it ends with this script, however that ends
 START_SECONDS=1200    # of a server; the first one compiles kernels
 server=
 
 fail() {
-    echo "gpu.sh: $1" >&2
+    printf 'gpu.sh: %s\n' "$1" >&2
     exit 1
 }
 
@@ -58,35 +60,41 @@ fail() {
 stop() {
     if [ -n "$server" ]; then
         kill "$server" 2>/dev/null || true
-        (sleep 60; kill -9 "$server") >/dev/null 2>&1 &
+        (sleep 60; kill -9 "$server") >/dev/null 2>&1 9>&- &
         killer=$!
         wait "$server" || true
         kill "$killer" 2>/dev/null || true
         server=
     fi
 }
-trap 'stop; page' EXIT
+
+# finish: at the end, however it comes, end the server, and write what is measured so far.
+finish() {
+    status=$?
+    stop
+    if [ -n "${BIN:-}" ] && ls "$OUT"/*.md >/dev/null 2>&1; then
+        "$BIN/python" -m pasta_async.evals.report "$OUT" || [ "$status" -ne 0 ] || status=1
+    fi
+    exit "$status"
+}
+trap finish EXIT
 trap 'exit 130' INT TERM HUP
 
-# page: write what is measured so far.
-page() {
-    if ls "$OUT"/*.md >/dev/null 2>&1 && [ -x "${BIN:-}/python" ]; then "$BIN/python" -m pasta_async.evals.report "$OUT"; fi
-}
-
-# environment FOLDER REQUIREMENT...: make a virtual environment, once for these requirements; torch has to see the GPU.
+# environment FOLDER REQUIREMENT...: make a virtual environment, unless it has these requirements; torch has to see the GPU.
 environment() {
     folder=$1
     shift
-    if [ "$(cat "$folder/.ready" 2>/dev/null)" != "$*" ]; then
-        "$PYTHON" -m venv --clear "$folder"
+    case $(cat "$folder/.ready" 2>/dev/null) in
+    *"$*") ;;
+    *) "$PYTHON" -m venv --clear "$folder"
         # Python's own pip may take minutes longer to resolve SGLang's requirements.
         "$folder/bin/python" -m pip install --quiet --upgrade --constraint constraints.txt pip
-        TMPDIR=$folder "$folder/bin/python" -m pip install "$@"
+        TMPDIR=$folder $tied "$folder/bin/python" -m pip install "$@"
         "$folder/bin/python" -m pip freeze >"$folder/packages.txt"
-        [ "$DEVICE" = cpu ] || "$folder/bin/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
-            fail "torch of $folder sees no GPU"
-        echo "$*" >"$folder/.ready"
-    fi
+        echo "$*" >"$folder/.ready" ;;
+    esac
+    [ "$DEVICE" = cpu ] || "$folder/bin/python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+        fail "torch of $folder sees no GPU"
 }
 
 # listening: true if something listens on the port.
@@ -105,7 +113,6 @@ serve() {
     log=$OUT/$1.log
     ! listening || fail "something listens on port $PORT already: end it, or choose another PORT, and another OUT"
     echo "$(date +%H:%M:%S) starting $engine on $2"
-    # A server ends with this script, however that ends.
     case $engine in
     # Forced answers need the flag.
     sglang) set -- "$2" --port "$PORT" --enable-custom-logit-processor
@@ -113,13 +120,13 @@ serve() {
         [ "$DEVICE" = cpu ] || set -- "$@" --mem-fraction-static "0.$SHARE" --chunked-prefill-size 2048 \
             --cuda-graph-max-bs-decode 256
         if [ -n "${SGLANG:-}" ]; then
-            setpriv --pdeathsig TERM $SGLANG "$@" >"$log" 2>&1 &
+            $tied $SGLANG "$@" >"$log" 2>&1 &
         else
-            setpriv --pdeathsig TERM "$BIN/pasta-async" sglang "$@" --device "$DEVICE" >"$log" 2>&1 &
+            $tied "$BIN/pasta-async" sglang "$@" --device "$DEVICE" >"$log" 2>&1 &
         fi ;;
     vllm) set -- "$2" --host 127.0.0.1 --port "$PORT" --enable-prompt-tokens-details
         [ "$DEVICE" = cpu ] || set -- "$@" --gpu-memory-utilization "0.$SHARE" --max-model-len "$CONTEXT"
-        PATH=$OUT/vllm/bin:$PATH setpriv --pdeathsig TERM "$OUT/vllm/bin/vllm" serve "$@" >"$log" 2>&1 & ;;
+        PATH=$OUT/vllm/bin:$PATH $tied "$OUT/vllm/bin/vllm" serve "$@" >"$log" 2>&1 & ;;
     esac
     server=$!
     began=$(date +%s)
@@ -145,7 +152,7 @@ measure() {
     shift 2
     if due "$name"; then
         echo "$(date +%H:%M:%S) measuring $name"
-        "$BIN/python" -m "pasta_async.evals.$program" --backend "$backend" --sample "$SAMPLE" "$@" \
+        $tied "$BIN/python" -m "pasta_async.evals.$program" --backend "$backend" --sample "$SAMPLE" "$@" \
             --out "$OUT/$name.jsonl" >"$OUT/$name.partial"
         mv "$OUT/$name.partial" "$OUT/$name.md"
     fi
@@ -164,11 +171,15 @@ done
 [ -n "${BIN:-}" ] || "$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' ||
     fail "Python 3.11 or 3.12 is needed: name one by PYTHON"
 case $ENGINES in *sglang*) with_sglang=yes ;; *) with_sglang= ;; esac
+case $SAMPLE in '' | 0* | *[!0-9]*) fail "SAMPLE: $SAMPLE is no number of prompts" ;; esac
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
-# Downloads and what is compiled lie there, too, so that one folder needs the room.
-export HF_HOME="${HF_HOME:-$OUT/cache/huggingface}" PIP_CACHE_DIR="${PIP_CACHE_DIR:-$OUT/cache/pip}"
-export PASTA_ASYNC_CACHE="${PASTA_ASYNC_CACHE:-$OUT/cache/pasta_async}"
+exec 9>"$OUT/lock"    # what this script starts has it, too
+flock --nonblock 9 || fail "another run works in $OUT, or what it left behind: wait until that ends"
+# Downloads lie there, too, so that one folder needs the room.
+export HF_HUB_CACHE="${HF_HUB_CACHE:-$OUT/cache/hub}" HF_XET_CACHE="${HF_XET_CACHE:-$OUT/cache/xet}"
+export PIP_CACHE_DIR="${PIP_CACHE_DIR:-$OUT/cache/pip}" PASTA_ASYNC_CACHE="${PASTA_ASYNC_CACHE:-$OUT/cache/pasta_async}"
+export CUDA_DEVICE_ORDER=PCI_BUS_ID    # as nvidia-smi numbers them
 if [ "$DEVICE" = cuda ]; then
     # Both servers compile at their start: Triton needs Python's headers, FlashInfer's kernels a C++ compiler and nvcc, which
     # SGLang looks for in this order (sglang/kernels/jit/utils/compile/toolchain.py).
@@ -199,8 +210,9 @@ if [ "$DEVICE" = cuda ]; then
         fail "$free MiB of GPU memory are free; $MEMORY are needed, or a smaller model (LARGE, and its MEMORY)"
     [ $((free * 100)) -ge $((total * SHARE)) ] ||
         fail "$free of $total MiB of GPU memory are free; servers take $SHARE% of all: end what else uses the GPU"
-    disk=$(df -Pk "$OUT" | awk 'NR == 2 { print int($4 / 1000000) }')
-    [ "$disk" -ge 80 ] || [ -e "$OUT/env/.ready" ] || fail "$disk GB of disk are free at $OUT; 80 are needed"
+    room=$(df -Pk "$OUT" | awk 'NR == 2 { print int($4 / 1000000) }')
+    used=$(du -sk "$OUT" | awk '{ print int($1 / 1000000) }')
+    [ $((room + used)) -ge 80 ] || fail "$room GB of disk are free at $OUT; $((80 - used)) are needed"
 fi
 
 # The settings are a table of the page, and tables of others do not mix with it.
@@ -214,7 +226,7 @@ cat >"$OUT/settings.partial" <<SETTINGS
 | versions | SGLang $SGLANG_VERSION, vLLM $VLLM_VERSION |
 SETTINGS
 if [ -e "$OUT/settings.md" ] && ! cmp -s "$OUT/settings.partial" "$OUT/settings.md"; then
-    fail "$OUT has tables of other settings ($OUT/settings.md): choose another OUT"
+    fail "$OUT was begun with other settings ($OUT/settings.md): choose another OUT"
 fi
 mv "$OUT/settings.partial" "$OUT/settings.md"
 
@@ -222,9 +234,9 @@ mv "$OUT/settings.partial" "$OUT/settings.md"
 if [ -z "${BIN:-}" ]; then
     environment "$OUT/env" ${with_sglang:+"sglang==$SGLANG_VERSION"} --editable '.[local,cli,evals]'
     BIN=$OUT/env/bin
-    PATH=$BIN:$PATH    # SGLang calls ninja, which is installed there
-    export PATH
 fi
+BIN=$(cd "$BIN" && pwd)
+export PATH="$BIN:$PATH"    # SGLang calls ninja, which is installed there
 
 # Models and prompts.
 if [ ! -d "$OUT/trained" ]; then
