@@ -73,6 +73,7 @@ class VLLMBackend(ServerBackend):
         self._name = options.get("model")
         self._engines = 1  # each has a prefix cache of its own
         self._takes_bias = True
+        self._most_running = 0  # requests, in any reading of the load
         self._steps = StepTimes()
 
     async def _handshake(self) -> Model:
@@ -129,15 +130,20 @@ class VLLMBackend(ServerBackend):
         if not metrics.keys() >= {"num_requests_running", "kv_cache_usage_perc"}:
             raise BackendProtocolError(f"{self.url}/metrics has none of vLLM's metrics")
         running = int(_sum(metrics, "num_requests_running"))
-        queued = int(_sum(metrics, "num_requests_waiting"))
+        waiting = metrics.get("num_requests_waiting_by_reason", [])
+        lacks_room = any(value for labels, value in waiting if labels["reason"] == "capacity")
+        self._most_running = max(self._most_running, running)
         self._count_steps(metrics)
         blocks = [cache.get("num_gpu_blocks", "") for cache in _caches(metrics)]
         return EngineLoad(
-            # vLLM does not tell --max-num-seqs. If requests wait, no more can run than do. Otherwise the KV
-            # cache is the limit, in which each request holds at least one block.
-            capacity=running if queued else sum(map(int, filter(str.isdigit, blocks))) or running,
+            # vLLM does not tell --max-num-seqs. If requests wait for room (others wait for a grammar, say),
+            # no more can run than ever did. Otherwise the KV cache is the limit, in which each request holds
+            # at least one block.
+            capacity=(self._most_running if lacks_room else 0)
+            or sum(map(int, filter(str.isdigit, blocks)))
+            or self._most_running,
             running=running,
-            queued=queued,
+            queued=int(_sum(metrics, "num_requests_waiting")),
             kv_use=max(value for _, value in metrics["kv_cache_usage_perc"]),
             step_doubles_at=self._steps.doubles_at * self._engines,
         )
@@ -183,7 +189,8 @@ class _Completion(ServerRequest):
                 self._last = piece
             else:
                 raise BackendStatusError(f"the server ended the request: {reason}", status=503)
-        if self._last and (usage := event.get("usage")):
+        # With --enable-force-include-usage events with tokens have one, too, but not of what was cached.
+        if self._last and not event["choices"] and (usage := event.get("usage")):
             details: dict[str, int] = usage.get("prompt_tokens_details") or {}
             yield self._last._replace(cached_tokens=details.get("cached_tokens"))
 

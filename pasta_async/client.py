@@ -259,7 +259,8 @@ class Client:
         async def work(emit: Emit[FillEvent] | None) -> Filled[Any]:
             async with self._prepared(observation, plan) as prepared:
                 limits = prepared.start.limits
-                fitted, report = await _checked(plan, prepared.model, limits, most, len(prepared.prompt))
+                async with time_limit(prepared.clock, prepared.deadline, "checking the plan"):
+                    fitted, report = await _checked(plan, prepared.model, limits, most, len(prepared.prompt))
                 if report.verdict == "no":
                     raise InvalidPlanError(report)
                 run = PlanRun(prepared, fitted, emit)

@@ -91,7 +91,13 @@ class ResultStream(Generic[_E, _R]):
         return self._events.popleft()
 
     async def result(self) -> _R:
-        """The finished answer; unread events are passed over. Raises the error that ended the answer."""
+        """The finished answer; unread events are passed over.
+
+        Raises:
+            PastaError: The error that ended the answer.
+
+        Cancelling it leaves the answer running until the block is left.
+        """
         async for _ in self:
             pass
         if self._result is None:
@@ -122,7 +128,10 @@ class AnswerStream(ResultStream[Event, Generation]):
     """The events of one answer. Made by `Client.stream`."""
 
     async def text_deltas(self) -> AsyncIterator[str]:
-        """The visible text in document order, piece by piece. Other events are passed over."""
+        """The visible text in document order, piece by piece. Other events are passed over.
+
+        Cancelling it leaves the answer running until the block is left.
+        """
         async for event in self:
             if isinstance(event, TextDelta):
                 yield event.delta

@@ -163,12 +163,15 @@ class ServerBackend(ABC):
         self._connecting = anyio.Lock()
         self._reading = anyio.Lock()
         self._model: Model | None = None
+        self._refused: tuple[float, BackendError] | None = None  # the last handshake that failed, and when
         self._open: set[ServerRequest] = set()
         self._latest_load: EngineLoad | BackendError | None = None
         self._fresh_until = 0.0
 
     async def connect(self) -> Model:
         """Reach the server and learn its model, once; later calls return the same. Cancelling it is safe.
+
+        Calls that wait for another one's try share its failure.
 
         Raises:
             BackendConnectError: Nothing listens there.
@@ -178,10 +181,17 @@ class ServerBackend(ABC):
                 generate text.
             BackendError: It is another program, or too old.
         """
+        asked = monotonic()
         async with self._connecting:
             self._http.check_open()
+            if self._refused and self._refused[0] > asked:
+                raise self._refused[1]
             if self._model is None:
-                self._model = await self._handshake()
+                try:
+                    self._model = await self._handshake()
+                except BackendError as error:
+                    self._refused = monotonic(), error
+                    raise
             return self._model
 
     @abstractmethod

@@ -53,7 +53,6 @@ class _SGLangInfo(ServerInfo):
 
     revision: str | None = None
     skip_tokenizer_init: bool | None = None
-    incremental_streaming_output: bool | None = None
     enable_deterministic_inference: bool | None = None
     disable_overlap_schedule: bool | None = None
     grammar_backend: str | None = None
@@ -245,7 +244,7 @@ class SGLangBackend(ServerBackend):
         }
         if info.ranks > 1:
             body["routed_dp_rank"] = rank_of(request.answer, info.ranks)
-        return _Generate(self._http, self._engines, body, request, model, info)
+        return _Generate(self._http, self._engines, body, request, model)
 
     async def _read_load(self) -> EngineLoad:
         """The load of the server, or of all workers of a router together."""
@@ -285,7 +284,6 @@ class _Generate(ServerRequest):
         body: Mapping[str, Any],
         request: DecodeRequest,
         model: Model,
-        info: _SGLangInfo,
     ) -> None:
         super().__init__(f"{http.url}/generate", body, {_ROUTING_KEY: request.answer}, request, model)
         self.id: str = body["rid"]
@@ -293,11 +291,13 @@ class _Generate(ServerRequest):
         """The answer whose main thread this request decodes; None for other threads."""
         self._http = http
         self._engines = engines
-        self._incremental = info.incremental_streaming_output
         self._count = 0  # ids in the events so far
 
     def pieces(self, event: Mapping[str, Any]) -> Iterable[Piece]:
-        """The new tokens of an event; without incremental streaming it has all ids of the request so far."""
+        """The new tokens of an event; without incremental streaming it has all ids of the request so far.
+
+        Which of the two is told by each event: a server may have been started again in the other form.
+        """
         meta: dict[str, Any] = event["meta_info"]
         reason: dict[str, Any] = meta["finish_reason"] or {"type": None}
         if reason["type"] == "abort":
@@ -305,7 +305,11 @@ class _Generate(ServerRequest):
                 f"the server ended the request: {reason.get('message')}",
                 status=reason.get("status_code") or 503,
             )
-        ids = event["output_ids"][0 if self._incremental else self._count :]
+        if reason.get("matched") == "NaN happened":  # `schedule_batch.py` calls it a stop
+            raise BackendStatusError("the server computed NaN instead of a token", status=500)
+        ids: list[int] = event["output_ids"]
+        if len(ids) > meta["completion_tokens"] - self._count:
+            ids = ids[self._count :]
         self._count += len(ids)
         yield self.piece(ids, reason["type"], meta.get("cached_tokens"))
 

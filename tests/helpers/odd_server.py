@@ -28,7 +28,6 @@ STOP = {"type": "stop", "matched": END}
 HTML = httpx.Response(200, html="<html>Welcome</html>")
 ABOUT: dict[str, Any] = {
     "version": "0.5.23",
-    "incremental_streaming_output": True,
     "max_req_input_len": 100,
 }
 """The server's description of itself."""
@@ -37,12 +36,13 @@ Answer = Any
 """A route's JSON to send, a response, an exception to raise, or a function of the request's JSON."""
 
 
-def event(ids: Sequence[int], *, finish_reason: Any = None) -> dict[str, Any]:
-    """An event of `/generate`; its text is nothing that anybody reads."""
+def event(ids: Sequence[int], *, before: int = 0, finish_reason: Any = None) -> dict[str, Any]:
+    """An event of `/generate`, behind `before` tokens; its text is nothing that anybody reads."""
+    meta = {"prompt_tokens": 3, "cached_tokens": 1, "completion_tokens": before + len(ids)}
     return {
         "text": "not read",
         "output_ids": list(ids),
-        "meta_info": {"finish_reason": finish_reason, "prompt_tokens": 3, "cached_tokens": 1},
+        "meta_info": {"finish_reason": finish_reason, **meta},
     }
 
 

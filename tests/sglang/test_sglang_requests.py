@@ -136,11 +136,15 @@ def cumulative(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 async def test_both_forms_of_streams_read_the_same_in_chunks_of_any_size(
     incremental: bool, size: int
 ) -> None:
-    events = [event([40]), event([40]), event([41, SYNC]), event([42, END], finish_reason=STOP)]
+    events = [
+        event([40]),
+        event([40], before=1),
+        event([41, SYNC], before=2),
+        event([42, END], before=4, finish_reason=STOP),
+    ]
     content = b": still there\n\n" + sse(events if incremental else cumulative(events))
-    about = ABOUT | {"incremental_streaming_output": incremental}
     chunks = [content[i : i + size] for i in range(0, len(content), size)]
-    server = OddServer({"/server_info": about}, decoding=[stream(chunks)])
+    server = OddServer(decoding=[stream(chunks)])
     pieces = await pieces_of(backend(server))
     assert [piece.ids for piece in pieces] == [(40,), (40,), (41, SYNC), (42, END)]
     assert pieces[-1] == Piece((42, END), "stop", 1)
@@ -159,6 +163,11 @@ async def test_both_forms_of_streams_read_the_same_in_chunks_of_any_size(
         (stream([sse([{"error": {"message": "gone", "code": "bad_gateway"}}])]), BackendStatusError, 500),
         (stream([sse([{"error": "worker lost"}])]), BackendStatusError, 500),
         (
+            stream([sse([event([A], finish_reason={"type": "stop", "matched": "NaN happened"})])]),
+            BackendStatusError,
+            500,
+        ),
+        (
             stream([sse([event([A], finish_reason={"type": "abort", "message": "out of memory"})])]),
             BackendStatusError,
             503,
@@ -172,6 +181,17 @@ async def test_what_is_wrong_with_an_answer_is_told(
     with pytest.raises(kind) as caught:
         await pieces_of(backend(server))
     assert getattr(caught.value, "status", None) == status
+
+
+async def test_calls_that_wait_for_a_handshake_share_its_failure() -> None:
+    server = OddServer({"/server_info": httpx.Response(503)})
+    engine = backend(server)
+    errors = await asyncio.gather(*(engine.connect() for _ in range(5)), return_exceptions=True)
+    assert {type(error) for error in errors} == {BackendStatusError}
+    asked = len(server.log)
+    with pytest.raises(BackendStatusError):
+        await engine.connect()
+    assert len(server.log) == 2 * asked, "a later call tries again"
 
 
 # One request for one decoding, and aborts only of what was begun -------------------------------------------

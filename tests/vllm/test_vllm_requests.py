@@ -35,7 +35,7 @@ def metrics(
     for engine in range(engines):
         values = {
             "num_requests_running": counters.get("running", 0),
-            "num_requests_waiting": counters.get("waiting", 0),
+            "num_requests_waiting": counters.get("waiting", 0) + counters.get("deferred", 0),
             "kv_cache_usage_perc": 0.25,
             "iteration_tokens_total_count": counters.get("steps", 0),
             "prompt_tokens_total": counters.get("prefilled", 0),
@@ -43,6 +43,11 @@ def metrics(
             "inter_token_latency_seconds_sum": counters.get("seconds", 0),
         }
         lines += [f'vllm:{name}{{engine="{engine}"}} {value}' for name, value in values.items()]
+        reasons = {"capacity": counters.get("waiting", 0), "deferred": counters.get("deferred", 0)}
+        for reason, value in reasons.items():
+            lines.append(
+                f'vllm:num_requests_waiting_by_reason{{engine="{engine}",reason="{reason}"}} {value}'
+            )
         cache = f'enable_prefix_caching="{caching}",num_gpu_blocks="50"'
         lines.append(f'vllm:cache_config_info{{engine="{engine}",{cache}}} 1.0')
     return httpx.Response(200, text="# HELP\n" + "\n".join(lines))
@@ -159,7 +164,9 @@ async def test_the_load_is_reckoned_from_counters(monkeypatch: pytest.MonkeyPatc
     assert (load.running, load.queued, load.kv_use, load.capacity) == (16, 0, 0.25, 50)
     mixed = {"running": 5, "waiting": 3, "steps": 1e6, "waits": 1e6, "seconds": 1e6, "prefilled": 7}
     server.routes["/metrics"] = metrics(mixed)  # a step that prefilled says nothing
-    assert await engine.load() == type(load)(5, 5, 3, 0.25, load.step_doubles_at)
+    assert await engine.load() == type(load)(16, 5, 3, 0.25, load.step_doubles_at)
+    server.routes["/metrics"] = metrics({**mixed, "running": 0, "waiting": 0, "deferred": 2})  # by a grammar
+    assert await engine.load() == type(load)(50, 0, 2, 0.25, load.step_doubles_at)
     server.routes["/metrics"] = httpx.Response(200, text="nothing")
     with pytest.raises(BackendProtocolError, match="none of vLLM's metrics"):
         await engine.load()
