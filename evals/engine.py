@@ -207,6 +207,10 @@ class LlamaCpp:
         return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last]
 
 
+def _ignore(*_: Any) -> None:
+    pass
+
+
 @cache
 def _quiet_llama_cpp() -> Any:
     """The module, told not to print hundreds of lines."""
@@ -214,7 +218,7 @@ def _quiet_llama_cpp() -> Any:
         api: Any = importlib.import_module("llama_cpp")
     except ImportError as error:
         raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
-    api.pasta_async_log = api.llama_log_callback(lambda *_: None)  # C calls it as long as the process lives
+    api.pasta_async_log = api.llama_log_callback(_ignore)  # C calls it as long as the process lives
     api.llama_log_set(api.pasta_async_log, None)
     api.llama_backend_init()
     return api

@@ -1,7 +1,7 @@
 """Means and shares with their 95% intervals, over prompts."""
 
 # scipy has no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 from __future__ import annotations
 
 import math
@@ -80,7 +80,7 @@ def estimate(
 
     # Draws from few values spread too little, by sqrt((n - 1) / n), and lack the tails of Student's t: so the
     # expanded percentile interval is taken (Hesterberg 2015, The American Statistician 69).
-    tail = norm.cdf(math.sqrt(n / (n - 1)) * t.ppf((1 - confidence) / 2, n - 1))
+    tail = float(norm.cdf(math.sqrt(n / (n - 1)) * t.ppf((1 - confidence) / 2, n - 1)))
 
     def statistic(sums: Any, counts: Any, axis: int) -> Any:
         return sums.sum(axis=axis) / counts.sum(axis=axis)
