@@ -67,10 +67,12 @@ class EngineSettings(CommandSettings):
 
     @model_validator(mode="after")
     def _fits_llama_cpp(self) -> Self:
+        if not self.llama_cpp:
+            return self
         threads = max(self.threads)
-        if self.llama_cpp and threads >= _SEQUENCES:
+        if threads >= _SEQUENCES:
             raise ValueError(f"llama.cpp is measured with at most {_SEQUENCES - 1} threads")
-        if self.llama_cpp and self.prefix + threads * self.steps > _CONTEXT:
+        if self.prefix + threads * self.steps > _CONTEXT:
             raise ValueError(
                 f"llama.cpp is measured with at most {_CONTEXT} tokens, of the prefix and all threads"
             )

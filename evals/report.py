@@ -1,7 +1,7 @@
 """Tables and result files: `python -m pasta_async.evals.report FOLDER` makes one page of those of a folder.
 
 Each FOLDER/NAME.md is the table of a measurement; FOLDER/results.md gets them all, FOLDER/results.json their
-cells, and both where they were measured, as FOLDER/NAME.jsonl, the answers, say.
+cells, and both where they were measured, which the file of answers FOLDER/NAME.jsonl tells.
 """
 
 from __future__ import annotations

@@ -120,7 +120,8 @@ class PlanRun:
                 values[part.key_path(key)] = text if self._plan.is_text else json.loads(text)
             if part.hole.name in self._plan.lists:
                 text, is_whole = self._layout.value(part.hole.name, self._parts)
-                values |= {part.hole.name: json.loads(text)} if is_whole else {}
+                if is_whole:
+                    values[part.hole.name] = json.loads(text)
             if self._plan.is_text and part.output:
                 values.setdefault(part.path, part.output)
             for key, raw in part.raw_values().items():
